@@ -16,8 +16,8 @@ from strobe.engine.graphs import Recorded
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.close import Ledger
 from strobe.perf.analysis.ledger.parts import Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report

@@ -13,11 +13,11 @@ from torch import Tensor
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import peers
-from strobe.bench.attention import laps, oracle, ours
+from strobe.bench.attention import interleave, oracle, ours
 from strobe.bench.attention import run as running
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import Contestant, Found
-from strobe.bench.attention.grid import Cell, Shape, cells, layout_of, scenario_cells, shape_named
+from strobe.bench.attention.grid import GridCell, Shape, cells, layout_of, scenario_cells, shape_named
 from strobe.bench.attention.inputs import Inputs, draw
 from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def drawn(**changed: object) -> Inputs:
-    cell = Cell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
+    cell = GridCell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
     return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=CPU, seed=3)
 
 
@@ -138,7 +138,7 @@ def test_the_budget_is_the_operators_own() -> None:
     with torch.no_grad():
         selection = contestant.call(*contestant.leaves, lse=False).selection
     assert selection is not None and int(selection.counts.max()) == inputs.cell.selected(inputs.tiles) == 2
-    topk = Cell(shape=SHAPE, sparsity=None, topk=500, block=64)
+    topk = GridCell(shape=SHAPE, sparsity=None, topk=500, block=64)
     assert topk.selected(layout_of(SHAPE, 64, "cube")) == 4
 
 
@@ -181,11 +181,11 @@ def test_contestants_are_named_by_kind_impl_or_both() -> None:
 def test_laps_follow_the_budget() -> None:
     slow = Speed(device_ns=500_000_000, host_ns=1)
     fast = Speed(device_ns=1_000_000, host_ns=2_000_000)
-    tight = laps.plan_laps({"a": slow, "b": fast}, 0.1)
-    assert tight.rounds == laps.MIN_ROUNDS and dict(tight.calls) == {"a": 1, "b": 1}
-    wide = laps.plan_laps({"a": slow, "b": fast}, 100.0)
-    assert wide.rounds == laps.MAX_ROUNDS and wide.calls["b"] == laps.MAX_CALLS
-    between = laps.plan_laps({"a": slow, "b": fast}, 5.1)
+    tight = interleave.plan_interleave({"a": slow, "b": fast}, 0.1)
+    assert tight.rounds == interleave.MIN_ROUNDS and dict(tight.calls) == {"a": 1, "b": 1}
+    wide = interleave.plan_interleave({"a": slow, "b": fast}, 100.0)
+    assert wide.rounds == interleave.MAX_ROUNDS and wide.calls["b"] == interleave.MAX_CALLS
+    between = interleave.plan_interleave({"a": slow, "b": fast}, 5.1)
     assert between.rounds == 5 and between.calls["a"] == 1
 
 
@@ -203,7 +203,7 @@ def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
 # ------------------------------------------------------------------------------------------------------------------ run
 
 REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=1e-6)
-GRID = (Cell(shape=SHAPE, sparsity=0.5, block=64), Cell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
+GRID = (GridCell(shape=SHAPE, sparsity=0.5, block=64), GridCell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
 
 
 def quiet(done: int, total: int, what: str) -> None: ...
@@ -219,7 +219,7 @@ def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
         timed = [clip for clip in run.clips if clip.palindrome is not None]
         first = [clip.variant for clip in timed if clip.palindrome == 0]
         assert first == first[::-1] and first[:4] == [*REQUEST.contestants, "matmul"]
-        assert {clip.palindrome for clip in timed} == set(range(laps.MIN_ROUNDS))
+        assert {clip.palindrome for clip in timed} == set(range(interleave.MIN_ROUNDS))
     dense, fine, whole, product = forward.variants
     tokens = 3 * 5 * 7
     assert dense.costs[0].flops == 4 * 32 * 2 * tokens**2 == fine.costs[0].dense_flops
@@ -353,7 +353,7 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 def test_a_cell_that_cannot_be_is_an_entry_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = running.draw
 
-    def draw_or_fail(cell: Cell, **options: object) -> Inputs:
+    def draw_or_fail(cell: GridCell, **options: object) -> Inputs:
         if not cell.backward:
             raise MemoryError("no room")
         return right(cell, **options)  # type: ignore[arg-type]
@@ -383,7 +383,7 @@ def test_the_request_is_on_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:
-    cell = Cell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
+    cell = GridCell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
     request = Request(contestants=("dense:sdpa", "fine:triton"), device="cuda", seconds=0.2)
     run_grid([cell], request, tmp_path, quiet)
     run = read_run(tmp_path / "cells" / cell.name)

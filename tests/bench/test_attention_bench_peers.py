@@ -10,7 +10,7 @@ from strobe.attention.dense.api import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.bench import peers
 from strobe.bench.attention import oracle
-from strobe.bench.attention.grid import Cell, Shape
+from strobe.bench.attention.grid import GridCell, Shape
 from strobe.bench.attention.inputs import Inputs, draw
 from strobe.compat.video_sparse import video_sparse_attn
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -21,7 +21,7 @@ ELEMENT = tolerance("element", "float32")
 
 def drawn(*, backward: bool = False) -> Inputs:
     shape = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
-    cell = Cell(shape=shape, sparsity=0.5, block=64, backward=backward)
+    cell = GridCell(shape=shape, sparsity=0.5, block=64, backward=backward)
     return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=torch.device("cpu"), seed=3)
 
 

@@ -9,13 +9,13 @@ from strobe.attention.impls import Gate
 from strobe.attention.sparse.impls import IMPLS
 from strobe.bench import gate, peers
 from strobe.bench.attention import ours
-from strobe.bench.attention.grid import Cell, Shape
+from strobe.bench.attention.grid import GridCell, Shape
 from strobe.bench.attention.inputs import draw
 from strobe.core.device import Card
 from strobe.core.errors import ImplUnavailableError
 
 A100 = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="A100")
-CELL = Cell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity=0.5, block=64)
+CELL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity=0.5, block=64)
 
 
 def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.executor import Cell, Finished, LocalExecutor
 from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
-from strobe.bench.tree import contest
+from strobe.bench.tree import candidates
 from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
@@ -94,11 +94,11 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def inputs() -> contest.Inputs:
-    return contest.draw(Shape(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
+def inputs() -> candidates.Inputs:
+    return candidates.draw(Shape(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
 
 
-def right(inputs: contest.Inputs) -> AttentionOutput:
+def right(inputs: candidates.Inputs) -> AttentionOutput:
     from strobe.attention.dense.api import dense_attention
 
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
@@ -115,42 +115,42 @@ WRONG = {
 }
 
 
-def _with(inputs: contest.Inputs, **changed: torch.Tensor) -> contest.Inputs:
+def _with(inputs: candidates.Inputs, **changed: torch.Tensor) -> candidates.Inputs:
     import dataclasses
 
     return dataclasses.replace(inputs, **changed)
 
 
-def _without_last(inputs: contest.Inputs) -> contest.Inputs:
+def _without_last(inputs: candidates.Inputs) -> candidates.Inputs:
     return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
 
 
-def _scaled(inputs: contest.Inputs) -> contest.Inputs:
+def _scaled(inputs: candidates.Inputs) -> candidates.Inputs:
     return _with(inputs, q=inputs.q * 8**0.5)
 
 
-def _halves(inputs: contest.Inputs) -> list[contest.Inputs]:
+def _halves(inputs: candidates.Inputs) -> list[candidates.Inputs]:
     return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_the_gate_sees_what_is_wrong(inputs: contest.Inputs, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(contest, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
-    assert not contest.check("allgather", inputs, 1.0).passed
+def test_the_gate_sees_what_is_wrong(inputs: candidates.Inputs, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
+    assert not candidates.check("allgather", inputs, 1.0).passed
 
 
-def test_the_gate_passes_what_is_right(inputs: contest.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-    found = contest.check("allgather", inputs, 1.0)
+def test_the_gate_passes_what_is_right(inputs: candidates.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+    found = candidates.check("allgather", inputs, 1.0)
     assert found.passed and not found.refused and found.lse_error is not None
-    monkeypatch.setattr(contest, "_ours", lambda *_, **__: 1 / 0)
-    assert contest.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
+    monkeypatch.setattr(candidates, "_ours", lambda *_, **__: 1 / 0)
+    assert candidates.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
 
 
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     shape = Shape(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
-    ranks = [contest.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
-    whole = contest.draw(Shape(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
+    ranks = [candidates.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
+    whole = candidates.draw(Shape(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
     for name in ("q", "k", "v", "expected"):
         assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strobe.bench.cases.ablate import run
-from strobe.bench.cases.ablate.cells import Cell
+from strobe.bench.cases.ablate.cells import AblationCell
 from strobe.bench.cases.ablate.run import Job, Outcome
 from terminal import Strobe
 
@@ -16,7 +16,7 @@ from terminal import Strobe
 def test_quick_measures_presets_against_the_base(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], Job]] = []
 
-    def nothing(cells: Sequence[Cell], job: Job, folder: Path, progress: object) -> Outcome:
+    def nothing(cells: Sequence[AblationCell], job: Job, folder: Path, progress: object) -> Outcome:
         asked.append(([cell.planned.name for cell in cells], job))
         return Outcome(measured=(), kept=(), failed=())
 

@@ -28,8 +28,8 @@ from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
-from strobe.models.wan.stand_in import PromptNoise, random_transformer
 from strobe.quality.fidelity import COMPARED
 
 SMALL = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.lint.check import lint_text
-from strobe.lint.document import Section
+from strobe.lint.document import DocumentSection
 from strobe.lint.lines import lines_table
 from strobe.lint.markdown import plain, read_markdown
 from strobe.lint.report_json import read_report
@@ -129,11 +129,11 @@ def test_printed_lines() -> None:
         "no numbers here",
         "z = 3 calls",
     ]
-    table = lines_table(list(enumerate(lines, 1)), Section())
+    table = lines_table(list(enumerate(lines, 1)), DocumentSection())
     assert table is not None and table.header == ("", "value", "±", "total", "%", "count")
     assert [(row.label, row.group, row.line) for row in table.rows] == [("x", "A", 3), ("y", "A", 4), ("z", "A", 6)]
     assert table.rows[1].cells[3].quantity is not None and float(table.rows[1].cells[3].quantity.value) == pytest.approx(7.5e-6)
-    assert lines_table([(1, "x : 1")], Section()) is None
+    assert lines_table([(1, "x : 1")], DocumentSection()) is None
 
 
 def test_the_json_report() -> None:

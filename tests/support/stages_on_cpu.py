@@ -13,7 +13,7 @@ import torch
 from strobe.attention.sparse.coarse import Estimator, Forced, select_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.stages.impl.triton import take
-from strobe.attention.sparse.stages.types import Wish
+from strobe.attention.sparse.stages.types import SelectionSpec
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -84,7 +84,7 @@ def compare_selection(columns: int, device: str) -> None:
     for numbers in ((1, 1, 1), (1, max(1, columns // 2), columns)):
         for must in (None, forced):
             want, expected = select_blocks(scores, numbers, must)
-            wish = Wish(softmax_scale=1.0, parts=1, per_head=numbers, counts=expected, forced=must, coarse=False)
+            wish = SelectionSpec(softmax_scale=1.0, parts=1, per_head=numbers, counts=expected, forced=must, coarse=False)
             used = torch.arange(max(numbers), device=device) < expected[..., None]
             for given in (scores, torch.nn.functional.pad(scores, (0, 16 - columns % 16), value=float("inf"))):
                 assert torch.equal(take(given, columns, wish)[used], want[used]), (columns, numbers, must is None)

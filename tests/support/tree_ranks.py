@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from strobe.attention.tree.comm import failing
-from strobe.attention.tree.comm.board import Board
+from strobe.attention.tree.comm.rank_store import RankStore
 
 Runner = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -161,9 +161,9 @@ class Processes:
 
 def _be_patient() -> None:
     """Lengthen the waits of a failing rank for ended processes and notes, because a busy machine takes longer than 0.4 s."""
-    dead, notes = failing.dead, Board.notes
+    dead, notes = failing.dead, RankStore.notes
     failing.dead = lambda comm, patience_s: dead(comm, 20 * patience_s)
-    Board.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]
+    RankStore.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]
 
 
 def _serve(pipe: Connection, rank: int, num_ranks: int, init: str, nccl: str) -> None:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 import tree_cases
-from strobe.attention.tree import KVShards, Links, deadline, explain, flow, measure_links, tree_attention
+from strobe.attention.tree import KVShards, Links, deadline, explain, measure_links, redistribute, tree_attention
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.links import assumed_links
@@ -81,13 +81,13 @@ def capture_another(rank: int) -> tuple[list[str], bool]:
     q, k, v = (torch.randn(1, rows, 12, 128, device="cuda", dtype=torch.bfloat16) for rows in (2340, 9360, 9360))
     spread: dict[str, Any] = {"q_placement": "sequence", "out_placement": "sequence", "q_lengths": [2340, 2340]}
     spread["shards"] = KVShards.even(18720, 2)
-    chosen, original = [], flow.combine
+    chosen, original = [], redistribute.combine
 
     def noted(call: Any, strategy: str, *rest: Any) -> Any:
         chosen.append(strategy)
         return original(call, strategy, *rest)
 
-    flow.combine = noted
+    redistribute.combine = noted
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -98,7 +98,7 @@ def capture_another(rank: int) -> tuple[list[str], bool]:
     with torch.cuda.graph(graph):
         out = tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
     graph.replay()
-    flow.combine = original
+    redistribute.combine = original
     return chosen, bool(((out - eager).abs().max() <= 0.01).item())
 
 
@@ -209,7 +209,7 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
     """End (or hang) one rank between the agreement and its message."""
     patient(rank, {rank: {"options": {"strategy": strategy}}})
     if rank == victim:
-        original = flow.combine
+        original = redistribute.combine
 
         def ends(call: Any, *rest: Any) -> Any:
             call.meet()
@@ -219,7 +219,7 @@ def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
                 os._exit(7)
             return original(call, *rest)
 
-        flow.combine = ends
+        redistribute.combine = ends
     in_time = hang_s or home().type == "cuda"  # NCCL does not see that a rank has ended
     small(rank, {rank: {"options": {"strategy": strategy}}}, timeout=SHORT_S if in_time else PATIENT_S)
 

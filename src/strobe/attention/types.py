@@ -73,7 +73,7 @@ def scale_of(softmax_scale: float) -> float:
         raise
 
 
-class Face(NamedTuple):
+class TensorMeta(NamedTuple):
     """The properties of a tensor that `check` looks at: hashable, so that results can be kept by it."""
 
     shape: tuple[int, ...]
@@ -82,20 +82,22 @@ class Face(NamedTuple):
     requires_grad: bool
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Face:
+    def of(cls, name: str, tensor: Tensor) -> TensorMeta:
         """Check that an argument is a tensor, and return its face."""
         expect(name, tensor, Tensor, "a tensor [B, S, H, D]")
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
 
-def check(q: Tensor | Face, k: Tensor | Face, v: Tensor | Face, softmax_scale: float | None, return_lse: bool) -> AttentionSpec:
+def check(
+    q: Tensor | TensorMeta, k: Tensor | TensorMeta, v: Tensor | TensorMeta, softmax_scale: float | None, return_lse: bool
+) -> AttentionSpec:
     """Check q, k, v `[B, S, H, D]` once and describe the call.
 
     Raises:
         ShapeError: names the argument, what was given and what is allowed.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        expect(name, tensor, (Tensor, Face), "a tensor [B, S, H, D]")
+        expect(name, tensor, (Tensor, TensorMeta), "a tensor [B, S, H, D]")
         if len(tensor.shape) != 4:
             raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}, expected [B, S, H, D]")
         if not tensor.dtype.is_floating_point:

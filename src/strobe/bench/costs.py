@@ -10,7 +10,7 @@ from typing import Final
 import torch.nn.functional as F
 
 from strobe.core import costs
-from strobe.core.costs import Cost, Part, PassShape, TransformerShape
+from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.shapes import LatentShape
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, COMMIT, CROSS_ATTENTION, DENOISE_STEP, FFN, VAE_DECODE
 from strobe.engine.config import ResolvedConfig
@@ -137,7 +137,7 @@ def _multiplied(name: str, config: ResolvedConfig) -> str:
     return f"float8 and {dtype_name(config)}" if name in (DENOISE_STEP, COMMIT, ATTENTION, CROSS_ATTENTION) else ""
 
 
-def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[Part, ...]:
+def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[CostItem, ...]:
     """Return the parts of a pass with the bytes that its matrices take in their format."""
     parts = costs.transformer_pass(shape, one)
     if config.linear_format == "native" or config.simulate:

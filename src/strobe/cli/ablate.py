@@ -17,7 +17,7 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate.cells import Cell
+    from strobe.bench.cases.ablate.cells import AblationCell
     from strobe.bench.cases.ablate.run import Job, Outcome
     from strobe.perf.report.model import Report
 
@@ -87,7 +87,9 @@ def ablate(
         if how.grid and len(wanted) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another factor, or leave it out")
         device, model = resolve_device(clip.device), clip.load()
-        found: list[Cell] = list((planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults, device))
+        found: list[AblationCell] = list(
+            (planned.products if how.grid else planned.one_at_a_time)(base, wanted, model.defaults, device)
+        )
         if wanted and not found:
             raise ConfigError(f"nothing to measure: every value given is that of {how.base} already; give others")
         if found and all(cell.candidate is None for cell in found):

@@ -16,9 +16,9 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.attention.grid import Cell
+    from strobe.bench.attention.grid import GridCell
     from strobe.bench.attention.run import Outcome
-    from strobe.perf.report.attention_bench.cells import CellRun, Entry
+    from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 
 FOLDER: Final = Path("attention-bench")
 _SHOWN: Final = 200
@@ -140,7 +140,7 @@ def _seconds(how: How, grid: Grid) -> float:
     return 0.5 if grid.quick or grid.grid == ("quick",) else 4.0
 
 
-def _cells(grid: Grid) -> tuple[Cell, ...]:
+def _cells(grid: Grid) -> tuple[GridCell, ...]:
     """Return the cells that the flags ask for."""
     from strobe.bench.attention.grid import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
     from strobe.core.errors import unknown_choice
@@ -234,7 +234,7 @@ def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 
-    def row(entry: Entry) -> dict[str, Any]:
+    def row(entry: AttentionContestant) -> dict[str, Any]:
         if entry.reason:
             return {"name": entry.name, "reason": entry.reason}
         compared = cell.reference is not None and not cell.serialised

@@ -18,14 +18,14 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.bench.attention.run import Outcome
     from strobe.bench.tree.request import How, Shape
-    from strobe.perf.report.tree_bench.cells import CellRun, Entry
+    from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 
 _SHOWN: Final = 200
 
 
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CallFlags:
     """Flags of the attention call: sizes, device, and placement of the queries.
 
     Args:
@@ -89,7 +89,7 @@ def tree(
     world_size: int = 2,
     seq_len: int = 2048,
     dtype: str = "float32",
-    call: Call = Call(),
+    call: CallFlags = CallFlags(),
     how: Measurement = Measurement(),
     out: Annotated[Path, Parameter(alias="-o")] = Path("tree-bench"),
     render: Annotated[bool, Parameter(negative="")] = False,
@@ -123,7 +123,7 @@ def scaling(
     world_sizes: tuple[int, ...] = (1, 2, 4),
     seq_lens: tuple[int, ...] = (1024, 2048, 4096, 8192),
     dtypes: tuple[str, ...] = ("float32",),
-    call: Call = Call(),
+    call: CallFlags = CallFlags(),
     how: Measurement = Measurement(),
     out: Annotated[Path, Parameter(alias="-o")] = Path("tree-scaling"),
     render: Annotated[bool, Parameter(negative="")] = False,
@@ -155,7 +155,7 @@ def scaling(
     return _report(out, _run(shapes, how, out, output), output, scaling=True)
 
 
-def _shape(call: Call, world_size: int, seq_len: int, dtype: str) -> Shape:
+def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Shape:
     from strobe.bench.tree.request import Shape
 
     return Shape(
@@ -250,7 +250,7 @@ def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
 
-    def row(entry: Entry) -> dict[str, Any]:
+    def row(entry: TreeContestant) -> dict[str, Any]:
         if entry.reason:
             return {"name": entry.name, "reason": entry.reason}
         found, verdict, who = entry.parts(), bound(cell, entry), straggler(entry.collectives())

@@ -164,7 +164,7 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
     from strobe.perf.analysis.comparable.checks import given_facts
-    from strobe.perf.analysis.ledger.cut import PRIORITY
+    from strobe.perf.analysis.ledger.label_trace import PRIORITY
     from strobe.perf.analysis.runs.log_rounds import STAGE
     from strobe.perf.logs import parse_unit
     from strobe.perf.report.speedup_page.study import SpeedupRequest

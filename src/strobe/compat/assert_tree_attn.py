@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from strobe.attention.tree.agreement import Agreement
-from strobe.attention.tree.comm import Call, Comm, comm_of
+from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of
 from strobe.attention.tree.local import Shard, empty_state, local_attention
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.spec import check_heads, check_tensors
@@ -235,7 +235,7 @@ def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, war
         return _decode(q, k, v, timer, call)
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, call: Call) -> Tensor:
+def _decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, call: CollectiveCall) -> Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     with timer.time_block("comp_shard_kv"):
         k, v = (each.transpose(1, 2) for each in shard_keys(k, v, call.rank, call.size))
@@ -257,7 +257,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, call: Call) -> Tensor
         return (weighted / divisor).to(q.dtype).transpose(1, 2)
 
 
-def _reduced(timer: Timer, call: Call, name: str, reduce: Callable[[], Tensor]) -> Tensor:
+def _reduced(timer: Timer, call: CollectiveCall, name: str, reduce: Callable[[], Tensor]) -> Tensor:
     """Run one collective; if serialised, the ranks meet first, and that time is the wait for the last rank."""
     if timer.serialised:
         with timer.time_block(f"wait_{name}"):

@@ -15,9 +15,9 @@ from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.entries import looks
 from strobe.attention.sparse.layout import check_block
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.sparse.stages.types import Grid, Wish
+from strobe.attention.sparse.stages.types import Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, attend, chosen_impl, filled, fine_spec, fuses
-from strobe.attention.types import Face, check, expect
+from strobe.attention.types import TensorMeta, check, expect
 from strobe.core.errors import ShapeError
 
 
@@ -67,12 +67,12 @@ def video_sparse_attn(
     kv_rows = _grid(variable_block_sizes, k.shape[2] // block, block, "variable_block_sizes", q.device)
     ragged = q_rows.ragged_sizes is not None or kv_rows.ragged_sizes is not None
     expect("topk", topk, int, "an int")
-    faces = (Face.of("q", queries), Face.of("k", keys), Face.of("v", values))
+    faces = (TensorMeta.of("q", queries), TensorMeta.of("k", keys), TensorMeta.of("v", values))
     tiles, deterministic = Tiles(block, q_rows.num_tiles, kv_rows.num_tiles, ragged), torch.are_deterministic_algorithms_enabled()
     selected = min(index(topk), kv_rows.num_tiles)
     work_out = _worked_out if torch.compiler.is_compiling() else _kept
     spec, choice = work_out(faces, tiles, selected, impl, torch.is_grad_enabled(), deterministic)
-    wish = Wish(
+    wish = SelectionSpec(
         softmax_scale=spec.softmax_scale,
         parts=1,
         per_head=(selected,),
@@ -88,7 +88,7 @@ def video_sparse_attn(
 
 
 def _worked_out(
-    faces: tuple[Face, Face, Face], tiles: Tiles, selected: int, impl: str, grad: bool, deterministic: bool
+    faces: tuple[TensorMeta, TensorMeta, TensorMeta], tiles: Tiles, selected: int, impl: str, grad: bool, deterministic: bool
 ) -> tuple[SparseSpec, Choice[SparseSpec]]:
     """Plan the fine stage of a call and choose its impl. `grad`: gradients are recorded."""
     spec = check(*faces, None, False)

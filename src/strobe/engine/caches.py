@@ -12,7 +12,7 @@ from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.config import ResolvedConfig
-from strobe.engine.parallel.share import Share
+from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.sparsity import history_tiles
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.kernels.api import turn_keys
@@ -30,13 +30,15 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
     )
 
 
-def new_cache(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None) -> KVCache:
+def new_cache(
+    dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
+) -> KVCache:
     """Create an empty cache for `batch` streams, or this process's share of one."""
     return prepare_cache(dit, latents, config, batch, share)()
 
 
 def prepare_cache(
-    dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: Share | None = None
+    dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
 ) -> Callable[[], KVCache]:
     """Prepare what outlives a cache, such as tables of tiles, and return a function that makes the cache.
 

@@ -33,8 +33,8 @@ from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.random_init import random_transformer
 from strobe.models.wan.recipes import Recipe, find_recipe, named_recipe
-from strobe.models.wan.stand_in import random_transformer
 from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 

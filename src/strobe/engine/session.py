@@ -22,7 +22,7 @@ from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model, load
 from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.share import Share
+from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import preset as find_preset
@@ -93,7 +93,7 @@ class Session:
         share, parts = None, loaded.parts
         if isinstance(device, DeviceGroup):
             config = on_several(config)
-            share = Share.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
+            share = RankContext.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
         there = share is None and loaded.shelf.holds(config)
         check_room(parts, config, share.layout if share else None, len(samples), there=there)
         arena = new_arena(config, plan_arena(parts, config, len(samples)))

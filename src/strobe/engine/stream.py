@@ -25,12 +25,12 @@ from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
-from strobe.engine.parallel.share import Share
+from strobe.engine.parallel.rank_context import RankContext
+from strobe.engine.pending import Decoding, PreparedChange
 from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.engine.underway import Ahead, Decoding
 from strobe.models.lora import Lora
 
 
@@ -65,7 +65,7 @@ class Stream:
         samples: Sequence[int],
         start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
-        share: Share | None = None,
+        share: RankContext | None = None,
         arena: Arena | None = None,
     ) -> None:
         self.model = model
@@ -98,7 +98,7 @@ class Stream:
         self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
-        self._ahead: Ahead | None = None  # a change made ready before its frame block
+        self._ahead: PreparedChange | None = None  # a change made ready before its frame block
         self._drawn: tuple[int, BlockNoise] | None = None  # noise of the frame block to come
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws it while the GPU is at the one before
         self._shared = parts is not None  # another stream runs with the same weights
@@ -197,7 +197,7 @@ class Stream:
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
         kept = self._cache.snapshot() if switched or self.state.stale else None
-        self._ahead = Ahead(change=change, kept=kept)
+        self._ahead = PreparedChange(change=change, kept=kept)
         self._ahead = replace(self._ahead, ready=self._derive(change, encoded))
         self._half_way = False
         self._worked_ns += perf_counter_ns() - began

@@ -15,7 +15,7 @@ from strobe.models.text.memory import PromptMemory
 from strobe.models.text.random_umt5 import RandomUmt5
 from strobe.models.text.umt5 import Umt5, Umt5Config, Umt5Files, check_installed
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.stand_in import PromptNoise
+from strobe.models.wan.random_init import PromptNoise
 
 if TYPE_CHECKING:
     from strobe.engine.weights import Weights

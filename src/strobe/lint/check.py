@@ -10,14 +10,14 @@ import msgspec
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.files import found_inside
-from strobe.lint.document import CodeLine, Document, Section
+from strobe.lint.document import CodeLine, Document, DocumentSection
 from strobe.lint.finding import Claim, Finding, Rule
 from strobe.lint.lines import lines_table
 from strobe.lint.markdown import read_markdown
 from strobe.lint.quantity import readable
 from strobe.lint.report_json import read_report
 from strobe.lint.rules import RULES
-from strobe.lint.study import Numbered, Options, Study
+from strobe.lint.study import LintStudy, Numbered, Options
 from strobe.perf.records.packed import FILES, RECORDS, read_bytes, records_in
 from strobe.perf.records.record import Record
 from strobe.perf.records.store import read_run
@@ -33,7 +33,7 @@ def lint_text(text: str, path: str, options: Options | None = None, rules: Seque
         path: named in every place.
         options: model, shape and device, which the document does not say.
     """
-    return _findings(Study(document=read_markdown(text, path), options=options or Options()), rules)
+    return _findings(LintStudy(document=read_markdown(text, path), options=options or Options()), rules)
 
 
 def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
@@ -45,7 +45,7 @@ def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] 
     return _findings(_study(path, options or Options()), rules)
 
 
-def _study(path: Path, options: Options) -> Study:
+def _study(path: Path, options: Options) -> LintStudy:
     name, suffix = path.as_posix(), path.suffix.lower()
     if suffix == ".jsonl" or path.name in FILES:
         return _recorded(path, options)
@@ -58,24 +58,24 @@ def _study(path: Path, options: Options) -> Study:
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror}); give an existing file") from error
     if suffix == ".json":
-        return Study(document=read_report(data, name), options=options)
+        return LintStudy(document=read_report(data, name), options=options)
     text = data.decode("utf-8", "replace")
-    return Study(document=read_markdown(text, name) if suffix in MARKDOWN else _printed(text, name), options=options)
+    return LintStudy(document=read_markdown(text, name) if suffix in MARKDOWN else _printed(text, name), options=options)
 
 
 def _printed(text: str, path: str) -> Document:
     numbered = [(number, line) for number, line in enumerate(readable(text).splitlines(), 1)]
-    table = lines_table(numbered, Section())
-    code = tuple(CodeLine(text=line, line=number, section=Section()) for number, line in numbered)
+    table = lines_table(numbered, DocumentSection())
+    code = tuple(CodeLine(text=line, line=number, section=DocumentSection()) for number, line in numbered)
     return Document(path=path, tables=(table,) if table else (), code=code)
 
 
-def _recorded(path: Path, options: Options) -> Study:
+def _recorded(path: Path, options: Options) -> LintStudy:
     """Read records with their line numbers, once the reader of runs has accepted the file."""
     run = read_run(path)
     lines = enumerate(read_bytes(path)[0].split(b"\n")[:-1], 1)
     decoder = msgspec.json.Decoder(Record)
-    return Study(
+    return LintStudy(
         document=Document(path=path.as_posix()),
         options=options,
         records=tuple(Numbered(line=at, record=decoder.decode(line)) for at, line in lines if at not in run.bad_lines),
@@ -112,7 +112,7 @@ def chosen_rules(ignore: Collection[str], only: Collection[str]) -> tuple[Rule, 
     return tuple(rule for rule in RULES if rule.id not in ignore and (not only or rule.id in only))
 
 
-def _findings(study: Study, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+def _findings(study: LintStudy, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     found = [_finding(rule, claim) for rule in rules for claim in rule.check(study)]
     kept = [finding for finding in found if not _ignored(study.document, finding)]
     return tuple(sorted(kept, key=lambda finding: finding.place.line))

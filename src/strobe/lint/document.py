@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class DocumentSection:
     """A heading with the headings above it; the part before the first heading has none."""
 
     path: tuple[int, ...] = ()
@@ -46,13 +46,13 @@ class Section:
         """Title of the innermost heading."""
         return self.titles[-1] if self.titles else ""
 
-    def within(self, other: Section) -> bool:
+    def within(self, other: DocumentSection) -> bool:
         """Return True if this section is `other` or lies below it."""
         return self.path[: len(other.path)] == other.path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class TableCell:
     """One table cell. `quantity` is its number, if it holds one; `interval`: it is printed with its own bounds."""
 
     text: str
@@ -71,7 +71,7 @@ class Cell:
 class Row:
     """One table row; `depth` is the indentation of its label, `group` the heading line above it."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     line: int
     depth: int = 0
     group: str = ""
@@ -86,7 +86,7 @@ class Row:
 class Table:
     """One table with its caption and the notes below it, whatever it was written as."""
 
-    section: Section
+    section: DocumentSection
     caption: str
     header: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -119,7 +119,7 @@ class Sentence:
 
     text: str
     line: int
-    section: Section
+    section: DocumentSection
     lead: str = ""
     parent: str = ""
     paragraph: str = ""
@@ -136,7 +136,7 @@ class CodeLine:
 
     text: str
     line: int
-    section: Section
+    section: DocumentSection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,12 +162,12 @@ class Document:
         """Return a place in this document."""
         return Place(path=self.path, line=line, table=table.name if table else "", row=row, column=column)
 
-    def text_of(self, section: Section) -> str:
+    def text_of(self, section: DocumentSection) -> str:
         """Return all sentences of a section and of the sections below it as one text."""
         return "\n".join(sentence.text for sentence in self.sentences if sentence.section.within(section))
 
 
-def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
+def read_cell(text: str, line: int, unit: Unit | None = None) -> TableCell:
     """Parse a cell: it holds a number if it begins with one, followed by nothing but a unit, a note or bounds.
 
     Args:
@@ -177,10 +177,12 @@ def read_cell(text: str, line: int, unit: Unit | None = None) -> Cell:
     body = text.partition("=")[2] if "=" in text else text
     if body is not text:  # `a / b = c` is about c
         result = next((each for each in found if each.start >= len(text) - len(body)), None)
-        return Cell(text=text, line=line, quantity=result, found=found)
+        return TableCell(text=text, line=line, quantity=result, found=found)
     first = found[0] if found else None
     about = first is not None and not text[: first.start].strip() and _AFTER.match(text, first.stop) is not None
-    return Cell(text=text, line=line, quantity=first if about else None, found=found, interval=_INTERVAL.search(text) is not None)
+    return TableCell(
+        text=text, line=line, quantity=first if about else None, found=found, interval=_INTERVAL.search(text) is not None
+    )
 
 
 def column_units(header: Iterable[str], hints: Iterable[str]) -> list[Unit | None]:

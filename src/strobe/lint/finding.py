@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strobe.lint.document import Place
-from strobe.lint.study import Study
+from strobe.lint.study import LintStudy
 
 Severity = Literal["error", "warning"]
 
@@ -57,5 +57,5 @@ class Rule:
     id: str
     meaning: str
     severity: Severity
-    check: Callable[[Study], Iterable[Claim]]
+    check: Callable[[LintStudy], Iterable[Claim]]
     needs: str = ""

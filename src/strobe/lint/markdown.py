@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 
-from strobe.lint.document import CodeLine, Document, Ignored, Row, Section, Sentence, Table, column_units, read_cell
+from strobe.lint.document import CodeLine, Document, DocumentSection, Ignored, Row, Sentence, Table, column_units, read_cell
 from strobe.lint.lines import VALUE, lines_table
 from strobe.lint.quantity import Unit, readable
 
@@ -112,9 +112,9 @@ class _Reader:
         self._read(SyntaxTreeNode(_BLOCKS.parse(text)))
 
     @property
-    def section(self) -> Section:
+    def section(self) -> DocumentSection:
         """Headings above the next block."""
-        return Section(path=tuple(entry[2] for entry in self.headings), titles=tuple(entry[1] for entry in self.headings))
+        return DocumentSection(path=tuple(entry[2] for entry in self.headings), titles=tuple(entry[1] for entry in self.headings))
 
     def _read(self, node: SyntaxTreeNode) -> None:
         match node.type:
@@ -227,7 +227,7 @@ def _notes(lines: Sequence[str]) -> Iterator[str]:
             yield plain(line)
 
 
-def _sentences(text: _Text, section: Section) -> Iterator[Sentence]:
+def _sentences(text: _Text, section: DocumentSection) -> Iterator[Sentence]:
     body, starts = "", []
     for number, part in text.lines:
         starts.append((len(body), number))
@@ -255,7 +255,7 @@ def _lead(text: _Text) -> str:
     return before[1].strip() if before else ""
 
 
-def _list_table(items: Sequence[_Text], section: Section, parent: str) -> Table | None:
+def _list_table(items: Sequence[_Text], section: DocumentSection, parent: str) -> Table | None:
     """Turn items `label: number ...` into rows of a table; None if there are none."""
     rows = []
     for item in items:

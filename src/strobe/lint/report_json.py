@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.lint.document import Cell, Document, Row, Section, Sentence, Table, read_cell
+from strobe.lint.document import Document, DocumentSection, Row, Sentence, Table, TableCell, read_cell
 from strobe.lint.quantity import UNITS, readable
 
 _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -48,9 +48,9 @@ def _plain(value: Any) -> Any:
 
 
 def _document(report: Node, path: str) -> Document:
-    tables, sentences = [], [Sentence(text=text, line=0, section=Section()) for text in _texts(report.get("subtitle"))]
+    tables, sentences = [], [Sentence(text=text, line=0, section=DocumentSection()) for text in _texts(report.get("subtitle"))]
     for number, node in enumerate(report["sections"]):
-        section = Section(path=(0, number), titles=(str(report.get("title", "")), str(node.get("title", ""))))
+        section = DocumentSection(path=(0, number), titles=(str(report.get("title", "")), str(node.get("title", ""))))
         sentences += [Sentence(text=text, line=0, section=section) for text in _texts(node.get("lead"))]
         for block in node.get("blocks", ()):
             if isinstance(block, dict):
@@ -73,7 +73,7 @@ def _tables(block: Node) -> Iterator[Node]:
         yield inner
 
 
-def _table(node: Node, section: Section) -> Table:
+def _table(node: Node, section: DocumentSection) -> Table:
     columns = node["columns"]
     header = tuple(
         f"{column.get('title', '')} ({column['unit']})" if column.get("unit") else str(column.get("title", ""))
@@ -87,7 +87,7 @@ def _table(node: Node, section: Section) -> Table:
     return Table(section=section, caption=str(node.get("caption", "")), header=header, rows=rows, line=0, notes=notes)
 
 
-def _cell(node: Node, column: Node) -> Cell:
+def _cell(node: Node, column: Node) -> TableCell:
     unit = column.get("unit") or "ms"
     note = node.get("note") or node.get("reason") or ""
     text = _text(node, unit, bool(column.get("unit")))

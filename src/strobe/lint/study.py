@@ -10,10 +10,10 @@ from typing import Final
 
 from strobe.core.costs import DevicePeaks, TransformerShape, parse_dtype
 from strobe.lint.devices import device_named, only_device
-from strobe.lint.document import Document, Place, Section
+from strobe.lint.document import Document, DocumentSection, Place
 from strobe.lint.names import key
 from strobe.lint.quantity import Quantity
-from strobe.lint.views import Entry, Series, View, view_of
+from strobe.lint.views import Series, SeriesEntry, View, view_of
 from strobe.perf.records.record import Record
 
 _BASES: Final = re.compile(
@@ -49,7 +49,7 @@ class Figure:
 
     view: View
     series: Series
-    entry: Entry
+    entry: SeriesEntry
     quantity: Quantity
     config: str
     metric: str
@@ -65,7 +65,7 @@ class Numbered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class LintStudy:
     """A document and the options that go with it; `records` are those of a run, whose document is empty.
 
     Args:
@@ -111,7 +111,7 @@ class Study:
                 rest = re.sub(pattern, " ", rest)
         return found
 
-    def config_of(self, section: Section) -> str:
+    def config_of(self, section: DocumentSection) -> str:
         """Return the one configuration that the nearest heading names, or empty."""
         for title in reversed(section.titles):
             found = self.named(title)
@@ -163,7 +163,7 @@ class Study:
                     place=self.document.place(entry.cell.line, view.table, row, column),
                 )
 
-    def figure_place(self, view: View, series: Series, entry: Entry) -> Place:
+    def figure_place(self, view: View, series: Series, entry: SeriesEntry) -> Place:
         """Return the place of one figure."""
         row, column = view.where(series, entry)
         return self.document.place(entry.cell.line, view.table, row, column)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strobe.lint.document import Cell, Row, Table
+from strobe.lint.document import Row, Table, TableCell
 from strobe.lint.names import Metric, is_metric, metric_of
 from strobe.lint.quantity import Quantity, Unit
 
@@ -15,7 +15,7 @@ _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "de
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class SeriesEntry:
     """One figure of a series: the name of its configuration or part, and its cell.
 
     Args:
@@ -24,7 +24,7 @@ class Entry:
     """
 
     key: str
-    cell: Cell
+    cell: TableCell
     row: int
     position: int
 
@@ -40,10 +40,10 @@ class Series:
 
     metric: Metric
     index: int
-    entries: tuple[Entry, ...]
+    entries: tuple[SeriesEntry, ...]
 
     @property
-    def figures(self) -> tuple[tuple[Entry, Quantity], ...]:
+    def figures(self) -> tuple[tuple[SeriesEntry, Quantity], ...]:
         """Entries whose cell holds a figure."""
         return tuple((entry, entry.quantity) for entry in self.entries if entry.quantity is not None)
 
@@ -68,7 +68,7 @@ class View:
     keys: tuple[str, ...]
     derived: tuple[Series, ...] = ()
 
-    def where(self, series: Series, entry: Entry) -> tuple[str, str]:
+    def where(self, series: Series, entry: SeriesEntry) -> tuple[str, str]:
         """Return the printed row and column of a figure."""
         return (entry.key, series.metric.title) if self.by_columns else (series.metric.title, entry.key)
 
@@ -99,7 +99,7 @@ def _metrics_are_columns(table: Table) -> bool:
     return True
 
 
-def _common_unit(cells: Sequence[Cell]) -> str:
+def _common_unit(cells: Sequence[TableCell]) -> str:
     found = {cell.quantity.dimension for cell in cells if cell.quantity is not None}
     return "mixed" if len(found) > 1 else "".join(found)
 
@@ -131,7 +131,7 @@ def _label_columns(table: Table) -> int:
     return count if count < len(table.header) else 1
 
 
-def _unit(cells: Sequence[Cell]) -> Unit | None:
+def _unit(cells: Sequence[TableCell]) -> Unit | None:
     units = Counter(cell.quantity.unit for cell in cells if cell.quantity is not None and cell.quantity.unit is not None)
     return units.most_common(1)[0][0] if units else None
 
@@ -142,7 +142,7 @@ def _by_columns(table: Table) -> View:
     series = []
     for index in range(first, len(table.header)):
         entries = tuple(
-            Entry(key=name, cell=row.cells[index], row=number, position=number)
+            SeriesEntry(key=name, cell=row.cells[index], row=number, position=number)
             for number, (name, row) in enumerate(zip(names, table.rows, strict=True))
             if index < len(row.cells)
         )
@@ -152,7 +152,7 @@ def _by_columns(table: Table) -> View:
     return View(table=table, by_columns=True, series=tuple(series), keys=tuple(names))
 
 
-def _about_figures(title: str, entries: Sequence[Entry]) -> bool:
+def _about_figures(title: str, entries: Sequence[SeriesEntry]) -> bool:
     figures = sum(entry.quantity is not None for entry in entries)
     return figures > 0 and title.lower() not in _REST and 2 * figures >= sum(not entry.cell.empty for entry in entries) - 1
 
@@ -167,7 +167,7 @@ def _by_rows(table: Table) -> View:
     series = []
     for number, row in enumerate(table.rows):
         entries = tuple(
-            Entry(key=title, cell=cell, row=number, position=position)
+            SeriesEntry(key=title, cell=cell, row=number, position=position)
             for position, (title, cell) in list(enumerate(zip(table.header, row.cells, strict=False)))[1:]
             if title in columns and title not in change
         )
@@ -178,7 +178,9 @@ def _by_rows(table: Table) -> View:
         Series(
             metric=metric_of(title, _unit([cell for _, cell in cells[title]])),
             index=number,
-            entries=tuple(Entry(key=row.label, cell=cell, row=at, position=at) for at, (row, cell) in enumerate(cells[title])),
+            entries=tuple(
+                SeriesEntry(key=row.label, cell=cell, row=at, position=at) for at, (row, cell) in enumerate(cells[title])
+            ),
         )
         for number, title in enumerate(table.header)
         if title in change

@@ -50,7 +50,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class PromptEntry:
     """A prompt of the log: its number, and the first frame block that follows it."""
 
     epoch: int
@@ -68,7 +68,7 @@ class Branch:
     name: str
     snapshot: Snapshot
     origin: Origin
-    log: tuple[Entry, ...]
+    log: tuple[PromptEntry, ...]
     frame_block: int
     frame: int
 
@@ -90,7 +90,7 @@ class Block:
     first_frame: int
     generation: int
     epoch: int
-    entered: Entry | None
+    entered: PromptEntry | None
     block_ms: float
     phases: dict[str, float]
     made_s: float
@@ -114,7 +114,7 @@ class Stream:
     generation: int = 0
     frames_made: int = 0
     blocks_made: int = 0
-    log: list[Entry] = field(default_factory=list)
+    log: list[PromptEntry] = field(default_factory=list)
     branches: dict[int, Branch] = field(default_factory=dict)
     _session: Session | None = None
     _blocks: Iterator[FrameBlock] | None = None
@@ -135,7 +135,7 @@ class Stream:
             origin.prompt, preset=self.config, model=self.model, seed=origin.seed, device=self.device, start=start
         )
         self._blocks = self._session.stream()
-        self.log = [Entry(epoch=0, frame_block=0, text=origin.prompt, mode="recache", over=4)]
+        self.log = [PromptEntry(epoch=0, frame_block=0, text=origin.prompt, mode="recache", over=4)]
         self.frames_made, self.blocks_made, self._next_epoch = 0, 0, 1
 
     @property
@@ -212,7 +212,7 @@ class Stream:
         (epoch, answer, over), self._waiting = self._waiting, None
         with suppress(StrobeError):  # its text could not be encoded, or another prompt took its place
             at = answer.wait(0)
-            entry = Entry(epoch=epoch, frame_block=at, text=answer.prompts[0], mode=answer.mode, over=over)
+            entry = PromptEntry(epoch=epoch, frame_block=at, text=answer.prompts[0], mode=answer.mode, over=over)
             self.log = [each for each in self.log if each.frame_block < at] + [entry]
 
     def reset(self, origin: Origin, config: EngineConfig) -> None:

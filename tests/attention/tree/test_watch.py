@@ -10,7 +10,7 @@ import pytest
 
 import tree_work as work
 from strobe.attention.tree import CollectiveError, deadline
-from strobe.attention.tree.comm import Call, Comm
+from strobe.attention.tree.comm import CollectiveCall, Comm
 from strobe.attention.tree.comm.watch import Queued, Watch, look
 from tree_ranks import Processes, Runner
 
@@ -102,7 +102,7 @@ def test_what_is_late_ends_the_process_by_the_word_of_its_call(monkeypatch: pyte
     given_up: list[bool] = []
     monkeypatch.setattr(comm, "give_up", lambda error, *, ends_process: given_up.append(ends_process))
     shared, own = comm.begin("of a session", 0, LONG_S, ends_process=False), comm.begin("a call", 0, LONG_S)
-    monkeypatch.setattr(Call, "failure", lambda *_: CollectiveError("late"))
+    monkeypatch.setattr(CollectiveCall, "failure", lambda *_: CollectiveError("late"))
     shared.late()
     own.late()
     assert given_up == [False, True]

@@ -13,10 +13,10 @@ from captures import H200, Raw, Span
 from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import trace_facts
 from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.device_work import device_views
+from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.launch import Delays, launch
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import device_views
 from strobe.perf.analysis.structure.ranges import range_table
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import HELD_UP, LAST, Steps, find_steps
@@ -55,7 +55,7 @@ def test_busy_and_idle(both: tuple[Trace, Raw]) -> None:
 def test_kernels(both: tuple[Trace, Raw]) -> None:
     trace, raw = both
     (view,) = device_views(trace)
-    table = hot_table(view)
+    table = kernel_table(view)
     expected: dict[str, list[int]] = defaultdict(list)
     for event, start, end in raw.device:
         expected[kernel_name(event["name"]).group].append(end - start)

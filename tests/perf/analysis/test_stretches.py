@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.device.activity import activity, idle_strip
+from strobe.perf.analysis.device.device_work import DeviceView, device_views
 from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.launch import integrity, launch
-from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.analysis.structure.attribution import attribute_modules
 from strobe.perf.analysis.structure.calltree import call_trees
 from strobe.perf.analysis.structure.collectives import communication
@@ -84,7 +84,7 @@ def _listed(view: DeviceView) -> list[list[int]]:
 def _found(trace: Trace, window: Window | None) -> list[Any]:
     views = device_views(trace, window)
     of_devices = [
-        (activity(view), hot_table(view), hot_table(view, "shape"), gap_table(view), launch(view), _listed(view))
+        (activity(view), kernel_table(view), kernel_table(view, "shape"), gap_table(view), launch(view), _listed(view))
         for view in views
     ]
     of_trace = (range_table(trace, window), call_trees(trace, window), layer_groups(trace, window), find_steps(trace))

@@ -17,7 +17,7 @@ from strobe.perf.report.ablation_page.front import Point
 from strobe.perf.report.blocks.quality import quality_section
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.model import Axis, Figure, Mark, Plane, Ratio
-from strobe.perf.report.study import Study, load_study
+from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.report.svg import colour, linear_ticks
 from strobe.perf.report.svg.plane import draw_plane
 
@@ -44,18 +44,18 @@ def test_what_equals_the_reference_is_drawn_above_the_axis() -> None:
 
 
 @pytest.fixture(scope="module")
-def study() -> Study:
+def study() -> RunStudy:
     return load_study([ROOT / "benchmarks" / "presets-h200"])
 
 
-def pictures(study: Study) -> dict[str, Plane]:
+def pictures(study: RunStudy) -> dict[str, Plane]:
     blocks = quality_section(study, find_latencies(study)).blocks
     return {
         block.picture.y.title: block.picture for block in blocks if isinstance(block, Figure) and isinstance(block.picture, Plane)
     }
 
 
-def test_quality_pictures_have_every_variant_and_say_something(study: Study) -> None:
+def test_quality_pictures_have_every_variant_and_say_something(study: RunStudy) -> None:
     """Every prompt accuracy is 1.000 there, and one preset is the reference of its own PSNR."""
     found = pictures(study)
     assert "psnr" in found and "prompt_accuracy" not in found
@@ -64,7 +64,7 @@ def test_quality_pictures_have_every_variant_and_say_something(study: Study) -> 
     }  # fmt: skip
 
 
-def test_a_metric_in_which_variants_differ_is_drawn(study: Study) -> None:
+def test_a_metric_in_which_variants_differ_is_drawn(study: RunStudy) -> None:
     def worse(line: Quality) -> Quality:
         return msgspec.structs.replace(line, value=0.5) if (line.variant, line.metric) == ("ultra", "prompt_accuracy") else line
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
 from strobe.perf.trace import Device, Trace, columns, read_trace
-from strobe.perf.trace.device import DeviceTable, Work
+from strobe.perf.trace.device import DeviceTable, EventKind
 from strobe.perf.trace.join import join
 from strobe.perf.trace.tables import LaunchTable, OperatorSizes, Threads
 from synthetic import event, kernel
@@ -146,7 +146,7 @@ def test_unanswered_calls_count_if_their_name_speaks_of_work_or_one_was_answered
 def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) -> None:
     """Nodes of two graphs in turn, so that both lie in every block."""
     devices, launches = DeviceTable(linked=False), LaunchTable()
-    devices.works.id_of(Work("k", 0, 0, 7, ""))
+    devices.works.id_of(EventKind("k", 0, 0, 7, ""))
     launches.calls.id_of(("cudaGraphLaunch", 1, 1))
     number = np.arange(2 * nodes)
     for column, values in (

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from strobe.perf.trace.device import DeviceTable, Work
+from strobe.perf.trace.device import DeviceTable, EventKind
 from strobe.perf.trace.join import Joined, join
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads
 
@@ -16,7 +16,7 @@ def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTab
     order = rng.permutation(count)
     devices, launches = DeviceTable(linked=False), LaunchTable()
     for i in range(7):
-        devices.works.id_of(Work(f"k{i}", 0, i % 2, 7, f"grid {i}"))
+        devices.works.id_of(EventKind(f"k{i}", 0, i % 2, 7, f"grid {i}"))
     launches.calls.id_of(("cudaLaunchKernel", 1, 1))
     for part in np.array_split(order, 50):
         devices.work.extend(part % 7)

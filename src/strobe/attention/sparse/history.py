@@ -24,7 +24,7 @@ from strobe.attention.dense import dense_attention
 from strobe.attention.impls import ambient
 from strobe.attention.sparse.coarse import Estimator, budget
 from strobe.attention.sparse.layout import TileLayout
-from strobe.attention.sparse.stages.types import Grid, Tiled, Wish
+from strobe.attention.sparse.stages.types import Grid, SelectionSpec, Tiled
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, filled, fine_spec, fuses, select_and_attend, tile_queries
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, check, expect, scale_of
@@ -146,7 +146,7 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
     tiles = Tiles(history.block, q_tiles.num_tiles, history.sizes.shape[0], not (q_tiles.whole and history.whole))
     deterministic = torch.are_deterministic_algorithms_enabled()
     fine = fine_spec(spec, tiles, (selected,), needs_grad=spec.needs_grad, deterministic=deterministic)
-    wish = Wish(
+    wish = SelectionSpec(
         softmax_scale=scale,
         parts=index(history.estimator.parts),
         per_head=(selected,),

@@ -23,7 +23,7 @@ from strobe.attention.sparse.layout import held
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
-from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.core.settings import read_settings
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
@@ -49,7 +49,7 @@ class Plan:
         fused: the stages around it run fused; they have no gradients, and a compiler fuses the plain ones itself.
     """
 
-    wish: Wish
+    wish: SelectionSpec
     spec: SparseSpec
     choice: Choice[SparseSpec]
     fused: bool

@@ -20,7 +20,7 @@ from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid
 from strobe.attention.sparse.tiled import attend
 from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, plan_of
-from strobe.attention.types import AttentionOutput, Face, expect, scale_of
+from strobe.attention.types import AttentionOutput, TensorMeta, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
 
 _FREE: Final = Forced()
@@ -191,7 +191,7 @@ def _call_of(
     for table in tables:
         expect("rope", table, Tensor, "(cos, sin), two tensors")
     return VideoCall(
-        faces=(Face.of("q", q), Face.of("k", k), Face.of("v", v)),
+        faces=(TensorMeta.of("q", q), TensorMeta.of("k", k), TensorMeta.of("v", v)),
         grid=_three("grid", grid),
         kv_grid=None if kv_grid is None else _three("kv_grid", kv_grid),
         tile=tile if isinstance(tile, (int, str)) else _three("tile", tile),

@@ -14,9 +14,9 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
 from strobe.attention.sparse.layout import TileLayout, held, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.sparse.stages.types import Grid, Wish
+from strobe.attention.sparse.stages.types import Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses
-from strobe.attention.types import Face, check
+from strobe.attention.types import TensorMeta, check
 from strobe.core.errors import ConfigError, ShapeError
 
 Layout = Literal["raster", "tiled"]
@@ -35,7 +35,7 @@ class VideoCall(NamedTuple):
         plain: the stages around it must have gradients.
     """
 
-    faces: tuple[Face, Face, Face]
+    faces: tuple[TensorMeta, TensorMeta, TensorMeta]
     grid: tuple[int, ...]
     kv_grid: tuple[int, ...] | None
     tile: TileName
@@ -101,7 +101,7 @@ def _planned(call: VideoCall) -> VideoPlan:
     ragged = not (q_tiles.whole and kv_tiles.whole)
     tiles = Tiles(q_tiles.block, q_tiles.num_tiles, kv_tiles.num_tiles, ragged)
     fine = fine_spec(spec, tiles, per_head, needs_grad=call.needs_grad, deterministic=call.deterministic)
-    wish = Wish(
+    wish = SelectionSpec(
         softmax_scale=spec.softmax_scale,
         parts=call.estimator.parts,
         per_head=per_head,
@@ -170,7 +170,7 @@ def _traced(
 ) -> VideoPlan:
     """Return the plan as a constant of a traced graph; the arguments are plain values, as a compiler needs them."""
     policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
-    q, k, v = (Face(*face) for face in faces)
+    q, k, v = (TensorMeta(*face) for face in faces)
     return _kept(VideoCall._make(((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest)))
 
 

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm import Call, Exchange
+from strobe.attention.tree.comm import CollectiveCall, Exchange
 from strobe.attention.tree.comm.failing import Peer
 from strobe.attention.tree.faults import CollectiveError, disagreement, machine_id, start_of
 
@@ -75,7 +75,7 @@ class Agreement:
         device: of the tensors.
     """
 
-    def __init__(self, call: Call, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
+    def __init__(self, call: CollectiveCall, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
         self._call = call
         self._kind = (digest, *keys)
         self._keys = keys

@@ -14,10 +14,10 @@ from torch import Tensor
 from strobe.attention.tree import links as machine
 from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.comm.watch import reached
-from strobe.attention.tree.flow import run
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide
+from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
 from strobe.attention.types import AttentionOutput

@@ -16,10 +16,10 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm import Call, Comm
+from strobe.attention.tree.comm import CollectiveCall, Comm
 from strobe.attention.tree.local import Shard, local_attention
+from strobe.attention.tree.packing import merge_messages, pack_state, row_bytes
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.attention.tree.wire import merge_messages, pack_state, row_bytes
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
 
@@ -158,7 +158,7 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     )
 
 
-def _exchanged(call: Call, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+def _exchanged(call: CollectiveCall, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
     call.exchange(parts, shapes).wait()
 
 
@@ -253,6 +253,6 @@ def _on_gpu(run: Callable[[], object]) -> tuple[float, float]:
     return first.elapsed_time(last) / 1e3 / RUNS, started / RUNS
 
 
-def _slowest(call: Call, seconds: Sequence[float], device: torch.device) -> list[float]:
+def _slowest(call: CollectiveCall, seconds: Sequence[float], device: torch.device) -> list[float]:
     slowest: list[float] = call.all_reduce(torch.tensor(seconds, device=device), largest=True).tolist()
     return slowest

@@ -13,9 +13,9 @@ from typing import Final
 
 from strobe.attention.tree.comm import symmetric
 from strobe.attention.tree.links import Kind, Links
+from strobe.attention.tree.packing import row_bytes
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
-from strobe.attention.tree.wire import row_bytes
 from strobe.core.errors import ConfigError
 
 RING_LAUNCHES: Final = 4

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import Call, Comm, comm_of, comms_of_mesh
-from strobe.attention.tree.flow import Flow, owned_segments
+from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import Ranks, TreePlan, decide, grid_of
+from strobe.attention.tree.redistribute import Redistribution, owned_segments
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -206,7 +206,7 @@ def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) 
         raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
 
 
-def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
+def begin(request: Request, q: Tensor | None, seconds: float) -> Redistribution:
     """Begin the call: number it on every group that it uses, describe it to the other ranks, and choose its strategy.
 
     Args:
@@ -218,7 +218,7 @@ def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
     digest = _digest(request, q is None)
     keys, device = (spec.num_kv_heads, spec.head_dim_v), torch.device(spec.device_type)
     text = spec.describe(request.requested) + (" backward" if q is None else "")
-    calls: list[Call] = []
+    calls: list[CollectiveCall] = []
     for comm, same in ((request.tree, ("replicated", "heads")), (request.heads, ("replicated",))):
         call = comm.begin(text, digest, seconds)
         agreement = Agreement(call, digest, q if spec.q_placement in same else None, keys, device)
@@ -234,7 +234,7 @@ def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
     if spec.strategy == "ulysses":
         tree, heads = heads, tree
     shards = request.shards
-    return Flow(
+    return Redistribution(
         spec=spec,
         grid=Grid(
             num_tree_ranks=num_tree_ranks,
@@ -248,7 +248,7 @@ def begin(request: Request, q: Tensor | None, seconds: float) -> Flow:
     )
 
 
-def _learn(spec: TreeSpec, call: Call, agreement: Agreement) -> TreeSpec:
+def _learn(spec: TreeSpec, call: CollectiveCall, agreement: Agreement) -> TreeSpec:
     """Complete the spec on a rank without keys by the keys' shape, which other ranks know."""
     call.first = None
     num_kv_heads, head_dim_v = agreement.wait()

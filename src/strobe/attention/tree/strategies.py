@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from strobe.attention.state import merge
-from strobe.attention.tree.comm import Call, Exchange
+from strobe.attention.tree.comm import CollectiveCall, Exchange
 from strobe.attention.tree.comm.symmetric import gather_symmetric
 from strobe.attention.tree.local import Shard, empty_state, local_attention
+from strobe.attention.tree.packing import merge_messages, pack_state, unpack_state
 from strobe.attention.tree.placement import Segment, Span, split
 from strobe.attention.tree.spec import Strategy, TreeSpec
-from strobe.attention.tree.wire import merge_messages, pack_state, unpack_state
 from strobe.attention.types import AttentionOutput
 from strobe.core.spans import span
 
@@ -47,7 +47,7 @@ class Cut:
         return tensor.narrow(self.dim, start, stop - start)
 
 
-def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | None) -> AttentionOutput:
+def combine(call: CollectiveCall, strategy: Strategy, part: AttentionOutput, cut: Cut | None) -> AttentionOutput:
     """Merge every rank's part.
 
     Args:
@@ -68,7 +68,7 @@ def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | No
         if cut is None:
             return whole
         return AttentionOutput(out=cut.of(whole.out, call.rank), lse=cut.of(whole.lse.transpose(1, 2), call.rank).transpose(1, 2))
-    gather = gather_symmetric if strategy == "symmetric" else Call.gather
+    gather = gather_symmetric if strategy == "symmetric" else CollectiveCall.gather
     packed = gather(call, pack_state(part))
     if cut:
         packed = [cut.of(each, call.rank) for each in packed]
@@ -76,7 +76,7 @@ def combine(call: Call, strategy: Strategy, part: AttentionOutput, cut: Cut | No
         return merge_messages(packed, head_dim_v)
 
 
-def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput:
+def _by_exchange(call: CollectiveCall, part: AttentionOutput, cut: Cut) -> AttentionOutput:
     """Exchange parts so that every rank gets all parts of its slice, and merge them in rank order."""
     packed = pack_state(part)
     sends = [cut.of(packed, rank) for rank in range(call.size)]
@@ -85,7 +85,7 @@ def _by_exchange(call: Call, part: AttentionOutput, cut: Cut) -> AttentionOutput
         return merge_messages(arrived, part.out.shape[3])
 
 
-def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutput:
+def _by_exchange_and_gather(call: CollectiveCall, part: AttentionOutput) -> AttentionOutput:
     """Merge a share of the rows on each rank, then gather: `2 (P-1)/P` messages, where a gather of parts sends `P-1`."""
     packed = pack_state(part)
     rows = packed.view(1, -1, 1, packed.shape[3])  # the rows of all batches and heads, in one line
@@ -96,7 +96,7 @@ def _by_exchange_and_gather(call: Call, part: AttentionOutput) -> AttentionOutpu
     return unpack_state(whole, part.out.shape[3])
 
 
-def _by_all_reduce(call: Call, part: AttentionOutput) -> AttentionOutput:
+def _by_all_reduce(call: CollectiveCall, part: AttentionOutput) -> AttentionOutput:
     """Merge by all-reduce, algorithm 3 of arXiv 2408.04093.
 
     `m = max L_r`, `d = sum exp(L_r - m)`, `n = sum exp(L_r - m) out_r`, `out = n / d`.
@@ -118,7 +118,7 @@ def _by_all_reduce(call: Call, part: AttentionOutput) -> AttentionOutput:
 
 
 def ring_attention(
-    call: Call, q: Tensor, shard: Shard, segments: Sequence[tuple[Segment, ...]], spec: TreeSpec, queries: Span
+    call: CollectiveCall, q: Tensor, shard: Shard, segments: Sequence[tuple[Segment, ...]], spec: TreeSpec, queries: Span
 ) -> AttentionOutput:
     """Attend from this rank's rows to the keys of all ranks; the next keys travel while the present ones are used.
 
@@ -149,7 +149,7 @@ def ring_attention(
     return AttentionOutput(out=state.out.to(q.dtype), lse=state.lse)
 
 
-def _pass_on(call: Call, held: Tensor, shapes: Sequence[tuple[int, ...]], source: int) -> Exchange:
+def _pass_on(call: CollectiveCall, held: Tensor, shapes: Sequence[tuple[int, ...]], source: int) -> Exchange:
     """Send the held keys to the right neighbour and receive those of the left one."""
     nothing = (0, *shapes[source][1:])
     left, right = (call.rank - 1) % call.size, (call.rank + 1) % call.size

@@ -14,7 +14,7 @@ from strobe.bench.attention import lines, oracle, ours, stages
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import PEER, Contestant, group_and_impl
 from strobe.bench.attention.inputs import Inputs
-from strobe.bench.attention.laps import matmul_peak, plan_laps
+from strobe.bench.attention.interleave import matmul_peak, plan_interleave
 from strobe.bench.clips import ClipNumbers
 from strobe.core.device import synchronize
 from strobe.core.errors import StrobeError
@@ -205,7 +205,7 @@ class _Measurement:
         product()
         speeds = {name: each.speed for name, each in bound.items()} | {MATMUL: watch.probe(product)}
         spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
-        laps = plan_laps(speeds, self._plan.seconds)
+        laps = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
         for number in range(laps.rounds):
             self._say(f"timing, round {number + 1} of {laps.rounds}")

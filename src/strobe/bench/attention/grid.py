@@ -53,7 +53,7 @@ SCENARIOS: Final = {"memory-limited": (8, 64), "maximum performance": (16, 256),
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class GridCell:
     """One entry of the grid; all implementations compute the same call.
 
     Args:
@@ -102,7 +102,7 @@ def cells(
     *,
     topks: Sequence[int] = (),
     directions: Sequence[bool] = (False,),
-) -> tuple[Cell, ...]:
+) -> tuple[GridCell, ...]:
     """Return every combination of the arguments, shape by shape.
 
     Args:
@@ -122,7 +122,7 @@ def cells(
         raise ConfigError(f"topk: got {min(topks)}, expected 1 or more")
     budgets = [*((sparsity, None) for sparsity in sparsities), *((None, topk) for topk in topks)]
     found = tuple(
-        Cell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
+        GridCell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
         for shape, backward, (sparsity, topk), block in product(shapes, directions, budgets, blocks)
     )
     if not found:
@@ -130,10 +130,10 @@ def cells(
     return found
 
 
-def scenario_cells(shapes: Sequence[Shape]) -> tuple[Cell, ...]:
+def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
     """Return the cells that the advice is based on: the public guide's settings, and four sparsities per block size."""
     guide = tuple(
-        Cell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
+        GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
     )
     return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench.attention.grid import Cell, layout_of
+from strobe.bench.attention.grid import GridCell, layout_of
 from strobe.models.wan.rope import frequencies
 
 DATA: Final = ("smooth", "normal")
@@ -39,7 +39,7 @@ class Inputs:
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """
 
-    cell: Cell
+    cell: GridCell
     tiles: TileLayout
     q: Tensor
     k: Tensor
@@ -109,7 +109,7 @@ class Inputs:
         return self.selection.indices.numel()
 
 
-def draw(cell: Cell, *, tile: str, data: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+def draw(cell: GridCell, *, tile: str, data: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
     """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
 
     Args:
@@ -142,7 +142,7 @@ def draw(cell: Cell, *, tile: str, data: str, dtype: torch.dtype, device: torch.
     return Inputs(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
 
 
-def _rotary(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return rotary tables over time, height and width, float32 `[S, D / 2]`: a third of the pairs each, time the remainder."""
     pairs = cell.shape.head_dim // 2
     side = pairs // 3

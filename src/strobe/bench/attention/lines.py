@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from strobe.bench.attention.contestant import Contestant
-from strobe.bench.attention.grid import Cell
+from strobe.bench.attention.grid import GridCell
 from strobe.bench.attention.inputs import Inputs
 from strobe.bench.attention.oracle import Precision
 from strobe.core import costs
@@ -19,7 +19,7 @@ BACKWARD_FLOPS: Final = 2.5
 _HIGHER: Final = (COSINE, RECALL)
 
 
-def cell_line(cell: Cell) -> AttentionCell:
+def cell_line(cell: GridCell) -> AttentionCell:
     """Return the cell's place in the grid as a record."""
     return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
 

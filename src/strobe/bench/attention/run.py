@@ -17,7 +17,7 @@ from strobe.bench.attention import ours
 from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.cell import CellPlan, measure_cell
 from strobe.bench.attention.contestant import PEER, group_and_impl
-from strobe.bench.attention.grid import TILES, Cell
+from strobe.bench.attention.grid import TILES, GridCell
 from strobe.bench.attention.inputs import DATA, draw
 from strobe.bench.attention.lines import cell_line
 from strobe.bench.case import Progress
@@ -113,7 +113,7 @@ def _default(name: str, on_gpu: bool) -> bool:
     return impl not in (ours.SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
-def run_grid(cells: Sequence[Cell], request: Request, folder: Path, progress: Progress) -> Outcome:
+def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress: Progress) -> Outcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
@@ -182,7 +182,7 @@ def _say(progress: Progress, number: int, total: int, name: str, what: str) -> N
     progress(number, total, f"{name}: {what}")
 
 
-def _measure(cell: Cell, request: Request, place: Path, say: Callable[[str], None]) -> None:
+def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str], None]) -> None:
     device = resolve_device(request.device)
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from strobe.bench.cases.ablate.cells import Cell, one_at_a_time, one_in
+from strobe.bench.cases.ablate.cells import AblationCell, one_at_a_time, one_in
 from strobe.bench.cases.ablate.factors import Factor, Setup
 from strobe.bench.cases.stream import Script
 from strobe.core.errors import ConfigError
@@ -53,7 +53,9 @@ def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed
     return Script(prompt=first, switches=switches, num_blocks=steady + 2 * length.switches, seed=seed)
 
 
-def log_cells(base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool) -> list[Cell]:
+def log_cells(
+    base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool
+) -> list[AblationCell]:
     """Return a cell for every preset but the base's own and, if asked for, for every optimisation alone on the base.
 
     Where no preset is named, those that the device lacks nothing for.

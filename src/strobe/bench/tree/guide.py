@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from strobe.bench.tree.contest import Inputs
+from strobe.bench.tree.candidates import Inputs
 from strobe.bench.tree.request import How
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.perf.records.record import Mode

@@ -10,7 +10,7 @@ from strobe.attention.tree import Links, TreePlan, explain
 from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import Message, Prediction
-from strobe.bench.tree.contest import Inputs
+from strobe.bench.tree.candidates import Inputs
 from strobe.bench.tree.request import Predicted
 from strobe.perf.records import grids
 from strobe.perf.records.grids import Collective, LinkRate, SentMessage, WhatIf

@@ -6,7 +6,7 @@ from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.perf.records.schema import parts_of, struct_section
-from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
+from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
 
 _HEAD: Final = f"""# JSON documents
 
@@ -37,5 +37,5 @@ def json_markdown() -> str:
     return "\n".join((_HEAD, listed, "", *(struct_section(kind.__name__, kind) for kind in (*kinds, *parts))))
 
 
-def _link(kind: type[Part]) -> str:
+def _link(kind: type[DocumentPart]) -> str:
     return f"[{kind.__name__}](#{kind.__name__.lower()})"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
+from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
 
 Written = Annotated[
     dict[str, str], Meta(description="paths of the written files, by kind, e.g. `html`; empty if none was written")
@@ -19,7 +19,7 @@ NotMet = Annotated[
 Red = Annotated[dict[str, str], Meta(description="by candidate that failed its gate: the rule and the measured figure")]
 
 
-class Printed(Part, frozen=True, kw_only=True):
+class Printed(DocumentPart, frozen=True, kw_only=True):
     """Base of documents that a verb builds itself."""
 
     v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION

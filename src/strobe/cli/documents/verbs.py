@@ -12,7 +12,7 @@ from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
-from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
+from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
 
 
 class Traced(TraceDocument, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Measured(Reported, frozen=True, kw_only=True):
     red: Red
 
 
-class ClipMade(Part, frozen=True, kw_only=True):
+class ClipMade(DocumentPart, frozen=True, kw_only=True):
     """A clip that was made: its file, length, speed, preset and device."""
 
     path: Annotated[str | None, Meta(description="path of the file; null if no frame was made")]
@@ -313,7 +313,7 @@ class Judged(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
+DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),

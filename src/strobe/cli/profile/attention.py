@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class CallFlags:
     """The call that every implementation computes.
 
     Args:
@@ -73,7 +73,7 @@ class Measured:
 def attention(
     *,
     impls: tuple[str, ...] = ("sdpa", "reference"),
-    call: Call = Call(),
+    call: CallFlags = CallFlags(),
     measured: Measured = Measured(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias="-o")] = None,

@@ -105,7 +105,7 @@ class PassShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CostItem:
     """One kind of operation in a pass: `calls` times `each`."""
 
     name: str
@@ -118,12 +118,12 @@ class Part:
         return self.each * self.calls
 
 
-def total(parts: Sequence[Part]) -> Cost:
+def total(parts: Sequence[CostItem]) -> Cost:
     """Add parts up."""
     return sum((part.total for part in parts), Cost())
 
 
-def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[Part, ...]:
+def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[CostItem, ...]:
     """Compute the cost of one pass, part by part, without text keys and values and the time path, which are computed once.
 
     FLOPs of a layer: linears `8 S d^2` (self), `4 S d^2` (cross) and `4 S d f` (feed-forward), attention `4 S K d` and `4 S L d`.
@@ -139,28 +139,28 @@ def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[Part, ...
     latents = shape.patch[0] * shape.patch[1] * shape.latent_channels
     square = linear(rows, dim, dim, dtype=dtype)
     layers = (
-        Part(name="modulated_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
-        Part(name="qkv_projection", calls=full, each=linear(rows, dim, 3 * dim, dtype=dtype)),
-        Part(name="qk_norm_rope", calls=full, each=elementwise(2 * rows * dim, dtype=dtype)),
-        Part(name="kv_write", calls=shape.num_layers, each=kv_write(rows, shape.num_heads, shape.head_dim, dtype=dtype)),
-        Part(name="attention_kernel", calls=full, each=attention(own, dtype=dtype, pairs=one.pairs)),
-        Part(name="output_projection", calls=full, each=square),
-        Part(name="gated_residual", calls=2 * full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
-        Part(name="cross_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
-        Part(name="cross_projection", calls=2 * full, each=square),
-        Part(name="cross_attention_kernel", calls=full, each=attention(text, dtype=dtype)),
-        Part(name="cross_residual", calls=full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
-        Part(name="ffn_up", calls=full, each=linear(rows, dim, shape.ffn_dim, dtype=dtype)),
-        Part(name="ffn_activation", calls=full, each=elementwise(rows * shape.ffn_dim, dtype=dtype)),
-        Part(name="ffn_down", calls=full, each=linear(rows, shape.ffn_dim, dim, dtype=dtype)),
+        CostItem(name="modulated_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
+        CostItem(name="qkv_projection", calls=full, each=linear(rows, dim, 3 * dim, dtype=dtype)),
+        CostItem(name="qk_norm_rope", calls=full, each=elementwise(2 * rows * dim, dtype=dtype)),
+        CostItem(name="kv_write", calls=shape.num_layers, each=kv_write(rows, shape.num_heads, shape.head_dim, dtype=dtype)),
+        CostItem(name="attention_kernel", calls=full, each=attention(own, dtype=dtype, pairs=one.pairs)),
+        CostItem(name="output_projection", calls=full, each=square),
+        CostItem(name="gated_residual", calls=2 * full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
+        CostItem(name="cross_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
+        CostItem(name="cross_projection", calls=2 * full, each=square),
+        CostItem(name="cross_attention_kernel", calls=full, each=attention(text, dtype=dtype)),
+        CostItem(name="cross_residual", calls=full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
+        CostItem(name="ffn_up", calls=full, each=linear(rows, dim, shape.ffn_dim, dtype=dtype)),
+        CostItem(name="ffn_activation", calls=full, each=elementwise(rows * shape.ffn_dim, dtype=dtype)),
+        CostItem(name="ffn_down", calls=full, each=linear(rows, shape.ffn_dim, dim, dtype=dtype)),
     )
-    embed = Part(name="patch_embedding", calls=1, each=linear(rows, latents, dim, dtype=dtype))
+    embed = CostItem(name="patch_embedding", calls=1, each=linear(rows, latents, dim, dtype=dtype))
     if one.last_layer_kv_only:
         last_qk = elementwise(rows * dim, dtype=dtype)
         kv = norm(rows, dim, dtype=dtype) + linear(rows, dim, 2 * dim, dtype=dtype) + last_qk
-        return (embed, *layers, Part(name="last_layer_kv", calls=1, each=kv))
+        return (embed, *layers, CostItem(name="last_layer_kv", calls=1, each=kv))
     head = norm(rows, dim, dtype=dtype) + linear(rows, dim, latents, dtype=dtype)
-    return (embed, *layers, Part(name="head", calls=1, each=head))
+    return (embed, *layers, CostItem(name="head", calls=1, each=head))
 
 
 # ---------------------------------------------------------------------------------------------------------- VAE decoder

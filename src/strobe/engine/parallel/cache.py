@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm import Call
+from strobe.attention.tree.comm import CollectiveCall
 from strobe.attention.tree.local import Shard, local_attention
+from strobe.attention.tree.packing import merge_messages, pack_state
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.attention.tree.wire import merge_messages, pack_state
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep
 from strobe.cache.rows import Signature
 from strobe.cache.tiled import Reach
@@ -35,7 +35,7 @@ class SharedStep:
 
     layout: Layout
     step: CacheStep
-    call: Call
+    call: CollectiveCall
     by_rank: bool
 
     @property
@@ -221,7 +221,7 @@ class SharedCache:
         torch.index_select(step.rows, 0, held[0], out=held[1])
         return held[1]
 
-    def _gather(self, call: Call, part: Tensor) -> Tensor:
+    def _gather(self, call: CollectiveCall, part: Tensor) -> Tensor:
         """Gather a tensor `[L, B, rows, h, D]` of every rank into that of a single device."""
         layout = self._layout
         if not part.shape[2]:

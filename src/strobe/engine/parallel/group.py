@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import Call, comm_of
+from strobe.attention.tree.comm import CollectiveCall, comm_of
 from strobe.attention.tree.comm.watch import reached
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
@@ -110,7 +110,7 @@ class DeviceGroup:
         """Whether this is rank 0, which decodes and whose prompts count."""
         return self.rank == 0
 
-    def begin(self, what: str) -> Call:
+    def begin(self, what: str) -> CollectiveCall:
         """Start the next call that all ranks make together.
 
         Raises:
@@ -118,7 +118,7 @@ class DeviceGroup:
         """
         return self._begin(what, self.timeout_s)
 
-    def agree(self, what: str, *, patience: int = 1) -> Call:
+    def agree(self, what: str, *, patience: int = 1) -> CollectiveCall:
         """Check that all ranks are here and about to do the same.
 
         Args:
@@ -145,7 +145,7 @@ class DeviceGroup:
         return msgspec.json.decode(bytes(text.tolist()), type=Change)
 
     @contextmanager
-    def watched(self, call: Call) -> Iterator[None]:
+    def watched(self, call: CollectiveCall) -> Iterator[None]:
         """Give the work that the block queues on this GPU the timeout of its call, from when the GPU reaches it.
 
         Messages of a recorded pass have no timeout of their own. Does nothing on a CPU.
@@ -192,10 +192,10 @@ class DeviceGroup:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _begin(self, what: str, timeout_s: float) -> Call:
+    def _begin(self, what: str, timeout_s: float) -> CollectiveCall:
         return self._comm.begin(what, 0, timeout_s, ends_process=False)  # `settle` comes before any result is handed out
 
-    def _from_leader(self, call: Call, own: torch.Tensor, length: int) -> torch.Tensor:
+    def _from_leader(self, call: CollectiveCall, own: torch.Tensor, length: int) -> torch.Tensor:
         """Return rank 0's tensor of `length` elements on every rank."""
         empty = own[:0]
         sends = [own if self.leads else empty] * self.size

@@ -12,7 +12,7 @@ from strobe.lint.document import Sentence
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import QUALITY, key
 from strobe.lint.quantity import Quantity, printed
-from strobe.lint.study import Figure, Study
+from strobe.lint.study import Figure, LintStudy
 from strobe.lint.views import View
 
 MAJORITY: Final = Fraction(3, 5)
@@ -23,7 +23,7 @@ HEDGE: Final = re.compile(
 """Words that mark a figure as not measured in this document."""
 
 
-def two_values(study: Study) -> Iterator[Claim]:
+def two_values(study: LintStudy) -> Iterator[Claim]:
     """Compare figures of the same configuration and metric in different tables.
 
     Tables of different runs differ in most of their times; so two tables are only compared in times (or memory, or quality) if
@@ -56,7 +56,7 @@ _SAVED: Final = re.compile(r"(?i)\bsaved\b|\bby (?:fewer|faster) calls\b")
 Cells = dict[tuple[str, str], Figure]
 
 
-def _cells(study: Study, view: View) -> Cells:
+def _cells(study: LintStudy, view: View) -> Cells:
     """Return the figures of a table by configuration and metric, without names that occur in two rows or columns.
 
     What a line saves belongs to two configurations, and the row names neither: it may differ from table to table.
@@ -111,7 +111,7 @@ def _contradiction(clashing: Sequence[Figure], everywhere: Sequence[Figure]) -> 
 # ------------------------------------------------------------------------------------------------------------- sentences
 
 
-def prose_disagrees(study: Study) -> Iterator[Claim]:
+def prose_disagrees(study: LintStudy) -> Iterator[Claim]:
     """Compare `Turbo: SS Max 450 ms` in a sentence with the tables' figures for that configuration."""
     metrics: dict[str, list[Figure]] = defaultdict(list)
     for figure in study.figures:
@@ -126,7 +126,7 @@ def prose_disagrees(study: Study) -> Iterator[Claim]:
             yield from _against_tables(study, sentence, title, [each for each in figures if each.config == key(configs[0])])
 
 
-def _against_tables(study: Study, sentence: Sentence, title: str, figures: Sequence[Figure]) -> Iterator[Claim]:
+def _against_tables(study: LintStudy, sentence: Sentence, title: str, figures: Sequence[Figure]) -> Iterator[Claim]:
     for said in _beside(sentence, title):
         same = [
             figure
@@ -154,7 +154,7 @@ def _beside(sentence: Sentence, title: str) -> Iterator[Quantity]:
                 yield said
 
 
-def delta_disagrees(study: Study) -> Iterator[Claim]:
+def delta_disagrees(study: LintStudy) -> Iterator[Claim]:
     """Compare `SSIM: -0.03` in a sentence with the configuration's figure minus the baseline's in the tables."""
     tables = {series.metric.quality: (view, series) for view in study.views for series in view.of_kind("quality")}
     pattern = re.compile(
@@ -171,7 +171,7 @@ def delta_disagrees(study: Study) -> Iterator[Claim]:
             yield from _delta(study, sentence, said, (view, key(config), found[1]))
 
 
-def _delta(study: Study, sentence: Sentence, said: Quantity, about: tuple[View, str, str]) -> Iterator[Claim]:
+def _delta(study: LintStudy, sentence: Sentence, said: Quantity, about: tuple[View, str, str]) -> Iterator[Claim]:
     view, config, metric = about
     series = next(each for each in view.of_kind("quality") if each.metric.quality == metric.lower())
     rows = {key(entry.key): (entry, figure) for entry, figure in series.figures}
@@ -198,7 +198,7 @@ _STEPS: Final = re.compile(r"(?i)(?<![\w.])(\d+)[\s-](?:denois\w+ )?steps?\b(?!\
 _STEP_LIST: Final = re.compile(r"(?i)steps\w*\s*[:=]\s*\[([^\]]*)\]")
 
 
-def value_of_another(study: Study) -> Iterator[Claim]:
+def value_of_another(study: LintStudy) -> Iterator[Claim]:
     """Find a measured value that a sentence gives to one step count and the tables to another."""
     owners = _step_counts(study)
     for sentence in study.document.sentences:
@@ -213,7 +213,7 @@ def value_of_another(study: Study) -> Iterator[Claim]:
             yield from _belongs_to(study, sentence, said, (steps[0], owners))
 
 
-def _step_counts(study: Study) -> dict[tuple[int, ...], int]:
+def _step_counts(study: LintStudy) -> dict[tuple[int, ...], int]:
     """Map sections to their number of denoise steps, from the heading, then settings, then the text."""
     counts: dict[tuple[int, ...], int] = {}
     sections = {sentence.section.path: sentence.section for sentence in study.document.sentences}
@@ -240,7 +240,7 @@ def _step_counts(study: Study) -> dict[tuple[int, ...], int]:
 
 
 def _belongs_to(
-    study: Study, sentence: Sentence, said: Quantity, about: tuple[int, dict[tuple[int, ...], int]]
+    study: LintStudy, sentence: Sentence, said: Quantity, about: tuple[int, dict[tuple[int, ...], int]]
 ) -> Iterator[Claim]:
     steps, owners = about
     placed = [

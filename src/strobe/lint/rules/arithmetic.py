@@ -13,7 +13,7 @@ from strobe.lint.document import Sentence
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import statistic
 from strobe.lint.quantity import UNITS, Bounds, Quantity, exactly, mask, printed, quantities
-from strobe.lint.study import Study
+from strobe.lint.study import LintStudy
 
 _NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _UNIT: Final = r"(?:\s?(?:ns|µs|us|ms|s|GB|MB|GiB|MiB|KB|TB|%|FPS|fps)(?![\w/])|(?!\s?[x×]\s)(?:\s(?!x\b)[a-z][a-z-]*){1,2})?"
@@ -44,7 +44,7 @@ class _NotArithmetic(ValueError):
     """The text looks like a formula and is not one."""
 
 
-def expressions(study: Study) -> Iterator[Expression]:
+def expressions(study: LintStudy) -> Iterator[Expression]:
     """Yield every formula of numbers alone in the document's sentences."""
     for sentence in study.document.sentences:
         text = mask(sentence.text, sizes=False)
@@ -156,7 +156,7 @@ def _factor(tokens: list[Bounds | str]) -> tuple[Bounds, list[Bounds | str]]:
     raise _NotArithmetic(str(head))
 
 
-def formula(study: Study) -> Iterator[Claim]:
+def formula(study: LintStudy) -> Iterator[Claim]:
     """Evaluate every formula and compare it with its claimed result."""
     for each in expressions(study):
         if not each.value.overlaps(each.said.bounds) and each.said.plain:
@@ -180,7 +180,7 @@ _COMPARED: Final = re.compile(
 )
 
 
-def arrow(study: Study) -> Iterator[Claim]:
+def arrow(study: LintStudy) -> Iterator[Claim]:
     """Compare `21.9 % (749 ms -> 585 ms)` or `3.3x faster (from 410 ms to 178 ms)` with the change between the two."""
     texts = [(sentence.text, sentence.line, "", "") for sentence in study.document.sentences]
     for view in study.views:
@@ -217,7 +217,7 @@ def _is_claimed(text: str, ratio: Quantity) -> bool:
     return bool(_COMPARES.search(after) or _COMPARED.search(before) or alone or not (before + after).strip(" .()"))
 
 
-def _change(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
+def _change(study: LintStudy, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
     said, one, two = figures
     ratio = two.bounds / one.bounds
     if said.dimension == "ratio":
@@ -239,7 +239,7 @@ def _change(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, 
         )
 
 
-def _times(study: Study, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
+def _times(study: LintStudy, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
     said, one, two = figures
     forms = (two.bounds / one.bounds, one.bounds / two.bounds)
     if said.plain and not any(form.overlaps(said.bounds) for form in forms):
@@ -264,7 +264,7 @@ _MATCHES: Final = re.compile(
 )
 
 
-def decompositions(study: Study) -> Iterator[Claim]:
+def decompositions(study: LintStudy) -> Iterator[Claim]:
     """Find two products that are claimed to make up the same measured value and give different results."""
     found = [(each, target) for each in expressions(study) if each.product and (target := _target(study, each)) is not None]
     for number, (one, first) in enumerate(found):
@@ -284,7 +284,7 @@ def decompositions(study: Study) -> Iterator[Claim]:
                 )
 
 
-def _target(study: Study, each: Expression) -> Bounds | None:
+def _target(study: LintStudy, each: Expression) -> Bounds | None:
     """Return the measured value that a formula explains: `(575 ms measured)`, or `matches Balanced mean latency`."""
     text = each.sentence.text
     for other in each.sentence.found:

@@ -11,8 +11,8 @@ from typing import Final
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import key, words
 from strobe.lint.quantity import Bounds, Quantity, exactly, printed
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 FLOOR_POINTS: Final = Fraction(3, 10)
 """Tolerance of a change beyond its printed digits, percentage points."""
@@ -50,7 +50,7 @@ FORMULAS: Final[dict[str, dict[str, Formula]]] = {
 class Operands:
     """One derived figure and the two figures it may have been computed from."""
 
-    entry: Entry
+    entry: SeriesEntry
     said: Quantity
     reference: Quantity
     candidate: Quantity
@@ -104,7 +104,7 @@ def _readings(groups: dict[str, list[Operands]]) -> list[Reading]:
     return sorted(found, key=lambda reading: -len(reading.fits))
 
 
-def _usable(entry: Entry) -> bool:
+def _usable(entry: SeriesEntry) -> bool:
     return entry.quantity is not None and entry.quantity.plain and not entry.cell.interval
 
 
@@ -176,7 +176,7 @@ def _of_rows(view: View, derived: Series) -> dict[str, list[Operands]]:
     return {rows[0].source: rows} if rows else {}
 
 
-def _columns(study: Study) -> Iterator[tuple[View, Series, list[Reading]]]:
+def _columns(study: LintStudy) -> Iterator[tuple[View, Series, list[Reading]]]:
     """Yield every derived column with its readings."""
     for view in study.views:
         if view.table.origin != "table" or _OTHER.search(view.table.context):
@@ -189,7 +189,7 @@ def _columns(study: Study) -> Iterator[tuple[View, Series, list[Reading]]]:
             yield view, derived, _readings({**_against_row(view, derived), **_across(view, derived)})
 
 
-def change_column(study: Study) -> Iterator[Claim]:
+def change_column(study: LintStudy) -> Iterator[Claim]:
     """Find rows of a derived column that the formula of the other rows does not give."""
     for view, derived, readings in _columns(study):
         best = readings[0] if readings else None
@@ -239,7 +239,7 @@ def _material(said: Quantity, right: Bounds) -> bool:
     return off > FLOOR_RATIO * abs(right.middle)
 
 
-def statistic_unnamed(study: Study) -> Iterator[Claim]:
+def statistic_unnamed(study: LintStudy) -> Iterator[Claim]:
     """Find derived columns beside several statistics of one quantity that do not say which of them they compare."""
     for view, derived, readings in _columns(study):
         if not view.by_columns:
@@ -272,7 +272,7 @@ def _says(view: View, derived: Series, source: Series) -> bool:
     return any(re.search(rf"(?i)\b(?:{pattern})\b", text) for text in texts)
 
 
-def _unnamed(study: Study, view: View, derived: Series, found: tuple[Series, Series, Reading]) -> Claim:
+def _unnamed(study: LintStudy, view: View, derived: Series, found: tuple[Series, Series, Reading]) -> Claim:
     source, sibling, reading = found
     base = sibling.of(_reference_row(view, derived) or 0)
     for row in reading.rows:

@@ -11,7 +11,7 @@ from strobe.lint.document import Sentence
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import covers, is_total, key, words
 from strobe.lint.quantity import UNITS, Quantity
-from strobe.lint.study import Figure, Study
+from strobe.lint.study import Figure, LintStudy
 
 _MOST: Final = r"largest|slowest|longest|most expensive|costliest|biggest|heaviest|most time-consuming"
 _LEAST: Final = r"fastest|smallest|cheapest|quickest|shortest|least expensive"
@@ -26,7 +26,7 @@ _SUBJECT_STOP: Final = frozenset({"key", "insight", "note", "that", "so", "thus"
 _STATISTICS: Final = ("mean", "", "p50", "sum")
 
 
-def superlative(study: Study) -> Iterator[Claim]:
+def superlative(study: LintStudy) -> Iterator[Claim]:
     """Compare `X is the largest kernel` with the figures of every comparable table of its chapter."""
     for sentence in study.document.sentences:
         for found in _SUPERLATIVE.finditer(sentence.text):
@@ -35,7 +35,7 @@ def superlative(study: Study) -> Iterator[Claim]:
                 yield from _challenged(study, sentence, (clause[0].strip(), found["word"].lower(), found["noun"]))
 
 
-def _challenged(study: Study, sentence: Sentence, said: tuple[str, str, str]) -> Iterator[Claim]:
+def _challenged(study: LintStudy, sentence: Sentence, said: tuple[str, str, str]) -> Iterator[Claim]:
     name, word, noun = said
     subject = [each for each in words(name) if each not in _SUBJECT_STOP]
     chapter = sentence.section.path[: max(1, len(sentence.section.path) - 1)]
@@ -105,7 +105,7 @@ _PURPOSE: Final = re.compile(
 _NEEDS: Final = re.compile(r"(?i)\b(?:saves?|saved|saving|reduces?|reduced|less than before|lower by)\b")
 
 
-def memory_fit(study: Study) -> Iterator[Claim]:
+def memory_fit(study: LintStudy) -> Iterator[Claim]:
     """Compare `for GPUs with < 24 GB` with the peak memory that the tables give the same configuration."""
     peaks = [figure for figure in study.figures if figure.series.metric.kind == "memory" and _is_peak(figure)]
     if not peaks:
@@ -127,7 +127,7 @@ def _fits(sentence: Sentence, limit: Quantity) -> bool:
     return re.search(r"(?i)\b(?:fits?|runs?)\b[^.;]{0,24}$", sentence.text[: limit.start]) is not None
 
 
-def _too_large(study: Study, sentence: Sentence, limit: Quantity, peaks: list[Figure]) -> Iterator[Claim]:
+def _too_large(study: LintStudy, sentence: Sentence, limit: Quantity, peaks: list[Figure]) -> Iterator[Claim]:
     named = [key(name) for name in study.named(sentence.lead or sentence.text)] or [key(study.config_of(sentence.section))]
     own = [figure for figure in peaks if figure.config in named] or [min(peaks, key=lambda figure: figure.quantity.value)]
     smallest = min(own, key=lambda figure: figure.quantity.value)
@@ -150,7 +150,7 @@ _DIFFERENCE: Final = re.compile(r"(?i)\b(?:delta|difference|gap)\b")
 SLACK: Final = Fraction(3, 2)
 
 
-def explains(study: Study) -> Iterator[Claim]:
+def explains(study: LintStudy) -> Iterator[Claim]:
     """Find a part that is claimed to explain a difference and is larger than that difference."""
     for sentence in study.document.sentences:
         found = _EXPLAINS.match(sentence.text)

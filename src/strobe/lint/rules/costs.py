@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from strobe.core.costs import Cost, DevicePeaks, Part, PassShape, parse_dtype, total, transformer_pass
+from strobe.core.costs import Cost, CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
 from strobe.lint.devices import several_devices
 from strobe.lint.document import Place
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import listed, words
 from strobe.lint.quantity import UNITS, Quantity, printed, time_printed
-from strobe.lint.study import DTYPE, Study
+from strobe.lint.study import DTYPE, LintStudy
 from strobe.lint.views import Series, View
 
 _NOT_ACHIEVED: Final = re.compile(
@@ -37,7 +37,7 @@ class Rate:
     context: str
 
 
-def above_peak(study: Study) -> Iterator[Claim]:
+def above_peak(study: LintStudy) -> Iterator[Claim]:
     """Compare every FLOP/s and byte/s with the device's dense peak at the named dtype, or at its fastest."""
     for rate in (*_rates(study), *_quotients(study)):
         text = f"{rate.label} {rate.context}"
@@ -61,7 +61,7 @@ def above_peak(study: Study) -> Iterator[Claim]:
             )
 
 
-def _matrix_peak(study: Study, device: DevicePeaks, *texts: str) -> tuple[int, str]:
+def _matrix_peak(study: LintStudy, device: DevicePeaks, *texts: str) -> tuple[int, str]:
     """Return the peak of the nearest named dtype; without one, of the device's fastest dtype."""
     for text in texts:
         named = [dtype for word in DTYPE.findall(text) if (dtype := parse_dtype(word))]
@@ -75,7 +75,7 @@ def _matrix_peak(study: Study, device: DevicePeaks, *texts: str) -> tuple[int, s
     return peak, f"{peak / 1e12:.4g} TFLOP/s in {dtype}, its fastest"
 
 
-def _rates(study: Study) -> Iterator[Rate]:
+def _rates(study: LintStudy) -> Iterator[Rate]:
     for figure in study.figures:
         if figure.quantity.dimension in ("compute", "bandwidth"):
             label = f"{figure.entry.key} {figure.series.metric.title}"
@@ -87,7 +87,7 @@ def _rates(study: Study) -> Iterator[Rate]:
                 yield Rate(quantity=each, place=study.document.place(sentence.line), label="", context=sentence.text)
 
 
-def _quotients(study: Study) -> Iterator[Rate]:
+def _quotients(study: LintStudy) -> Iterator[Rate]:
     """Yield rates that a table implies: a column of FLOPs beside a column of times, without a rate column."""
     for view in study.views:
         works, times = (
@@ -139,7 +139,7 @@ _PARTS: Final = (
 _TAKES: Final = re.compile(rf"(?i)\b(?:each|one|a|every|per)\s+(?P<what>{_PARTS[-1][1]})\s+(?:takes?|lasts?|needs?|is|costs?)\b")
 
 
-def below_floor(study: Study) -> Iterator[Claim]:
+def below_floor(study: LintStudy) -> Iterator[Claim]:
     """Compare times of parts of a transformer with their FLOPs at the device's peak: one call of one layer at least."""
     costs = _costs(study)
     device = study.device
@@ -166,7 +166,7 @@ def below_floor(study: Study) -> Iterator[Claim]:
             )
 
 
-def _matrix_peak_or_half(study: Study, device: DevicePeaks, label: str) -> tuple[int, str]:
+def _matrix_peak_or_half(study: LintStudy, device: DevicePeaks, label: str) -> tuple[int, str]:
     """Return the peak of the dtype that a label names, else of 16 bits, the default of such models."""
     named = any(parse_dtype(word) for word in DTYPE.findall(label))
     if named or study.dtype:
@@ -175,7 +175,7 @@ def _matrix_peak_or_half(study: Study, device: DevicePeaks, label: str) -> tuple
     return peak, f"{peak / 1e12:.4g} TFLOP/s in bfloat16"
 
 
-def _costs(study: Study) -> dict[str, Cost] | None:
+def _costs(study: LintStudy) -> dict[str, Cost] | None:
     """Return the cost of one call of each part, and of the whole pass under the empty name."""
     options = study.options
     if options.model is None or options.tokens_per_frame is None or options.window is None:
@@ -184,7 +184,7 @@ def _costs(study: Study) -> dict[str, Cost] | None:
     return {part.name: part.each for part in parts} | {"": total(parts)}
 
 
-def _pass(study: Study, window: int) -> tuple[Part, ...]:
+def _pass(study: LintStudy, window: int) -> tuple[CostItem, ...]:
     options = study.options
     assert options.model is not None and options.tokens_per_frame is not None
     frames = options.frames_per_block or options.model.frame_block
@@ -192,7 +192,7 @@ def _pass(study: Study, window: int) -> tuple[Part, ...]:
     return transformer_pass(options.model, shape)
 
 
-def _timed_parts(study: Study) -> Iterator[tuple[str, Quantity, Place]]:
+def _timed_parts(study: LintStudy) -> Iterator[tuple[str, Quantity, Place]]:
     """Yield every time with its label: figures of tables, items of lists, and `each step takes ...`."""
     for figure in study.figures:
         if figure.quantity.dimension == "time" and figure.series.metric.statistic in ("", "mean", "p50", "min"):
@@ -224,7 +224,7 @@ FREE: Final = Fraction(1, 4)
 WORTH: Final = Fraction(1, 10)
 
 
-def window_free(study: Study) -> Iterator[Claim]:
+def window_free(study: LintStudy) -> Iterator[Claim]:
     """Compare what a smaller attention window saves with the FLOPs it removes."""
     options = study.options
     if options.model is None or options.tokens_per_frame is None:
@@ -238,7 +238,7 @@ def window_free(study: Study) -> Iterator[Claim]:
                 yield from _free(study, view, chosen)
 
 
-def _free(study: Study, view: View, series: Series) -> Iterator[Claim]:
+def _free(study: LintStudy, view: View, series: Series) -> Iterator[Claim]:
     sizes = [
         (int(found[1]), entry, figure) for entry, figure in series.figures if (found := re.match(r"\D{0,12}(\d+)\b", entry.key))
     ]

@@ -12,8 +12,8 @@ from typing import Final
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import key
 from strobe.lint.rules.units import levels, rank_of
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 CLOSE: Final = Fraction(1, 10_000)
 """Relative difference up to which two figures are examined."""
@@ -24,7 +24,7 @@ COPIED_DIGITS: Final = 7
 """Fewest significant digits in all that make two equal rows a copy; fewer may agree by chance."""
 
 
-def coincidence(study: Study) -> Iterator[Claim]:
+def coincidence(study: LintStudy) -> Iterator[Claim]:
     """Find two times of different variants at different levels that agree to four digits or more.
 
     If `m` figures were spread evenly over the logarithm of their range, the chance that some pair lies within a relative distance
@@ -57,13 +57,13 @@ def coincidence(study: Study) -> Iterator[Claim]:
             )
 
 
-def copied_row(study: Study) -> Iterator[Claim]:
+def copied_row(study: LintStudy) -> Iterator[Claim]:
     """Find two configurations with the same times, digit for digit, in every column."""
     for view in study.views:
         times = [series for series in view.of_kind("time") if series.metric.statistic != "spread"]
         if view.table.origin != "table" or len(times) < 2:
             continue
-        firsts: dict[tuple[str, ...], Entry] = {}
+        firsts: dict[tuple[str, ...], SeriesEntry] = {}
         for entry in times[0].entries:
             figures = tuple(figure for each in times if (figure := each.of(entry.position)) is not None)
             digits = sum({figure.value: figure.digits for figure in figures}.values())
@@ -93,7 +93,7 @@ def _nested(one: str, two: str) -> bool:
     return inner is not None and outer is not None and abs(outer - inner) == 1
 
 
-def _copied(study: Study, view: View, series: Series, entries: tuple[Entry, Entry]) -> Claim:
+def _copied(study: LintStudy, view: View, series: Series, entries: tuple[SeriesEntry, SeriesEntry]) -> Claim:
     one, two = entries
     return Claim(
         place=study.figure_place(view, series, two),

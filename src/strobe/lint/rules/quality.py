@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from strobe.lint.document import Cell
+from strobe.lint.document import TableCell
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import QUALITY
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 _NAMED: Final = re.compile(
     r"(?i)\b(?:against|vs\.?|versus|compared (?:to|with)|relative to|with respect to|w\.r\.t\.?|reference(?: is| are|:| =)|"
@@ -21,7 +21,7 @@ _NAMED: Final = re.compile(
 _REFERENCE: Final = re.compile(r"(?i)^\s*(?:reference|ref\.?|baseline \(reference\)|ground truth|original)\s*$")
 
 
-def quality_reference(study: Study) -> Iterator[Claim]:
+def quality_reference(study: LintStudy) -> Iterator[Claim]:
     """Find tables of PSNR, SSIM, LPIPS or the like without a named reference, neither in the table nor its section."""
     for view in study.views:
         series = view.of_kind("quality")
@@ -45,7 +45,7 @@ def quality_reference(study: Study) -> Iterator[Claim]:
             )
 
 
-def _own_reference(view: View, series: list[Series]) -> tuple[Series, Entry] | None:
+def _own_reference(view: View, series: list[Series]) -> tuple[Series, SeriesEntry] | None:
     """Return a row that calls itself the reference but has figures that a reference cannot have against itself."""
     table = view.table
     for each in series:
@@ -59,11 +59,11 @@ def _own_reference(view: View, series: list[Series]) -> tuple[Series, Entry] | N
     return None
 
 
-def _column(view: View, entry: Entry) -> list[Cell]:
+def _column(view: View, entry: SeriesEntry) -> list[TableCell]:
     return [row.cells[entry.position] for row in view.table.rows if entry.position < len(row.cells)]
 
 
-def _finite(study: Study, view: View, own: tuple[Series, Entry]) -> Claim:
+def _finite(study: LintStudy, view: View, own: tuple[Series, SeriesEntry]) -> Claim:
     series, entry = own
     name, ideal = QUALITY[series.metric.quality]
     return Claim(

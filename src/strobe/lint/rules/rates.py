@@ -14,8 +14,8 @@ from strobe.lint.document import Place
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import key
 from strobe.lint.quantity import Bounds, Quantity, exactly, printed
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 CHANCE: Final = 0.01
 """Probability of agreement by chance, below which rows that agree on a whole number of frames are evidence."""
@@ -34,7 +34,7 @@ class _Pair:
     latency: Series
     time: Quantity
     series: Series
-    entry: Entry
+    entry: SeriesEntry
     rate: Quantity
     batch: Fraction
 
@@ -133,7 +133,7 @@ def _given(pairs: Sequence[_Pair], options: Sequence[int]) -> _Consensus | None:
     return _Consensus(label, frames, hits)
 
 
-def _allowed(study: Study, series: Series) -> list[int]:
+def _allowed(study: LintStudy, series: Series) -> list[int]:
     """Return the frames of a block given by the options: latent or pixel, as the column says; both if it does not say."""
     given = study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
     if given is None:
@@ -143,7 +143,7 @@ def _allowed(study: Study, series: Series) -> list[int]:
     return [given] if "latent" in title else [given * stride] if "pixel" in title else [given, given * stride]
 
 
-def fps_latency(study: Study) -> Iterator[Claim]:
+def fps_latency(study: LintStudy) -> Iterator[Claim]:
     """Compare every rate with the latency beside it, by the number of frames given or agreed on by the other rows."""
     tables = {id(view): list(_pairs(view)) for view in study.views}
     everything = [pair for pairs in tables.values() for pair in pairs]
@@ -163,7 +163,7 @@ def fps_latency(study: Study) -> Iterator[Claim]:
     yield from _claims(study, wrong)
 
 
-def frames_of_block(study: Study) -> int | None:
+def frames_of_block(study: LintStudy) -> int | None:
     """Return the frames made in one latency, as given or as implied by the document's rates and latencies."""
     if study.options.frames_per_block or study.options.model:
         return study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
@@ -177,7 +177,7 @@ def _by_rate(pairs: Sequence[_Pair]) -> list[tuple[str, list[_Pair]]]:
     return [(label, [pair for pair in pairs if key(pair.series.metric.title) == label]) for label in labels]
 
 
-def _claims(study: Study, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]]) -> Iterator[Claim]:
+def _claims(study: LintStudy, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]]) -> Iterator[Claim]:
     """Yield one claim per wrong figure, however often the document repeats it."""
     found: dict[tuple[str, Fraction, Fraction], Claim] = {}
     for pair, frames, group in wrong:
@@ -207,7 +207,7 @@ def _claims(study: Study, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]]) -
         yield replace(claim, also=(*claim.also, *_repeated(study, identity)))
 
 
-def _repeated(study: Study, identity: tuple[str, Fraction, Fraction]) -> Iterator[Place]:
+def _repeated(study: LintStudy, identity: tuple[str, Fraction, Fraction]) -> Iterator[Place]:
     """Yield sentences that pair the same rate with the same latency, such as `9.1 FPS (302 ms)`."""
     _, time, rate = identity
     for sentence in study.document.sentences:

@@ -9,19 +9,19 @@ from typing import Final
 from strobe.lint.document import Place
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import QUALITY
-from strobe.lint.study import Numbered, Study
+from strobe.lint.study import LintStudy, Numbered
 from strobe.perf.records.record import Clip, Header, Quality, Span, Variant
 
 
-def _place(study: Study, number: int, row: str, column: str) -> Place:
+def _place(study: LintStudy, number: int, row: str, column: str) -> Place:
     return study.document.place(number, None, row, column)
 
 
-def _of(study: Study, kind: type) -> list[Numbered]:
+def _of(study: LintStudy, kind: type) -> list[Numbered]:
     return [each for each in study.records if isinstance(each.record, kind)]
 
 
-def recorded_lines(study: Study) -> Iterator[Claim]:
+def recorded_lines(study: LintStudy) -> Iterator[Claim]:
     """Find lines that were changed or lost after they were written."""
     if study.broken:
         yield Claim(
@@ -39,7 +39,7 @@ def recorded_lines(study: Study) -> Iterator[Claim]:
         )
 
 
-def recorded_calls(study: Study) -> Iterator[Claim]:
+def recorded_calls(study: LintStudy) -> Iterator[Claim]:
     """Compare the calls per stage of each variant with the spans of its clips."""
     clips: dict[tuple[str, int], Counter[str]] = {}
     for span in (each.record for each in _of(study, Span)):
@@ -69,7 +69,7 @@ def recorded_calls(study: Study) -> Iterator[Claim]:
                 )
 
 
-def recorded_spans(study: Study) -> Iterator[Claim]:
+def recorded_spans(study: LintStudy) -> Iterator[Claim]:
     """Compare the number of spans that each clip claims with those recorded for it."""
     counts: Counter[tuple[str, int]] = Counter()
     for span in (each.record for each in _of(study, Span)):
@@ -88,7 +88,7 @@ def recorded_spans(study: Study) -> Iterator[Claim]:
             )
 
 
-def recorded_workload(study: Study) -> Iterator[Claim]:
+def recorded_workload(study: LintStudy) -> Iterator[Claim]:
     """Compare the frames of a clip with its frame blocks, and the calls of a variant with its steps."""
     for each in _of(study, Header):
         header = each.record
@@ -117,7 +117,7 @@ def recorded_workload(study: Study) -> Iterator[Claim]:
                 )
 
 
-def recorded_parent(study: Study) -> Iterator[Claim]:
+def recorded_parent(study: LintStudy) -> Iterator[Claim]:
     """Find frame blocks that are shorter than the spans inside them, on the clip's own thread and the same clock."""
     inside: dict[tuple[str, int, int], list[Span]] = {}
     blocks: dict[tuple[str, int, int], Numbered] = {}
@@ -146,7 +146,7 @@ RESOLUTION_NS: Final = 1_000
 """Resolution of a CUDA event, for each span."""
 
 
-def recorded_reference(study: Study) -> Iterator[Claim]:
+def recorded_reference(study: LintStudy) -> Iterator[Claim]:
     """Find PSNR, SSIM and the like without a named reference."""
     for each in _of(study, Quality):
         quality = each.record
@@ -160,7 +160,7 @@ def recorded_reference(study: Study) -> Iterator[Claim]:
             )
 
 
-def recorded_serialised(study: Study) -> Iterator[Claim]:
+def recorded_serialised(study: LintStudy) -> Iterator[Claim]:
     """Find runs whose launches were serialised."""
     for each in _of(study, Header):
         header = each.record

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from strobe.lint.document import Section, Table
+from strobe.lint.document import DocumentSection, Table
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.quantity import quantities
 from strobe.lint.rules.rates import frames_of_block
-from strobe.lint.study import Figure, Study
+from strobe.lint.study import Figure, LintStudy
 from strobe.lint.views import Series, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
@@ -46,7 +46,7 @@ class Samples:
 
     n: int
     line: int
-    section: Section
+    section: DocumentSection
     text: str
 
 
@@ -57,7 +57,7 @@ def samples_needed(percentile: float) -> int:
     return math.ceil(math.log(0.01) / math.log(percentile / 100))
 
 
-def percentile_samples(study: Study) -> Iterator[Claim]:
+def percentile_samples(study: LintStudy) -> Iterator[Claim]:
     """Find percentiles from p99 on with too small a stated number of samples."""
     stated = list(_statements(study))
     groups: dict[tuple[int, str, Samples], list[Figure]] = {}
@@ -72,7 +72,7 @@ def percentile_samples(study: Study) -> Iterator[Claim]:
         yield _claim(study, figures, found)
 
 
-def _claim(study: Study, figures: list[Figure], found: Samples) -> Claim:
+def _claim(study: LintStudy, figures: list[Figure], found: Samples) -> Claim:
     first = figures[0]
     title, level = first.series.metric.title, _level(first.series.metric.statistic)
     assert level is not None
@@ -88,7 +88,7 @@ def _claim(study: Study, figures: list[Figure], found: Samples) -> Claim:
     )
 
 
-def _blocks(study: Study, found: Samples) -> int:
+def _blocks(study: LintStudy, found: Samples) -> int:
     """Convert a number of frames to frame blocks, since latencies are measured per block."""
     size = frames_of_block(study)
     return found.n // size if size and re.search(r"(?i)\bframes?$", found.text) else 0
@@ -143,7 +143,7 @@ def _counts(text: str) -> Iterator[tuple[int, str]]:
             yield int(found[1].replace(",", "")), found[0]
 
 
-def _statements(study: Study) -> Iterator[Samples]:
+def _statements(study: LintStudy) -> Iterator[Samples]:
     """Yield every number of samples in the document: in sentences, cells of settings, and flags of commands."""
     for sentence in study.document.sentences:
         for n, text in _counts(sentence.text):
@@ -180,7 +180,7 @@ def _rank(name: str) -> float | None:
     return float(f"{found[1]}.{found[2] or 0}") if found else _RANKS.get(name)
 
 
-def statistics_order(study: Study) -> Iterator[Claim]:
+def statistics_order(study: LintStudy) -> Iterator[Claim]:
     """Find quantiles of one row that fall instead of rising, and means outside of minimum and maximum."""
     for view in study.views:
         groups: dict[tuple[str, ...], list[Series]] = {}
@@ -196,7 +196,7 @@ def statistics_order(study: Study) -> Iterator[Claim]:
             yield from _fallen(study, view, pairs)
 
 
-def _fallen(study: Study, view: View, pairs: Iterable[tuple[Series, Series]]) -> Iterator[Claim]:
+def _fallen(study: LintStudy, view: View, pairs: Iterable[tuple[Series, Series]]) -> Iterator[Claim]:
     """Yield one claim for each row in which the first of a pair is larger than the second."""
     told: set[int] = set()
     for low, high in pairs:

@@ -11,8 +11,8 @@ from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import is_total, listed, words
 from strobe.lint.quantity import Bounds, Quantity, exactly, printed
 from strobe.lint.rules.sums import HUNDRED, additive, explained
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 ROUNDED: Final = Fraction(1, 2)
 """Tolerance of a share beyond its printed digits, percentage points."""
@@ -24,11 +24,11 @@ NEAR: Final = Fraction(12)
 """Distance of the sum from 100 %, in points, up to which shares are taken for shares of one whole."""
 
 
-def _rows(series: Series) -> list[tuple[Entry, Quantity]]:
+def _rows(series: Series) -> list[tuple[SeriesEntry, Quantity]]:
     return [(entry, figure) for entry, figure in series.figures if not is_total(entry.key)]
 
 
-def share_sum(study: Study) -> Iterator[Claim]:
+def share_sum(study: LintStudy) -> Iterator[Claim]:
     """Add up the columns of shares that have a total of 100 %, or are near enough to be meant so."""
     for view in study.views:
         nested = view.table.origin == "table" and any(row.depth for row in view.table.rows)
@@ -40,7 +40,7 @@ def share_sum(study: Study) -> Iterator[Claim]:
                 yield from _hundred(study, view, series, rows)
 
 
-def _hundred(study: Study, view: View, series: Series, rows: Sequence[tuple[Entry, Quantity]]) -> Iterator[Claim]:
+def _hundred(study: LintStudy, view: View, series: Series, rows: Sequence[tuple[SeriesEntry, Quantity]]) -> Iterator[Claim]:
     """Yield shares whose sum is not their stated total, or is somewhat more than 100 %."""
     total = next(((entry, figure) for entry, figure in series.figures if is_total(entry.key)), None)
     added = sum((figure.bounds for _, figure in rows), exactly(0))
@@ -55,7 +55,7 @@ def _hundred(study: Study, view: View, series: Series, rows: Sequence[tuple[Entr
         )
 
 
-def _sum_text(rows: Sequence[tuple[Entry, Quantity]], added: Bounds) -> str:
+def _sum_text(rows: Sequence[tuple[SeriesEntry, Quantity]], added: Bounds) -> str:
     shown = [figure.text for _, figure in rows[:8]] + (["..."] if len(rows) > 8 else [])
     return f"{' + '.join(shown)} = {float(added.middle):.1f}%, not 100%"
 
@@ -65,7 +65,7 @@ def _of_other(view: View, series: Series) -> bool:
     return any(_off(view, series, values) for values in view.series if additive(view, values))
 
 
-def share_of_total(study: Study) -> Iterator[Claim]:
+def share_of_total(study: LintStudy) -> Iterator[Claim]:
     """Compare every share with part / total of the figures beside it."""
     for view in study.views:
         for series in view.of_kind("share") if view.by_columns else ():
@@ -115,7 +115,7 @@ def _whole(shares: Series, values: Series) -> Bounds | None:
     return Bounds(low, high) if enough else None
 
 
-def _off(view: View, shares: Series, values: Series) -> list[tuple[Entry, Quantity, Bounds]] | None:
+def _off(view: View, shares: Series, values: Series) -> list[tuple[SeriesEntry, Quantity, Bounds]] | None:
     """Return the rows whose share is not value / total; None if the column holds no shares of these values."""
     whole = _whole(shares, values)
     if whole is None:
@@ -131,7 +131,7 @@ def _off(view: View, shares: Series, values: Series) -> list[tuple[Entry, Quanti
     return found
 
 
-def calls_times_mean(study: Study) -> Iterator[Claim]:
+def calls_times_mean(study: LintStudy) -> Iterator[Claim]:
     """Compare calls x mean with the sum beside them."""
     for view in study.views:
         if not view.by_columns:
@@ -152,7 +152,7 @@ def _counts_calls(series: Series) -> bool:
     )
 
 
-def _products(study: Study, view: View, columns: tuple[Series, Series, Series]) -> Iterator[Claim]:
+def _products(study: LintStudy, view: View, columns: tuple[Series, Series, Series]) -> Iterator[Claim]:
     counts, means, sums = columns
     rows = [
         (entry, total, count, mean)
@@ -176,7 +176,7 @@ def _products(study: Study, view: View, columns: tuple[Series, Series, Series]) 
         )
 
 
-def detail_total(study: Study) -> Iterator[Claim]:
+def detail_total(study: LintStudy) -> Iterator[Claim]:
     """Compare a row of a budget with the table that breaks it down, matched by label and heading."""
     for budget in study.views:
         times = [series for series in budget.of_kind("time") if additive(budget, series)]
@@ -206,7 +206,7 @@ def _details(view: View, label: str) -> bool:
     return bool(telling) and said and all(word in _GENERIC for word in extra) and view.by_columns and view.table.origin == "table"
 
 
-def _compare(study: Study, claim: tuple[View, Series, Entry, Quantity], detail: View) -> Iterator[Claim]:
+def _compare(study: LintStudy, claim: tuple[View, Series, SeriesEntry, Quantity], detail: View) -> Iterator[Claim]:
     budget, series, entry, figure = claim
     columns = [each for each in detail.of_kind("time") if additive(detail, each)]
     if (

@@ -11,7 +11,7 @@ from strobe.lint.document import Place
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.lines import VALUE
 from strobe.lint.quantity import Quantity
-from strobe.lint.study import Figure, Study
+from strobe.lint.study import Figure, LintStudy
 
 _STAGE: Final = re.compile(r"(?i)(?<![A-Za-z])(?:stages?|denois\w+|e2e|end[- ]to[- ]end|pipeline)(?![A-Za-z])")
 _CALL: Final = re.compile(r"(?i)(?<![A-Za-z])(?:attention|attn|kernels?|sections?|per call|one call)(?![A-Za-z])")
@@ -36,7 +36,7 @@ class _Versus:
     names: tuple[str, str]
 
 
-def calls_per_stage(study: Study) -> Iterator[Claim]:
+def calls_per_stage(study: LintStudy) -> Iterator[Claim]:
     """Find documents that compare two variants per call and per stage without the number of calls in a stage."""
     if _counted(study):
         return
@@ -62,7 +62,7 @@ def calls_per_stage(study: Study) -> Iterator[Claim]:
         )
 
 
-def _counted(study: Study) -> bool:
+def _counted(study: LintStudy) -> bool:
     document = study.document
     if any(_COUNTED.search(sentence.text) for sentence in document.sentences):
         return True
@@ -80,7 +80,7 @@ def _counted(study: Study) -> bool:
     )
 
 
-def _pairs(study: Study) -> Iterator[_Versus]:
+def _pairs(study: LintStudy) -> Iterator[_Versus]:
     """Yield the levels that the document gives for two variants: two items of a list, or two columns of a row."""
     for view in study.views:
         times = [

@@ -12,8 +12,8 @@ from strobe.lint.document import Row
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import is_total, words
 from strobe.lint.quantity import Bounds, Quantity, exactly, printed
-from strobe.lint.study import Study
-from strobe.lint.views import Entry, Series, View
+from strobe.lint.study import LintStudy
+from strobe.lint.views import Series, SeriesEntry, View
 
 NOT_ADDITIVE: Final = re.compile(
     r"(?i)\b(?:overlap\w*|concurrent\w*|parallel|async\w*|union|nest(?:s|ed|ing)?|contains? every|inclusive|not additive|"
@@ -39,10 +39,10 @@ class Column:
 
     view: View
     series: Series
-    parts: tuple[Entry, ...]
-    total: Entry
-    everything: tuple[Entry, ...]
-    totals: tuple[Entry, ...]
+    parts: tuple[SeriesEntry, ...]
+    total: SeriesEntry
+    everything: tuple[SeriesEntry, ...]
+    totals: tuple[SeriesEntry, ...]
 
 
 def _closed(view: View, series: Series) -> Iterator[Column]:
@@ -50,9 +50,9 @@ def _closed(view: View, series: Series) -> Iterator[Column]:
     if view.table.origin == "lines":
         yield from _closed_lines(view, series)
         return
-    since: list[Entry] = []
-    leaves: list[Entry] = []
-    totals: list[Entry] = []
+    since: list[SeriesEntry] = []
+    leaves: list[SeriesEntry] = []
+    totals: list[SeriesEntry] = []
     entries = list(series.entries)
     if entries and is_total(entries[0].key):
         entries = [*entries[1:], entries[0]] if sum(is_total(entry.key) for entry in entries) == 1 else entries
@@ -82,7 +82,7 @@ def _closed_lines(view: View, series: Series) -> Iterator[Column]:
             yield Column(view=view, series=series, parts=leaves, total=entry, everything=leaves, totals=totals)
 
 
-def _sum(entries: Iterable[Entry]) -> Bounds | None:
+def _sum(entries: Iterable[SeriesEntry]) -> Bounds | None:
     """Add up the intervals of printed parts; None if one of them is not a figure. Empty cells count as zero."""
     total = exactly(0)
     for entry in entries:
@@ -142,7 +142,7 @@ def _below(row: Row, later: Row, lines: bool) -> bool:
     return bool(own) and other.startswith(own) and re.match(r"\s*(?:/|\.|::|:|>|→|->|_)\s*\w", other[len(own) :]) is not None
 
 
-def total_sum(study: Study) -> Iterator[Claim]:
+def total_sum(study: LintStudy) -> Iterator[Claim]:
     """Compare each total with the sum of the rows it closes."""
     for view in study.views:
         if view.table.origin == "list" or explained(view):
@@ -157,7 +157,7 @@ def total_sum(study: Study) -> Iterator[Claim]:
                     yield _missed(study, column)
 
 
-def _missed(study: Study, column: Column) -> Claim:
+def _missed(study: LintStudy, column: Column) -> Claim:
     claimed = column.total.quantity
     parts = _sum(next(each for each in (column.parts, column.everything, column.totals) if len(each) >= 2))
     assert claimed is not None and parts is not None
@@ -171,7 +171,7 @@ def _missed(study: Study, column: Column) -> Claim:
     )
 
 
-def _counted_twice(view: View, column: Column) -> tuple[Entry, list[Entry]] | None:
+def _counted_twice(view: View, column: Column) -> tuple[SeriesEntry, list[SeriesEntry]] | None:
     """Return the first parent row whose children are counted in the total as well, with them; None if there is none."""
     by_row = {entry.row: entry for entry in column.everything}
     for parent, children in _hierarchy(view):
@@ -180,7 +180,7 @@ def _counted_twice(view: View, column: Column) -> tuple[Entry, list[Entry]] | No
     return None
 
 
-def children_with_parent(study: Study) -> Iterator[Claim]:
+def children_with_parent(study: LintStudy) -> Iterator[Claim]:
     """Find totals that count a row together with the rows that are its parts."""
     for view in study.views:
         if view.table.origin == "list":
@@ -192,7 +192,7 @@ def children_with_parent(study: Study) -> Iterator[Claim]:
                 yield from _double(study, column)
 
 
-def _double(study: Study, column: Column) -> Iterator[Claim]:
+def _double(study: LintStudy, column: Column) -> Iterator[Claim]:
     claimed = column.total.quantity
     families = _hierarchy(column.view)
     below = {child for _, children in families for child in children}
@@ -216,18 +216,18 @@ def _double(study: Study, column: Column) -> Iterator[Claim]:
     )
 
 
-def group_of(view: View, total: Entry) -> list[Entry]:
+def group_of(view: View, total: SeriesEntry) -> list[SeriesEntry]:
     """Return the rows of the group that a printed total names: `Total Computation` and the rows under `COMPUTATION:`."""
     rows = view.table.rows
     own = set(words(total.key)) - {"total"}
     found = []
     for number, row in enumerate(rows):
         if row.group != rows[total.row].group and own and own == set(words(row.group)):
-            found.append(Entry(key=row.label, cell=row.cells[0], row=number, position=number))
+            found.append(SeriesEntry(key=row.label, cell=row.cells[0], row=number, position=number))
     return found
 
 
-def group_sums(study: Study) -> Iterator[Claim]:
+def group_sums(study: LintStudy) -> Iterator[Claim]:
     """Compare the totals of a printed summary with the groups of rows they name, their shares included."""
     for view in study.views:
         if view.table.origin != "lines" or explained(view):
@@ -239,17 +239,17 @@ def group_sums(study: Study) -> Iterator[Claim]:
             yield _group_claim(study, view, total, parts, leaves if len(sums) > 1 else Fraction(0))
 
 
-def _quantity(entry: Entry) -> Quantity:
+def _quantity(entry: SeriesEntry) -> Quantity:
     assert entry.quantity is not None
     return entry.quantity
 
 
-def _totals(view: View) -> list[Entry]:
+def _totals(view: View) -> list[SeriesEntry]:
     values = [series for series in view.series if series.metric.kind == "time"]
     return [entry for series in values for entry in series.entries if entry.quantity is not None and is_total(entry.key)]
 
 
-def _group_sum(view: View, total: Entry) -> Bounds | None:
+def _group_sum(view: View, total: SeriesEntry) -> Bounds | None:
     """Return the sum of the group that a total names, from the column of totals if there is one."""
     rows = {entry.row for entry in group_of(view, total)}
     columns = sorted(
@@ -262,7 +262,7 @@ def _group_sum(view: View, total: Entry) -> Bounds | None:
     return None
 
 
-def _group_claim(study: Study, view: View, total: Entry, parts: Bounds, leaves: Fraction) -> Claim:
+def _group_claim(study: LintStudy, view: View, total: SeriesEntry, parts: Bounds, leaves: Fraction) -> Claim:
     claimed = _quantity(total)
     series = next(series for series in view.series if total in series.entries)
     excess = claimed.value - parts.middle
@@ -295,7 +295,7 @@ def _group_claim(study: Study, view: View, total: Entry, parts: Bounds, leaves: 
     )
 
 
-def percentile_sum(study: Study) -> Iterator[Claim]:
+def percentile_sum(study: LintStudy) -> Iterator[Claim]:
     """Find totals of percentiles or maxima computed as the sum of the parts' values."""
     for view in study.views:
         for series in view.of_kind("time"):
@@ -313,7 +313,7 @@ def percentile_sum(study: Study) -> Iterator[Claim]:
                     )
 
 
-def row_sum(study: Study) -> Iterator[Claim]:
+def row_sum(study: LintStudy) -> Iterator[Claim]:
     """Find rows whose total column differs from the sum of the columns before it, where most rows agree."""
     for view in study.views:
         if not view.by_columns or view.table.origin == "lines" or explained(view):
@@ -327,8 +327,8 @@ def row_sum(study: Study) -> Iterator[Claim]:
             yield from _other_rows(study, view, total, parts)
 
 
-def _other_rows(study: Study, view: View, total: Series, parts: list[Series]) -> Iterator[Claim]:
-    sums: list[tuple[Entry, Quantity, Bounds]] = []
+def _other_rows(study: LintStudy, view: View, total: Series, parts: list[Series]) -> Iterator[Claim]:
+    sums: list[tuple[SeriesEntry, Quantity, Bounds]] = []
     for entry, said in total.figures:
         own = [quantity for series in parts if (quantity := series.of(entry.position)) is not None]
         if len(own) == len(parts) >= MOST_PARTS and said.plain and all(each.dimension == said.dimension for each in own):

@@ -12,7 +12,7 @@ from strobe.lint.finding import Claim, Rule
 from strobe.lint.lines import VALUE
 from strobe.lint.names import is_metric, listed, statistic, words
 from strobe.lint.quantity import UNITS, Quantity, Unit, time_printed
-from strobe.lint.study import Study
+from strobe.lint.study import LintStudy
 from strobe.lint.views import Series, View
 
 _TIMED: Final = re.compile(r"(?i)\b(?:latency|latencies|duration|elapsed|runtime|run time|time|ttft|tpot|delay)\b")
@@ -24,7 +24,7 @@ _LABELLED: Final = re.compile(r"(?i)(?:^|[\s_])(?:latency|duration|elapsed|runti
 _STORED: Final = re.compile(r"(?i)\b(?:memory|vram|footprint)\b")
 
 
-def no_unit(study: Study) -> Iterator[Claim]:
+def no_unit(study: LintStudy) -> Iterator[Claim]:
     """Find columns or rows of times or memory without a unit in the cells, the head or the caption."""
     for view in study.views:
         for series in view.series:
@@ -72,7 +72,7 @@ _BEHAVES: Final = re.compile(
 )
 
 
-def label_admitted(study: Study) -> Iterator[Claim]:
+def label_admitted(study: LintStudy) -> Iterator[Claim]:
     """Find sentences that admit a wrong unit on figures of the document."""
     for sentence in study.document.sentences:
         label, behaves = _LABEL.search(sentence.text), _BEHAVES.search(sentence.text)
@@ -89,7 +89,7 @@ def label_admitted(study: Study) -> Iterator[Claim]:
         )
 
 
-def _proof(study: Study, label: Unit, real: Unit) -> str:
+def _proof(study: LintStudy, label: Unit, real: Unit) -> str:
     """Describe the label's consequence with figures of the document: its meaning, and the longer time it contradicts."""
     every = levels(study)
     for outer in sorted((level for level in every if level.rank > 0), key=lambda level: (level.rank != 2, level.rank)):
@@ -140,7 +140,7 @@ class Level:
     mean: bool
 
 
-def levels(study: Study) -> list[Level]:
+def levels(study: LintStudy) -> list[Level]:
     """Return the times whose label or heading names a level and at most a variant, shortest level first."""
     found = []
     for figure in study.figures:
@@ -201,7 +201,7 @@ def _inside(inner: Level, outer: Level) -> bool:
     return inner.rank < outer.rank and inner.variant == outer.variant and same
 
 
-def contained(study: Study) -> Iterator[Claim]:
+def contained(study: LintStudy) -> Iterator[Claim]:
     """Find a time that is far shorter than a time inside it, and the unit that would make it right."""
     every = levels(study)
     for outer in every:

@@ -36,7 +36,7 @@ from strobe.core.spans import (
     span,
 )
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.pieces import piece
+from strobe.models.wan.regions import region
 from strobe.models.wan.rope import rotate
 
 Piece = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -160,9 +160,9 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries and keys after RoPE, and values, each `[B, S, H, D]`."""
-        with piece(QKV_PROJECTION):
+        with region(QKV_PROJECTION):
             q, k, v = self.qkv(x)
-        with piece(QK_NORM_ROPE):
+        with region(QK_NORM_ROPE):
             return *self.turned(q, k, rope), v.unflatten(-1, (self.num_heads, -1))
 
 
@@ -186,13 +186,13 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from x `[B, S, dim]` to k, v `[B * P, L, H, D]`; P prompts per sample own equal runs of the tokens."""
-        with piece(CROSS_PROJECTION):
+        with region(CROSS_PROJECTION):
             q = self.q(x)
-        with piece(CROSS_NORM):
+        with region(CROSS_NORM):
             q = self.norm_q(q).reshape(k.shape[0], -1, self.num_heads, k.shape[-1])
-        with piece(CROSS_ATTENTION_KERNEL):
+        with region(CROSS_ATTENTION_KERNEL):
             attended = dense_attention(q, k, v).out.reshape(x.shape)
-        with piece(CROSS_PROJECTION):
+        with region(CROSS_PROJECTION):
             out: Tensor = self.o(attended)
         return out
 
@@ -213,15 +213,15 @@ class WanLayer(nn.Module):
 
     def before(self, x: Tensor, mod: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the attention section up to the cache: queries, keys and values `[B, S, H, D]`."""
-        with piece(MODULATED_NORM):
+        with region(MODULATED_NORM):
             normed = modulate(x, mod[..., 0, :], mod[..., 1, :], self.eps)
         return self.self_attn.project(normed, rope)
 
     def after(self, x: Tensor, out: Tensor, mod: Tensor) -> Tensor:
         """Run the attention section after the kernel: output projection and gated residual."""
-        with piece(OUTPUT_PROJECTION):
+        with region(OUTPUT_PROJECTION):
             y = self.self_attn.o(out.flatten(2))
-        with piece(GATED_RESIDUAL):
+        with region(GATED_RESIDUAL):
             return add_gated(x, y, mod[..., 2, :])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -286,25 +286,25 @@ class WanLayer(nn.Module):
 
     def cross(self, x: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         """Run cross-attention with its norm and residual."""
-        with piece(CROSS_NORM):
+        with region(CROSS_NORM):
             normed = self.norm3(x)
         y = self.cross_attn(normed, *text)
-        with piece(CROSS_RESIDUAL):
+        with region(CROSS_RESIDUAL):
             out: Tensor = x + y
         return out
 
     def feed_forward(self, x: Tensor, mod: Tensor) -> Tensor:
         """Run the feed-forward with its norm and gated residual."""
         up, gelu, down = self.ffn
-        with piece(MODULATED_NORM):
+        with region(MODULATED_NORM):
             y = modulate(x, mod[..., 3, :], mod[..., 4, :], self.eps)
-        with piece(FFN_UP):
+        with region(FFN_UP):
             y = up(y)
-        with piece(FFN_ACTIVATION):
+        with region(FFN_ACTIVATION):
             y = gelu(y)
-        with piece(FFN_DOWN):
+        with region(FFN_DOWN):
             y = down(y)
-        with piece(GATED_RESIDUAL):
+        with region(GATED_RESIDUAL):
             return add_gated(x, y, mod[..., 5, :])
 
     def rest(self, x: Tensor, mod: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import QUANTISE
 from strobe.eightbit.rows import EightBit, Quantized, quantize_rows, quantize_tensor
-from strobe.models.wan.pieces import piece
+from strobe.models.wan.regions import region
 
 Scaling = Literal["rows", "tensor"]
 SCALING: Final[Scaling] = "rows"
@@ -126,7 +126,7 @@ class Fp8Linear(EightBitLinear):
     def forward(self, x: Tensor | Quantized) -> Tensor:
         """Multiply x `[..., in]`, which may be quantised already, to `[..., out]`."""
         if not isinstance(x, Quantized):
-            with piece(QUANTISE):
+            with region(QUANTISE):
                 x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
         if self.simulate:
             return F.linear(x.dequantized(self.dtype), self.dequantized().to(self.dtype), self.bias)

@@ -1,4 +1,4 @@
-"""Base types of record lines: schema versions, `Line` and `Part`, and `Prose` for text that no program reads."""
+"""Base types of record lines: schema versions, `Line` and `RecordPart`, and `Prose` for text that no program reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prose: TypeAlias = Annotated[str, Meta(extra={"prose": True})]
 """Text for a reader. It may be reworded at any time: code checks at most whether it is empty, never its words."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True):
     """A struct inside a line."""
 
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.records.base import Part
+from strobe.perf.records.base import RecordPart
 
 
-class Clocks(Part, frozen=True, kw_only=True):
+class Clocks(RecordPart, frozen=True, kw_only=True):
     """Clocks and thermal state at one moment, or of a GPU during a clip; null where the machine does not report a value."""
 
     source: Annotated[str, Meta(description="source of the values: `nvml`, `nvidia-smi`, `kernel` (CPU values only), or `none`")]
@@ -43,7 +43,7 @@ class Clocks(Part, frozen=True, kw_only=True):
     ] = None
 
 
-class GpuState(Part, frozen=True, kw_only=True):
+class GpuState(RecordPart, frozen=True, kw_only=True):
     """Settings of a GPU (persistence, MIG, power limit, highest clock); null where the driver does not report them."""
 
     persistence: Annotated[bool | None, Meta(description="true: persistence mode is on")] = None

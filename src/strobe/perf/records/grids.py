@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from strobe.perf.records.base import Line, Part, Prose
+from strobe.perf.records.base import Line, Prose, RecordPart
 
 CELLS: Final = "cells"
 """Folder, inside a grid's folder, that holds the cells' run folders."""
@@ -53,7 +53,7 @@ Work = Literal["dense", "fine", "whole"]
 Collective = Literal["gather", "exchange", "reduce", "merge"]
 
 
-class Contestant(Part, frozen=True, kw_only=True):
+class Contestant(RecordPart, frozen=True, kw_only=True):
     """Implementation that is measured in a cell of a grid, and the computation that it performs."""
 
     work: Annotated[
@@ -101,7 +101,7 @@ class Surroundings(Line, frozen=True, kw_only=True):
     delay_ms: Annotated[float, Meta(description="delay of that rank before each call, ms")] = 0.0
 
 
-class LinkRate(Part, frozen=True, kw_only=True):
+class LinkRate(RecordPart, frozen=True, kw_only=True):
     """Latency, bandwidth and host time of one kind of collective; null where the measurement gave no finite value."""
 
     kind: Annotated[Collective, Meta(description="kind of collective; `merge`: merging of partial results")]
@@ -122,7 +122,7 @@ class Links(Line, frozen=True, kw_only=True):
     auto: Annotated[str, Meta(description="strategy that `auto` chooses with these rates; empty: `auto` was not asked")] = ""
 
 
-class SentMessage(Part, frozen=True, kw_only=True):
+class SentMessage(RecordPart, frozen=True, kw_only=True):
     """One predicted collective."""
 
     kind: Annotated[Collective, Meta(description="kind of collective")]
@@ -132,7 +132,7 @@ class SentMessage(Part, frozen=True, kw_only=True):
     beta_ns: Annotated[float, Meta(description="transfer time of these bytes at the bandwidth of the link, ns")]
 
 
-class WhatIf(Part, frozen=True, kw_only=True):
+class WhatIf(RecordPart, frozen=True, kw_only=True):
     """Predicted time of a call if the links were faster."""
 
     faster: Annotated[Literal["bandwidth", "latency"], Meta(description="property of the links that is faster")]

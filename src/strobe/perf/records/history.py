@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from strobe.core.errors import DataError
 from strobe.core.files import file_inside
-from strobe.perf.records.base import Line, Part, Prose
+from strobe.perf.records.base import Line, Prose, RecordPart
 from strobe.perf.records.lines import read_lines
 
 MEASUREMENTS: Final = "measurements.jsonl"
@@ -30,7 +30,7 @@ EnvironmentKind = Literal["none", "venv", "shared"]
 FailedAt = Literal["checkout", "install", "run", "figure"]
 
 
-class Host(Part, frozen=True, kw_only=True):
+class Host(RecordPart, frozen=True, kw_only=True):
     """The machine of a session. A series is interrupted where any of these but the last two changes."""
 
     cpu_name: Annotated[str, Meta(description="model name of the CPU")]
@@ -48,7 +48,7 @@ class Host(Part, frozen=True, kw_only=True):
         return (self.cpu_name, self.cores, self.memory_gib, self.gpus, self.driver, self.python)
 
 
-class Followed(Part, frozen=True, kw_only=True):
+class Followed(RecordPart, frozen=True, kw_only=True):
     """One figure of the case."""
 
     name: Annotated[

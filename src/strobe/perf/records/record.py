@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
-from strobe.perf.records.base import Line, Part, Prose
+from strobe.perf.records.base import Line, Prose, RecordPart
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 from strobe.perf.records.viewers import Server, Viewer
@@ -27,14 +27,14 @@ Clock = Literal["perf_counter", "cuda_event"]
 Status = Literal["complete", "interrupted", "failed"]
 
 
-class Git(Part, frozen=True, kw_only=True):
+class Git(RecordPart, frozen=True, kw_only=True):
     """Git commit of the code that ran."""
 
     commit: Annotated[str | None, Meta(description="full commit hash; null outside a checkout")]
     dirty: Annotated[bool | None, Meta(description="true: tracked files differ from the commit; null outside a checkout")]
 
 
-class Machine(Part, frozen=True, kw_only=True):
+class Machine(RecordPart, frozen=True, kw_only=True):
     """Machine that ran the code: device, driver, versions, CPU, memory and clocks."""
 
     device: Annotated[str, Meta(description="torch device that ran, e.g. `cpu`, `cuda:0`")]
@@ -69,7 +69,7 @@ class Machine(Part, frozen=True, kw_only=True):
         return self.device_type == "cuda"
 
 
-class Model(Part, frozen=True, kw_only=True):
+class Model(RecordPart, frozen=True, kw_only=True):
     """The model that every variant runs."""
 
     name: Annotated[str, Meta(description="name of the model, e.g. `shapes`")]
@@ -77,7 +77,7 @@ class Model(Part, frozen=True, kw_only=True):
     num_params: Annotated[int, Meta(description="number of parameters of the transformer")]
 
 
-class PromptAt(Part, frozen=True, kw_only=True):
+class PromptAt(RecordPart, frozen=True, kw_only=True):
     """A prompt of the clip, and the frame block where it begins."""
 
     frame_block: Annotated[int, Meta(description="number of the first frame block made with this prompt")]
@@ -85,7 +85,7 @@ class PromptAt(Part, frozen=True, kw_only=True):
     mode: Annotated[str, Meta(description="method of the switch: `recache`, `soft`, `interpolate`; `start` for the first prompt")]
 
 
-class Workload(Part, frozen=True, kw_only=True):
+class Workload(RecordPart, frozen=True, kw_only=True):
     """Prompts, seed, length and size of one clip; the same for every variant."""
 
     prompts: Annotated[tuple[PromptAt, ...], Meta(description="prompts in order")]
@@ -105,7 +105,7 @@ class Workload(Part, frozen=True, kw_only=True):
     ] = "frame block"
 
 
-class Absent(Part, frozen=True, kw_only=True):
+class Absent(RecordPart, frozen=True, kw_only=True):
     """A variant that was requested and cannot run on this machine."""
 
     variant: Annotated[str, Meta(description="name of the variant")]
@@ -141,7 +141,7 @@ CUSTOM: Final = "custom"
 """Preset name of a variant that is not a preset."""
 
 
-class Knob(Part, frozen=True, kw_only=True):
+class Knob(RecordPart, frozen=True, kw_only=True):
     """One optimisation that a preset can turn on, with its state in this run."""
 
     name: Annotated[str, Meta(description="name of the optimisation, e.g. `compile`, `ring_cache`")]
@@ -150,7 +150,7 @@ class Knob(Part, frozen=True, kw_only=True):
     reason: Annotated[Prose, Meta(description="why the optimisation is off though the preset asks for it; empty otherwise")] = ""
 
 
-class SpanCost(Part, frozen=True, kw_only=True):
+class SpanCost(RecordPart, frozen=True, kw_only=True):
     """Least FLOPs and bytes of one call of a region in any implementation (`strobe.core.costs`), once the cache is full."""
 
     span: Annotated[str, Meta(description="name of the region")]

@@ -39,7 +39,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.study import Study, Subject
+from strobe.perf.report.study import RunStudy, Subject
 
 _GREEN, _RED = Text("green", "good"), Text("RED", "bad")
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
@@ -50,7 +50,7 @@ def is_attention_run(run: RunRecords) -> bool:
     return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
 
 
-def attention_report(study: Study, traced: Sequence[Section] = ()) -> Report:
+def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
     """Build the page of an attention call.
 
     Args:
@@ -77,7 +77,7 @@ def _samples(subject: Subject, name: str) -> list[int]:
     return [span.value_ns for span in subject.run.spans if span.name == name and span.order in orders]
 
 
-def _compared(study: Study) -> Iterator[tuple[Subject, Subject, Comparison]]:
+def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
     for reference, candidate in study.pairs:
         for name in _LEVELS:
             try:
@@ -92,7 +92,7 @@ def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
     return Speedup(candidate.label, reference.label, _LEVELS[found.stage], ratio_cell(found.ratio, found.interval), saved_ns)
 
 
-def _times(study: Study) -> Section:
+def _times(study: RunStudy) -> Section:
     outside = "calls outside Tukey's fences; they are kept"
     fields: tuple[Field[tuple[Subject, str, list[int]]], ...] = (
         Field("implementation", lambda row: row[0].label, Code),
@@ -119,7 +119,7 @@ def _what(name: str) -> str:
     return "kernel" if name == ATTENTION_KERNEL else "section"
 
 
-def _clock_notes(study: Study) -> tuple[str, ...]:
+def _clock_notes(study: RunStudy) -> tuple[str, ...]:
     clocks = {span.clock for run in study.runs for span in run.spans}
     words = {
         "perf_counter": "Timed by the host clock around each call.",
@@ -130,7 +130,7 @@ def _clock_notes(study: Study) -> tuple[str, ...]:
     return (*(words[clock] for clock in sorted(clocks)), *((note,) if ATTENTION in names else ()))
 
 
-def _gates(study: Study) -> Table:
+def _gates(study: RunStudy) -> Table:
     fields: tuple[Field[Gate], ...] = (
         Field("implementation", lambda gate: gate.variant, Code),
         Field("gate", lambda gate: Text("green", "good") if gate.passed else Text("RED", "bad")),
@@ -158,7 +158,7 @@ def _ratio(row: tuple[Subject, Subject, Comparison]) -> Cell:
     return ratio_cell(row[2].ratio, row[2].interval)
 
 
-def _rooflines(study: Study) -> Section | None:
+def _rooflines(study: RunStudy) -> Section | None:
     name = study.runs[0].header.machine.device_name
     peaks = device_peaks(name)
     rows, against = [], []
@@ -186,13 +186,13 @@ def _rooflines(study: Study) -> Section | None:
     return Section("roofline", "Against the device's peaks", "", blocks)
 
 
-def trace_files(study: Study) -> dict[str, Path | None]:
+def trace_files(study: RunStudy) -> dict[str, Path | None]:
     """Return the trace files of the calls by their recorded path; None for one that is not a file of the run folder."""
     names, run = {subject.name for subject in study.subjects}, study.runs[0]
     return {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
 
 
-def _traces(study: Study) -> Section | None:
+def _traces(study: RunStudy) -> Section | None:
     """Return the section that introduces the traces' own sections; None without traces."""
     files = trace_files(study)
     if not files:

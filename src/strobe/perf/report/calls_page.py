@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.fields import Field, Unit, count, table_of
@@ -39,14 +39,14 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 from strobe.perf.report.text import bytes_cell
 
 _UNITS: Final[tuple[tuple[float, Unit], ...]] = ((1e3, "ns"), (1e6, "µs"), (1e10, "ms"))
 _NOT_TIMED: Final = "it was not timed"
 
 
-def calls_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
     """Build the page of one run, and return the findings it rests on.
 
     Args:
@@ -261,7 +261,7 @@ def _account(findings: Sequence[Finding]) -> Section:
     return Section("account", "Where the difference went", lead, tuple(blocks))
 
 
-def _settings(study: Study, found: Sequence[OwnCode]) -> Section:
+def _settings(study: RunStudy, found: Sequence[OwnCode]) -> Section:
     blocks: list[Block] = [environment_table(study, "Environment.")]
     if any(row.command for row in found):
         fields: tuple[Field[OwnCode], ...] = (

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.files import writing_whole
+from strobe.perf.analysis.device.device_work import all_events, windowed_events
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.analysis.device.views import all_work, parts_of
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
@@ -64,7 +64,7 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
     shapes = [_field(text) for text in events.shapes]
     fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
     call = _Calls(trace)
-    parts = (part.work for part in parts_of(all_work(trace), window))
+    parts = (part.work for part in windowed_events(all_events(trace), window))
     for work in (one.at(slice(at, min(at + _CHUNK, len(one)))) for one in parts for at in range(0, len(one), _CHUNK)):
         modules = [""] * len(work)
         if trace.module_paths:

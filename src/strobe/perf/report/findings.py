@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.comparable.records import compare_variants
+from strobe.perf.analysis.ledger.account import Ledger, clip_ledger
 from strobe.perf.analysis.ledger.answer import ClipAnswer, answer
 from strobe.perf.analysis.ledger.clip import (
     Explained,
@@ -20,11 +21,10 @@ from strobe.perf.analysis.ledger.clip import (
     explain_by_trace,
     levelled,
 )
-from strobe.perf.analysis.ledger.close import Ledger, clip_ledger
 from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import Latencies, latencies
 from strobe.perf.records.record import Clip
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Finding:
         return self.stage(E2E)
 
 
-def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
+def find(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
     """Compare every candidate with the reference of its own run.
 
     Args:
@@ -64,7 +64,7 @@ def find(study: Study, allow_different: Sequence[str] = ()) -> tuple[Finding, ..
     return tuple(_finding(reference, candidate, allow_different) for reference, candidate in study.pairs)
 
 
-def find_latencies(study: Study) -> dict[str, Latencies | str]:
+def find_latencies(study: RunStudy) -> dict[str, Latencies | str]:
     """Return latencies by the subject's label; a text says why there are none."""
     found: dict[str, Latencies | str] = {}
     for subject in study.subjects:

@@ -14,9 +14,9 @@ import numpy as np
 
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.files import writing_whole
+from strobe.perf.analysis.device.device_work import BUSY, DeviceView, device_views
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import BUSY, DeviceView, device_views
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace

@@ -6,7 +6,7 @@ from functools import partial
 
 from strobe.core.plugins import REPORT, Plugin, plugins, tell_broken, tried
 from strobe.perf.report.model import Section
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 
 
 def registered() -> tuple[Plugin, ...]:
@@ -14,12 +14,12 @@ def registered() -> tuple[Plugin, ...]:
     return plugins(REPORT, lambda found: "" if callable(found) else f"it is a {type(found).__name__}, not a function")
 
 
-def _sections(plugin: Plugin, study: Study) -> tuple[object, ...]:
+def _sections(plugin: Plugin, study: RunStudy) -> tuple[object, ...]:
     return tuple(plugin.found(study))
 
 
-def plugged_sections(study: Study) -> tuple[Section, ...]:
-    """The sections of every package that registers a function in the group `strobe.report`: a `Study` to sections.
+def plugged_sections(study: RunStudy) -> tuple[Section, ...]:
+    """The sections of every package that registers a function in the group `strobe.report`: a `RunStudy` to sections.
 
     One that is broken is left out, and said so in a warning of one line.
     """

@@ -70,7 +70,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
+class RunStudy:
     """Runs and variants of a report. In each run the reference comes first, then the candidates in their recorded order."""
 
     runs: tuple[RunRecords, ...]
@@ -111,7 +111,7 @@ def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
     )
 
 
-def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> Study:
+def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> RunStudy:
     """Read run folders and their traces.
 
     Args:
@@ -136,7 +136,7 @@ def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[st
             label = variant.name if names.count(variant.name) == 1 else f"{variant.name} ({run.header.run})"
             profile = _profile(run, variant.name)
             subjects.append(Subject(label=label, series=len(subjects), run=run, settings=variant, profile=profile))
-    return Study(runs=runs, subjects=tuple(subjects), folder=into or runs[0].folder)
+    return RunStudy(runs=runs, subjects=tuple(subjects), folder=into or runs[0].folder)
 
 
 def _profile(run: RunRecords, name: str) -> Profile | str:

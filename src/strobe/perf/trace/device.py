@@ -24,7 +24,7 @@ _NO_ARGS: Final = DeviceArgs()
 _COMMUNICATES: Final = 1
 
 
-class Said(NamedTuple):
+class CollectiveInfo(NamedTuple):
     """Description of a collective, without its sequence number."""
 
     name: str
@@ -39,7 +39,7 @@ class Collectives:
     """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
 
     def __init__(self) -> None:
-        self.said: Interned[Said] = Interned()
+        self.said: Interned[CollectiveInfo] = Interned()
         self.event, self.text, self.sequence, self.operator = Column(), Column(), Column("q"), Column("q")
         self.of_operator: dict[int, tuple[int, int]] = {}
 
@@ -60,11 +60,11 @@ class Collectives:
         """Number of what is said, or -1, and number in the sequence, or -1."""
         texts = (args.collective, args.group, args.ranks, args.dtype)
         name, group, ranks, dtype = ("" if text is None else str(text) for text in texts)
-        said = Said(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
+        said = CollectiveInfo(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
         return (self.said.id_of(said) if name else NOTHING), integer(args.sequence)
 
 
-class Work(NamedTuple):
+class EventKind(NamedTuple):
     """Properties shared by device events of one kind."""
 
     name: str
@@ -82,7 +82,7 @@ class DeviceTable:
     """
 
     def __init__(self, linked: bool) -> None:
-        self.works: Interned[Work] = Interned()
+        self.works: Interned[EventKind] = Interned()
         self.work, self.start, self.duration, self.correlation = Column(), Column("q"), Column(), Column()
         self.operator = Column()
         self.collectives = Collectives()
@@ -142,7 +142,7 @@ class DeviceTable:
         if stream > _MAX_STREAM:  # keeps them apart
             stream = NOTHING - 1 - self._odd_streams.id_of(stream)
         kind = DEVICE_KINDS.index("comm" if communicates else _KINDS[group])
-        return 2 * self.works.id_of(Work(event.name, kind, device, stream, _launch_shape(args))) + communicates
+        return 2 * self.works.id_of(EventKind(event.name, kind, device, stream, _launch_shape(args))) + communicates
 
 
 def _launch_shape(args: DeviceArgs) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
-from strobe.perf.trace.device import Collectives, DeviceTable, Said
+from strobe.perf.trace.device import CollectiveInfo, Collectives, DeviceTable
 from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls, OperatorInputs
 from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
@@ -277,7 +277,7 @@ def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
     for event, text, sequence, operator in zip(places, *columns, strict=True):
         other_text, other_sequence = found.of_operator.get(operator, (NOTHING, NOTHING))
         text, sequence = (other_text if text < 0 else text), (other_sequence if sequence < 0 else sequence)
-        one = said[text] if text >= 0 else Said("", "", "", NOTHING, NOTHING, "")
+        one = said[text] if text >= 0 else CollectiveInfo("", "", "", NOTHING, NOTHING, "")
         collectives.append(
             Collective(
                 event=event,

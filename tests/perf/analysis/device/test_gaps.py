@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from strobe.perf.analysis.device.activity import activity
+from strobe.perf.analysis.device.device_work import DeviceView, device_views
 from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.launch import launch
-from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 MakeTrace = Callable[..., Trace]
@@ -89,7 +89,7 @@ def test_a_capture_adds_up_as_its_json_does(recorded: list[dict[str, Any]], view
         "kernel": by_category["kernel"], "memset": by_category["gpu_memset"], "memcpy": by_category["gpu_memcpy"],
     }  # fmt: skip
     assert {stream.stream: stream.n for stream in found.streams} == Counter(e["args"]["stream"] for *_, e in events)
-    table = hot_table(view)
+    table = kernel_table(view)
     names = {member.name: (member.n, member.sum_ns) for row in table.rows for member in row.members}
     counts, sums = Counter[str](), Counter[str]()
     for start, end, e in events:

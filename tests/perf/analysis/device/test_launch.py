@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from strobe.perf.analysis.device.device_work import device_views
 from strobe.perf.analysis.device.launch import Integrity, Launch, integrity, launch
-from strobe.perf.analysis.device.views import device_views
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 MakeTrace = Callable[..., Trace]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FFN
+from strobe.perf.analysis.device.device_work import BUSY, NONE, events_by_device
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Intervals
-from strobe.perf.analysis.device.owners import ACTIVITIES, cut_at, device_pieces, sums, tile_of
-from strobe.perf.analysis.device.views import BUSY, NONE, device_work
+from strobe.perf.analysis.device.owners import ACTIVITIES, cut_at, label_slices, sums, tile_of
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, region_paths
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
@@ -42,13 +42,13 @@ def test_every_nanosecond_of_every_tile(events: list[tuple[int, int, str, int, b
     trace = Trace(
         path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(rows)
     )
-    ((_, work),) = device_work(trace)
+    ((_, work),) = events_by_device(trace)
     rank = np.array([int(row.name[1:]) % 2 for row in rows], np.int8)
     of_event = np.array([int(row.name[1:]) for row in rows])
     tiles = _tiles(edges)
     slices = work.tile(trace, rank, -5, 70)
     place = np.where(slices.event == NONE, 4, of_event[slices.event])
-    pieces = device_pieces(work, slices, place, tiles)
+    pieces = label_slices(work, slices, place, tiles)
     labels = [(where, activity) for where in range(5) for activity in ACTIVITIES]
     owned, exclusive = sums(pieces, tiles, labels, len(rows))
     took: Counter[int] = Counter()
@@ -79,11 +79,11 @@ def test_labels_come_in_the_order_in_which_they_first_own_time() -> None:
     trace = Trace(
         path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(rows)
     )
-    ((_, work),) = device_work(trace)
+    ((_, work),) = events_by_device(trace)
     slices = work.tile(trace, np.zeros(2, np.int8), 0, 50)
     assert (slices.cause == BUSY).tolist() == [False, True, False, True, False]
     tiles = _tiles([0, 25, 50])
-    pieces = device_pieces(work, slices, np.zeros(len(slices.start), np.int64), tiles)
+    pieces = label_slices(work, slices, np.zeros(len(slices.start), np.int64), tiles)
     owned, _ = sums(pieces, tiles, ACTIVITIES, 2)
     assert [list(each.items()) for each in owned] == [[("unlinked", 15), ("memcpy", 10)], [("unlinked", 15), ("kernel", 10)]]
     assert cut_at(pieces, Intervals(tiles.start[:0], tiles.end[:0])).start.size == 0

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import trace_oracle as oracle
 from captures import H200
+from strobe.perf.analysis.device.device_work import device_views
 from strobe.perf.analysis.device.queue import LENGTHS, Queue, queues
-from strobe.perf.analysis.device.views import device_views
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 

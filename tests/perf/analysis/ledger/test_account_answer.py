@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.ledger.answer import MOST_LINES, Answer, account_answer
-from strobe.perf.analysis.ledger.cut import Cut, cut_trace
+from strobe.perf.analysis.ledger.label_trace import Labelling, label_trace
 from strobe.perf.analysis.ledger.parts import Part
 from strobe.perf.analysis.ledger.traces import Account, Timed, foreign_ledger
 from strobe.perf.analysis.structure.sections import parse_section
@@ -53,12 +53,12 @@ def side(focal: int, gemm: int, late: int, length: int = 1_000) -> Trace:
     return make_trace(device, [length * number for number in range(3)])
 
 
-def cut(section: bool = True, **changes: object) -> Cut:
-    return Cut(**{"focal": "flash", "section": parse_section(SECTION, "flash") if section else None} | changes)
+def cut(section: bool = True, **changes: object) -> Labelling:
+    return Labelling(**{"focal": "flash", "section": parse_section(SECTION, "flash") if section else None} | changes)
 
 
 def accounted(before: Trace, after: Trace, timed: tuple[Timed, Timed] = (Timed(), Timed()), **changes: object) -> Account:
-    return foreign_ledger(cut_trace(before, "b", cut(**changes)), cut_trace(after, "c", cut(**changes)), timed)
+    return foreign_ledger(label_trace(before, "b", cut(**changes)), label_trace(after, "c", cut(**changes)), timed)
 
 
 def parts(found: Answer) -> dict[Part, tuple[Fraction, Fraction]]:
@@ -168,7 +168,7 @@ def test_the_lines_add_up_to_the_account_exactly(
 
 @given(traces())
 def test_kernels_by_kind_are_what_every_nanosecond_says(trace: Trace) -> None:
-    own = cut_trace(trace, "t", cut(section=False))
+    own = label_trace(trace, "t", cut(section=False))
     tiles = [(tile.start_ns, tile.end_ns) for tile in own.tiles]
     expected = {"attention": {"attn_fwd"}, "matrix products": {"gemm"}, "other": {"pack", "unpack", "norm"}}
     counted = {kind: owned_by(trace, names, tiles) for kind, names in expected.items()}

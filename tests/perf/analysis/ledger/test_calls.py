@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.perf.analysis.ledger.account import Level
 from strobe.perf.analysis.ledger.calls import CallTimes, call_ledger, coincidences, implied_calls
-from strobe.perf.analysis.ledger.close import Level
 
 FA = CallTimes(
     kernel_ns=Fraction(9_534_580),

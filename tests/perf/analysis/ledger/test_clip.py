@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strobe.core import spans
 from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.account import clip_ledger
 from strobe.perf.analysis.ledger.answer import MOST_LINES, answer
 from strobe.perf.analysis.ledger.clip import (
     Explained,
@@ -26,7 +27,6 @@ from strobe.perf.analysis.ledger.clip import (
     explain_by_trace,
     levelled,
 )
-from strobe.perf.analysis.ledger.close import clip_ledger
 from strobe.perf.analysis.ledger.parts import MEANING, MISMATCH, NOT_APART, UNTRACED, Part, part_of
 from strobe.perf.analysis.runs.compare import mirrored_pairs
 from strobe.perf.analysis.runs.partition import Partition, Tile

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.ledger import intervals
+from strobe.perf.analysis.ledger.account import clip_ledger
 from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.close import clip_ledger
-from strobe.perf.analysis.ledger.cut import Cut, TracedSide, cut_trace
 from strobe.perf.analysis.ledger.intervals import MIN_STEPS, Sampled, Spread, paired_spread, step_spread
+from strobe.perf.analysis.ledger.label_trace import Labelling, TracedSide, label_trace
 from strobe.perf.analysis.ledger.traces import Timed, foreign_ledger
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import bootstrap_interval
@@ -140,7 +140,7 @@ def side(focal: list[int], other: int, calls: int = 1) -> TracedSide:
         path="t.json", threads=("1/1",), ops=HostEvents.empty(), regions=(), ranges=HostEvents.from_rows(ranges),
         device_events=DeviceEvents.from_rows(device), overhead=(),
     )  # fmt: skip
-    return cut_trace(trace, "t", Cut(focal="flash", steps="ProfilerStep"))
+    return label_trace(trace, "t", Labelling(focal="flash", steps="ProfilerStep"))
 
 
 BOTH = [1000, 1004, 998, 1001, 1003, 999], [500, 503, 499, 502, 501, 498]

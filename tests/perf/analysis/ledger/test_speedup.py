@@ -10,9 +10,9 @@ import pytest
 
 from artefacts import FA, VSA, fa_layers, vsa_layers, write_trace
 from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW
 from strobe.perf.analysis.ledger.calls import call_ledger
-from strobe.perf.analysis.ledger.close import DILATION, OUTSIDE_WINDOW
-from strobe.perf.analysis.ledger.cut import Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger.label_trace import Labelling, TracedSide, label_trace
 from strobe.perf.analysis.ledger.speedup import LevelFigure, Side, level_figures, rank_ledgers
 from strobe.perf.analysis.runs.timings import NO_CALLS, NO_LOG, Timings, Wanted, timings_of
 from strobe.perf.analysis.structure.sections import parse_section
@@ -43,7 +43,7 @@ def log(call_ms: float, stage_ms: float, calls: int = 3, rounds: int = 4, step_s
 
 def traced(folder: Path, layers: list[list[tuple[str, str, int]]], focal: str, label: str = "rank 0") -> TracedSide:
     path = write_trace(folder / f"{label}-{focal}.json.gz", layers)
-    return cut_trace(read_trace(path), label, Cut(focal=focal))
+    return label_trace(read_trace(path), label, Labelling(focal=focal))
 
 
 def by_level(figures: tuple[LevelFigure, ...]) -> dict[str, LevelFigure]:
@@ -172,7 +172,7 @@ def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> No
         layer = [("kernel", FA, focal), ("kernel", FA, focal), ("kernel", "gather", rest), ("kernel", "gemm", 1_000_000)]
         path = write_trace(tmp_path / f"{name}.json.gz", [[("gpu_memcpy", "Memcpy DtoD", 50_000), *layer]] * 4)
         section = parse_section("memcpy:end -> gather:end", FA)
-        return cut_trace(read_trace(path), name, Cut(focal=FA, section=section))
+        return label_trace(read_trace(path), name, Labelling(focal=FA, section=section))
 
     sides = [
         Side(name="baseline", traced=(cut("one", 4_000_000, 500_000),), timings=NONE),

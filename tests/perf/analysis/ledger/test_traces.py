@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.ledger.close import DILATION, OUTSIDE_WINDOW, Level
-from strobe.perf.analysis.ledger.cut import FOCAL_NAME, PRIORITY, Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Level
+from strobe.perf.analysis.ledger.label_trace import FOCAL_NAME, PRIORITY, Labelling, TracedSide, label_trace
 from strobe.perf.analysis.ledger.traces import BRIDGE, OUTSIDE_STAGE, Account, Timed, foreign_ledger
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
@@ -65,8 +65,8 @@ def traces(draw: st.DrawFn, steps: int | None = None) -> Trace:
     return make_trace(device, ranges, overhead=((3, 9), (62, 70)))
 
 
-def cut(**changes: object) -> Cut:
-    return Cut(**{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes)
+def cut(**changes: object) -> Labelling:
+    return Labelling(**{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes)
 
 
 def word(event: DeviceEvent, in_section: bool) -> str:
@@ -125,7 +125,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 
 @given(traces(), st.permutations(PRIORITY))
 def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> None:
-    side = cut_trace(trace, "t", cut(priority=tuple(priority)))
+    side = label_trace(trace, "t", cut(priority=tuple(priority)))
     tiles, exclusive = brute_force(trace, side, tuple(priority))
     assert [tile.owned for tile in side.tiles] == tiles
     assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
@@ -166,7 +166,7 @@ def closes(found: Account, sides: tuple[TracedSide, TracedSide]) -> None:
 def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones_save_nothing(
     before: Trace, after: Trace
 ) -> None:
-    sides = cut_trace(before, "b", cut()), cut_trace(after, "c", cut())
+    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
     there, back = foreign_ledger(*sides), foreign_ledger(*sides[::-1])
     closes(there, sides)
     assert there.unit in ("step", "call")
@@ -193,7 +193,7 @@ def scaled(trace: Trace, factor: int) -> Trace:
 
 @given(traces(), st.integers(2, 1000))
 def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
-    plain, longer = (cut_trace(each, "t", cut()) for each in (trace, scaled(trace, factor)))
+    plain, longer = (label_trace(each, "t", cut()) for each in (trace, scaled(trace, factor)))
     assert longer.owned == {label: factor * ns for label, ns in plain.owned.items()}
     assert longer.calls == {name: (count, factor * ns) for name, (count, ns) in plain.calls.items()}
     assert longer.inclusive == {label: factor * ns for label, ns in plain.inclusive.items()}
@@ -203,7 +203,7 @@ def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
 @given(traces(), traces(), st.tuples(*[st.fractions(1, 10**9, max_denominator=9)] * 6), st.tuples(*[st.integers(1, 500)] * 2))
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
-    sides = cut_trace(before, "b", cut()), cut_trace(after, "c", cut())
+    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
     timed = tuple(
         Timed(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
     )
@@ -247,7 +247,7 @@ def hand(flash: int, tail: int) -> Trace:
 
 
 def test_an_account_worked_out_by_hand() -> None:
-    sides = cut_trace(hand(300, 0), "fa", cut(steps=None)), cut_trace(hand(100, 7), "vsa", cut(steps=None))
+    sides = label_trace(hand(300, 0), "fa", cut(steps=None)), label_trace(hand(100, 7), "vsa", cut(steps=None))
     found = foreign_ledger(*sides)
     assert found.unit == "call" and found.ledger.num_units == 1 and "step" in found.missing
     assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.ledger.lines} == {
@@ -267,23 +267,23 @@ def test_an_account_worked_out_by_hand() -> None:
 def test_only_the_busiest_focal_device_is_cut() -> None:
     far = [event._replace(device=1) for event in hand(500, 0).device_events]
     trace = make_trace([*hand(300, 0).device_events, *far])
-    side = cut_trace(trace, "t", cut(steps=None))
+    side = label_trace(trace, "t", cut(steps=None))
     assert side.device == 1 and side.focal == ((500,),)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(DataError, match="no device events"):
-        cut_trace(make_trace([]), "t", Cut())
+        label_trace(make_trace([]), "t", Labelling())
     with pytest.raises(DataError, match="no device event matches 'flush'; its longest: 'flash', 'gemm'"):
-        cut_trace(hand(300, 0), "t", Cut(focal="flush"))
+        label_trace(hand(300, 0), "t", Labelling(focal="flush"))
     with pytest.raises(ConfigError, match="not a regular expression"):
-        cut_trace(hand(300, 0), "t", Cut(focal="flash("))
+        label_trace(hand(300, 0), "t", Labelling(focal="flash("))
     with pytest.raises(ConfigError, match="name each of"):
-        Cut(priority=("focal", "section"))
+        Labelling(priority=("focal", "section"))
 
 
 def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
-    sides = cut_trace(hand(300, 0), "b", Cut()), cut_trace(hand(100, 0), "c", Cut())
+    sides = label_trace(hand(300, 0), "b", Labelling()), label_trace(hand(100, 0), "c", Labelling())
     found = foreign_ledger(*sides)
     assert found.unit == "window" and found.ledger.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
     assert [level.ratio for level in found.ledger.levels] == [None, 435 / 235]
@@ -293,7 +293,7 @@ def test_our_own_captures_close() -> None:
     """Two presets, traced over two frame blocks each."""
     section = parse_section("range:attention:start -> nvjet|flash|fmha -> range:attention:end")
     sides = tuple(
-        cut_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, Cut(focal=section.focal, section=section))
+        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, Labelling(focal=section.focal, section=section))
         for name in ("baseline", "ultra")
     )
     found = foreign_ledger(*sides)

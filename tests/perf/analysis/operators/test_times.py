@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import trace_oracle as oracle
 from captures import H200
 from layouts import compact, write
+from strobe.perf.analysis.device.device_work import device_views
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import device_views
 from strobe.perf.analysis.operators.rates import operator_rates
 from strobe.perf.analysis.operators.times import OperatorTimes, Source, operator_times
 from strobe.perf.analysis.structure.window import choose_window

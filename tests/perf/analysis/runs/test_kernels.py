@@ -6,11 +6,11 @@ import pytest
 
 from strobe.perf.analysis.runs.kernels import kernel_table
 from strobe.perf.analysis.runs.partition import Partition, Tile
-from strobe.perf.analysis.runs.timeline import Call, Label
+from strobe.perf.analysis.runs.timeline import Label, RegionCall
 from strobe.perf.measure.stats import P99_SAMPLES
 
 
-def _partition(calls: list[Call], device: str = "cpu") -> Partition:
+def _partition(calls: list[RegionCall], device: str = "cpu") -> Partition:
     total = sum(call.exclusive_ns for call in calls)
     tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
     return Partition(device=device, tiles=(tile,), calls=tuple(calls), overlap=())
@@ -19,8 +19,9 @@ def _partition(calls: list[Call], device: str = "cpu") -> Partition:
 def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
     ffn, attention = Label(("denoise_step", "ffn"), "op"), Label(("commit", "attention"), "op")
     calls = [
-        Call("mm", ffn, 0, 10, 4), Call("mm", ffn, 20, 30, 30), Call("mm", ffn, 60, 20, 20), Call("mm", ffn, 90, 0, 0),
-        Call("mm", attention, 100, 7, 7), Call("linear", ffn, 0, 100, 55),
+        RegionCall("mm", ffn, 0, 10, 4), RegionCall("mm", ffn, 20, 30, 30), RegionCall("mm", ffn, 60, 20, 20),
+        RegionCall("mm", ffn, 90, 0, 0),
+        RegionCall("mm", attention, 100, 7, 7), RegionCall("linear", ffn, 0, 100, 55),
     ]  # fmt: skip
     table = kernel_table(_partition(calls))
     assert (table.kind, table.exclusive_ns) == ("operator", 116)
@@ -35,7 +36,7 @@ def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
 @pytest.mark.parametrize("n", [1, 2, P99_SAMPLES - 1, P99_SAMPLES, 1000])
 def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
     durations = [(i * 7919) % n for i in range(n)]
-    row = kernel_table(_partition([Call("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
+    row = kernel_table(_partition([RegionCall("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
     assert row.p50_ns == statistics.median_low(durations)
     if n < P99_SAMPLES:
         assert row.p99_ns is None

@@ -33,7 +33,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Wish:
+class SelectionSpec:
     """The selection to make and the coarse output to compute.
 
     Args:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from strobe.attention.tree.comm.board import Note
+from strobe.attention.tree.comm.rank_store import Note
 from strobe.attention.tree.faults import disagreement, name_ranks, start_of
 
 if TYPE_CHECKING:
-    from strobe.attention.tree.comm.group import Call, Comm
+    from strobe.attention.tree.comm.group import CollectiveCall, Comm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +68,8 @@ class Cause:
     blamed: tuple[int, ...]
 
 
-def explain(call: Call, suspects: Sequence[int], late: bool, reason: str, notes_s: float) -> Cause:
-    """Find the cause from ended processes and from the notes; the arguments are those of `Call.failure`."""
+def explain(call: CollectiveCall, suspects: Sequence[int], late: bool, reason: str, notes_s: float) -> Cause:
+    """Find the cause from ended processes and from the notes; the arguments are those of `CollectiveCall.failure`."""
     comm = call.comm
     ended = dead(comm, 0.0 if late else 0.3)
     if ended:
@@ -101,14 +101,14 @@ def dead(comm: Comm, patience_s: float) -> list[int]:
         time.sleep(0.02)
 
 
-def _elsewhere(call: Call, notes: Mapping[int, Note]) -> list[int]:
+def _elsewhere(call: CollectiveCall, notes: Mapping[int, Note]) -> list[int]:
     """Return the ranks whose call of the same number has other arguments than most ranks' calls."""
     digests = {call.rank: call.digest} | {rank: note.digest for rank, note in notes.items() if note.number == call.number}
     usual = Counter(digests[rank] for rank in sorted(digests)).most_common(1)[0][0]
     return sorted(rank for rank, digest in digests.items() if digest != usual)
 
 
-def _blamed(call: Call, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
+def _blamed(call: CollectiveCall, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
     """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
     if suspects and late:
         return sorted(suspects)

@@ -4,7 +4,7 @@ On gloo a message goes straight to its receiver under a tag made from the call, 
 other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
 
 Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
-whose strides differ would add numbers of different places. `Call._start` asserts it, and nothing else starts a message.
+whose strides differ would add numbers of different places. `CollectiveCall._start` asserts it, and nothing else starts a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from strobe.attention.tree.comm.board import Board, Note
 from strobe.attention.tree.comm.failing import Peer, Waiting, explain, silent
+from strobe.attention.tree.comm.rank_store import Note, RankStore
 from strobe.attention.tree.comm.watch import Watch, end_process, reached
 from strobe.attention.tree.faults import CollectiveError
 from strobe.core.errors import ConfigError
@@ -56,7 +56,7 @@ class Comm:
         self._backends = {device: name for device, _, name in (each.partition(":") for each in config.split(","))}
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
-        self.board = Board(None if group is None else c10d._get_process_group_store(group), self.rank)
+        self.board = RankStore(None if group is None else c10d._get_process_group_store(group), self.rank)
         self.peers: dict[int, Peer] = {}
         self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
         self.num_calls = 0
@@ -109,7 +109,7 @@ class Comm:
         except RuntimeError:
             end_process(error)
 
-    def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> Call:
+    def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> CollectiveCall:
         """Start the next call of this group.
 
         Args:
@@ -124,7 +124,7 @@ class Comm:
         if self.broken:
             raise CollectiveError(f"this process group has failed before ({self.broken}); make a new group")
         self.num_calls += 1
-        return Call(self, self.num_calls, text, digest, timeout_s, ends_process)
+        return CollectiveCall(self, self.num_calls, text, digest, timeout_s, ends_process)
 
 
 # A group's number of calls must outlive a call, and must not outlive the group.
@@ -168,7 +168,7 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 class Exchange:
     """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
 
-    def __init__(self, call: Call, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
+    def __init__(self, call: CollectiveCall, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
         self._call = call
         self._works = works
         self._received = received
@@ -192,7 +192,7 @@ class Exchange:
         return self._received
 
 
-class Call:
+class CollectiveCall:
     """One call on one group: all its messages carry its number, and its errors name it."""
 
     def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:

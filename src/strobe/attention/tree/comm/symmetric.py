@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm.group import Call, Comm
+from strobe.attention.tree.comm.group import CollectiveCall, Comm
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.settings import read_settings
 
@@ -50,7 +50,7 @@ def refuses(device_type: str) -> str | None:
     return None
 
 
-def gather_symmetric(call: Call, tensor: Tensor) -> list[Tensor]:
+def gather_symmetric(call: CollectiveCall, tensor: Tensor) -> list[Tensor]:
     """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
 
     Raises:

@@ -11,7 +11,7 @@ import msgspec
 from torch import nn
 
 from strobe.bench.attention.attempt import Attempt
-from strobe.bench.cases.ablate.cells import Cell
+from strobe.bench.cases.ablate.cells import AblationCell
 from strobe.bench.cases.ablate.factors import SYNCS, Setup
 from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
 from strobe.bench.runner import VariantError
@@ -52,7 +52,7 @@ class CellCase(StreamCase):
         ConfigError: a word that the model does not know, or a switch after the end of the clip.
     """
 
-    def __init__(self, cell: Cell, *, script: Script, model: Model, device: str, review_samples: int) -> None:
+    def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str, review_samples: int) -> None:
         self._batch = cell.base.batch
         sides = [side for side in (cell.base, cell.candidate) if side is not None]
         self._waits = {side.config.name for side in sides if side.waits}

@@ -16,7 +16,7 @@ from strobe.perf.records.plan import Kind, PlannedCell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class AblationCell:
     """A cell with its setups: the base and, unless the cell is of the base alone, a candidate."""
 
     planned: PlannedCell
@@ -24,7 +24,9 @@ class Cell:
     candidate: Setup | None
 
 
-def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
+def one_at_a_time(
+    base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device
+) -> Iterator[AblationCell]:
     """Yield a cell for every value of every factor that is not the base's own.
 
     Raises:
@@ -37,7 +39,7 @@ def one_at_a_time(base: Setup, factors: Sequence[Factor], defaults: ModelDefault
                 yield _cell(base, {factor.name: value}, defaults, device)
 
 
-def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
+def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
     """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
 
     Raises:
@@ -55,10 +57,10 @@ def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, de
             yield _cell(base, changes, defaults, device)
         except (ConfigError, ImplUnavailableError) as error:
             planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
-            yield Cell(planned=planned, base=base, candidate=None)
+            yield AblationCell(planned=planned, base=base, candidate=None)
 
 
-def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
+def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
     """Yield a cell for every active optimisation, with it alone off; one that others need carries the reason."""
     resolved = resolve(base.config, defaults, device).knobs
     for each in fields(Knobs):
@@ -71,10 +73,10 @@ def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) ->
         except ConfigError as error:
             refused = str(error)
         planned = PlannedCell(name=name, kind="leave-one-out", changes=changes, refused=refused)
-        yield Cell(planned=planned, base=base, candidate=candidate)
+        yield AblationCell(planned=planned, base=base, candidate=candidate)
 
 
-def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[Cell]:
+def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
     """Yield a cell for every optimisation that has an effect here and that the base lacks, with it alone on."""
     for each in fields(Knobs):
         if value_of(base, each.name, defaults) == "off":
@@ -84,9 +86,9 @@ def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterat
                 yield cell
 
 
-def base_alone(base: Setup) -> Cell:
+def base_alone(base: Setup) -> AblationCell:
     """Return the cell of the base by itself, for ablations in which no other cell shows it."""
-    return Cell(planned=PlannedCell(name="base", kind="base", changes={}), base=base, candidate=None)
+    return AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base, candidate=None)
 
 
 def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
@@ -94,7 +96,7 @@ def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str
     return {state.name: state.reason for state in resolve(base.config, defaults, device).knob_states if state.reason}
 
 
-def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> Cell:
+def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> AblationCell:
     """Build a cell: changes of the clip go into both sides, all others into the candidate."""
     own = changed(base, {name: value for name, value in changes.items() if name in WORKLOAD}, defaults)
     settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
@@ -102,7 +104,7 @@ def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, devi
         candidate = _named(changed(own, settings, defaults), settings)
         resolve(candidate.config, defaults, device)  # what cannot run is told now
     planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
-    return Cell(planned=planned, base=own, candidate=candidate)
+    return AblationCell(planned=planned, base=own, candidate=candidate)
 
 
 def _named(setup: Setup, changes: Mapping[str, str]) -> Setup:
@@ -125,6 +127,6 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")
 
 
-def waiting(cell: Cell) -> frozenset[str]:
+def waiting(cell: AblationCell) -> frozenset[str]:
     """Return the names of the sides that wait for the device inside a pass."""
     return frozenset(side.config.name for side in (cell.base, cell.candidate) if side is not None and side.waits)

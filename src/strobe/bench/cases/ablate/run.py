@@ -17,7 +17,7 @@ from strobe.bench.attention.run import finished
 from strobe.bench.case import Plan as Amount
 from strobe.bench.case import Progress
 from strobe.bench.cases.ablate.case import CellCase, script_of
-from strobe.bench.cases.ablate.cells import Cell, idle, waiting
+from strobe.bench.cases.ablate.cells import AblationCell, idle, waiting
 from strobe.bench.cases.ablate.factors import Setup, names, value_of
 from strobe.bench.cases.stream import Script
 from strobe.bench.runner import run_case
@@ -95,7 +95,7 @@ class Outcome:
     failed: tuple[str, ...]
 
 
-def run_cells(cells: Sequence[Cell], job: Job, folder: Path, progress: Progress) -> Outcome:
+def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> Outcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
@@ -132,7 +132,7 @@ def run_cells(cells: Sequence[Cell], job: Job, folder: Path, progress: Progress)
     return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
 
 
-def claim(folder: Path, job: Job, cells: Sequence[Cell]) -> None:
+def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
     """Write the plan, with the cells of earlier runs, or refuse a folder of another request.
 
     Raises:
@@ -158,7 +158,7 @@ def claim(folder: Path, job: Job, cells: Sequence[Cell]) -> None:
     write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
-def _measure(cell: Cell, job: Job, place: Path, say: Progress) -> None:
+def _measure(cell: AblationCell, job: Job, place: Path, say: Progress) -> None:
     amount = replace(job.amount, waits=waiting(cell), alone=cell.candidate is None)
     case = CellCase(cell, script=job.script, model=job.model, device=job.device, review_samples=job.review_samples)
 

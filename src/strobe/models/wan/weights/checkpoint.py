@@ -14,7 +14,7 @@ from strobe.core.errors import WeightsError
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights.files import Part, Source, find_files, read_json, read_source
-from strobe.models.wan.weights.fit import called, check_channels, check_fit, model_flag
+from strobe.models.wan.weights.key_check import called, check_channels, check_keys, model_flag
 from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
 from strobe.models.wan.weights.scales import take_scales
 
@@ -147,7 +147,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     with torch.device("meta"):
         dit = CausalWan(config)
     plain = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
-    check_fit(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
+    check_keys(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
     spelling = {name: names[spelled] for name, spelled in plain.items()}
     scales = {name: scaled[spelled] for name, spelled in plain.items() if spelled in scaled}
     return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling, scales=scales)

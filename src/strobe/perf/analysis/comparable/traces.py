@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 
 from strobe.perf.analysis.comparable.checks import Value
+from strobe.perf.analysis.device.device_work import events_by_device
 from strobe.perf.analysis.device.intervals import column
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.device.operator_costs import operator_cost
-from strobe.perf.analysis.device.views import device_work
 from strobe.perf.analysis.structure.scopes import NOWHERE, nest
 from strobe.perf.analysis.structure.sections import matching
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
@@ -109,7 +109,7 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
     kernels, sizes = set[str](), set[str]()
     for trace in traces if focal is not None else ():
         events = trace.device_events
-        for _, work in device_work(trace):
+        for _, work in events_by_device(trace):
             position = work.position[matching(trace, work, focal or "")]
             kernels.update(kernel_name(events.names[name]).group for name in np.unique(np.asarray(events.name)[position]))
             sizes.update(events.shapes[shape] for shape in np.unique(np.asarray(events.shape)[position]))

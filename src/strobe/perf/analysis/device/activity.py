@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import BUSY, NONE, DeviceView, Slices, WindowedEvents
 from strobe.perf.analysis.device.distribution import distribution
 from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, PROFILER_OVERHEAD
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, claim, column, overlaps, reach
-from strobe.perf.analysis.device.views import BUSY, NONE, DeviceView, Part, Slices
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
@@ -178,7 +178,7 @@ class _Tally:
     def union_ns(self) -> int:
         return self._covered.total_ns
 
-    def add(self, part: Part, which: slice | Ints) -> None:
+    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
         """Count the chosen events of a part."""
         start, end = part.start[which], part.end[which]
         self.n += len(start)
@@ -194,7 +194,7 @@ class _Stream(_Tally):
         self._pairs = self._longest_ns = 0
         self._open = np.empty(0, np.int64)  # ends of earlier events that may lie after the start of a later one
 
-    def add(self, part: Part, which: slice | Ints) -> None:
+    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
         """Count the chosen events of a part."""
         super().add(part, which)
         start, end = part.start[which], part.end[which]

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import BUSY, DeviceView, EventView, Slices, joined
 from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, overlaps
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView, Slices, Work, joined
 from strobe.perf.trace.events import DEVICE_KINDS
 
 _DEVICE_TO_DEVICE: Final = re.compile(r"DtoD|Device -> Device|DeviceToDevice")
@@ -169,7 +169,7 @@ class _Found:
         for gaps in self.gaps():
             yield gaps.end - gaps.start, np.searchsorted(pairs, gaps.pair)
 
-    def _kernels(self) -> Iterator[tuple[int, Work]]:
+    def _kernels(self) -> Iterator[tuple[int, EventView]]:
         for at, work in self._view.work.parts():
             kind = work.kind
             is_kernel = (kind == DEVICE_KINDS.index("kernel")) | (kind == DEVICE_KINDS.index("comm"))

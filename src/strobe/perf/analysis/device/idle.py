@@ -19,7 +19,7 @@ CAUSES: Final = (HOST_LATE, LAUNCH_LATENCY, QUEUED, PROFILER_OVERHEAD, UNLINKED)
 IDLE: Final = frozenset(CAUSES)
 
 
-class Pieces(NamedTuple):
+class IdleSlices(NamedTuple):
     """Parts of gaps, in order: position of the gap, cause as a position in `CAUSES`, and interval."""
 
     gap: Ints
@@ -28,7 +28,9 @@ class Pieces(NamedTuple):
     end: Ints
 
 
-def split_gaps(gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals) -> Pieces:
+def split_gaps(
+    gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals
+) -> IdleSlices:
     """Split idle gaps by what the device event after each of them waited for.
 
     With `h` the start of the event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up
@@ -58,7 +60,7 @@ def split_gaps(gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: 
     start = np.concatenate((held.start, free.start, handed[rest]))
     end = np.concatenate((held.end, free.end, gaps.end[rest]))
     order = np.argsort(start, kind="stable")
-    return Pieces(gap[order], np.concatenate(causes).astype(np.int8)[order], start[order], end[order])
+    return IdleSlices(gap[order], np.concatenate(causes).astype(np.int8)[order], start[order], end[order])
 
 
 def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.activity import Activity, activity
+from strobe.perf.analysis.device.device_work import DeviceView, EventView
 from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import NO_CORRELATION, Trace
 
@@ -151,14 +151,14 @@ class _Calls:
             used.append(different(work.host[linked]))
         self._used = different(np.concatenate(used))
 
-    def _starting(self) -> Iterator[Work]:
+    def _starting(self) -> Iterator[EventView]:
         view = self._view
         for _, work in view.work.parts():
             start = work.start
             last = start <= view.end_ns if view.window is None else start < view.end_ns
             yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
 
-    def delays(self, group: Callable[[Work, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
+    def delays(self, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
         """Return the delays of each group of linked events.
 
         Args:

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import BUSY, NONE, EventView, Slices
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps
-from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work
 from strobe.perf.trace.events import DEVICE_KINDS
 
 ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
@@ -23,7 +23,7 @@ ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
 L = TypeVar("L", bound=Hashable)
 
 
-class Pieces(NamedTuple):
+class LabelSlices(NamedTuple):
     """Columns of slices in order that tile each tile.
 
     Args:
@@ -40,7 +40,7 @@ class Pieces(NamedTuple):
     event: Ints
 
 
-def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> Pieces:
+def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals) -> LabelSlices:
     """Label the slices of a device and cut them at tiles.
 
     Args:
@@ -52,17 +52,17 @@ def device_pieces(work: Work, slices: Slices, place: Ints, tiles: Intervals) -> 
     busy = slices.cause == BUSY
     owner = np.where(busy, slices.event, NONE)
     activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause)
-    whole = Pieces(slices.start, slices.end, np.zeros_like(owner), place * len(ACTIVITIES) + activity, owner)
+    whole = LabelSlices(slices.start, slices.end, np.zeros_like(owner), place * len(ACTIVITIES) + activity, owner)
     return cut_at(whole, tiles)
 
 
-def cut_at(pieces: Pieces, tiles: Intervals) -> Pieces:
+def cut_at(pieces: LabelSlices, tiles: Intervals) -> LabelSlices:
     """Cut the pieces at tiles, which are disjoint and in order; return the parts inside, each with the number of its tile."""
     shared = overlaps(Intervals(pieces.start, pieces.end), tiles)
-    return Pieces(shared.start, shared.end, shared.b, pieces.label[shared.a], pieces.event[shared.a])
+    return LabelSlices(shared.start, shared.end, shared.b, pieces.label[shared.a], pieces.event[shared.a])
 
 
-def sums(pieces: Pieces, tiles: Intervals, labels: Sequence[L], num_events: int) -> tuple[list[Counter[L]], Ints]:
+def sums(pieces: LabelSlices, tiles: Intervals, labels: Sequence[L], num_events: int) -> tuple[list[Counter[L]], Ints]:
     """Sum the time of each label in each tile, labels in order of first occurrence, and of each event in all tiles.
 
     Args:

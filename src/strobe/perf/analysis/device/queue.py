@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.analysis.device.device_work import DeviceView, EventView
 from strobe.perf.analysis.device.intervals import Ints
-from strobe.perf.analysis.device.views import DeviceView, Work
 from strobe.perf.trace import columns
 
 LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
@@ -117,7 +117,7 @@ class _Waits:
         if (np.diff(self._calls) < 0).any():
             self._hosts = self._hosts[np.argsort(self._calls[self._hosts], kind="stable")]
 
-    def _waited(self, part: Work) -> tuple[NDArray[np.int32], Ints, Ints]:
+    def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
         """Select the events that waited in the window; return their calls and the start and end of each wait."""
         known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
         host = part.host[known]
@@ -125,7 +125,7 @@ class _Waits:
         waited = left < right
         return host[waited], left[waited], right[waited]
 
-    def _num_unlinked(self, part: Work) -> int:
+    def _num_unlinked(self, part: EventView) -> int:
         inside = (part.host < 0) & (part.start < self._view.end_ns) & (part.end > self._view.begin_ns)
         return int(inside.sum() if self._stream is None else (inside & (part.stream == self._stream)).sum())
 

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Final
 
 from strobe.perf.analysis.device.kernel_kinds import KernelKind
+from strobe.perf.analysis.ledger.account import Line
 from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.close import Line
-from strobe.perf.analysis.ledger.cut import OTHER_KERNELS
+from strobe.perf.analysis.ledger.label_trace import OTHER_KERNELS
 from strobe.perf.analysis.ledger.parts import NAMELESS, Part, part_of, trace_part
 from strobe.perf.analysis.ledger.traces import Account, UnitName
 from strobe.perf.analysis.runs.timeline import Label

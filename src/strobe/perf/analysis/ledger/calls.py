@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
-from strobe.perf.analysis.ledger.close import Anchor, Level, Owned, Scale, close_ledger
+from strobe.perf.analysis.ledger.account import Anchor, Level, Owned, Scale, close_ledger
 from strobe.perf.analysis.ledger.intervals import Spread
 from strobe.perf.analysis.ledger.traces import Account
 

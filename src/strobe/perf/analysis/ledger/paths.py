@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.ledger.cut import LABELS, TracedSide
+from strobe.perf.analysis.ledger.label_trace import LABELS, TracedSide
 from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, nest, together, without
 from strobe.perf.trace.events import HostEvents, Trace
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from strobe.perf.analysis.ledger.calls import CallTimes
-from strobe.perf.analysis.ledger.cut import TracedSide
+from strobe.perf.analysis.ledger.label_trace import TracedSide
 from strobe.perf.analysis.ledger.traces import Account, Timed, foreign_ledger
 from strobe.perf.analysis.runs.log_rounds import StageRounds
 from strobe.perf.analysis.runs.timings import Timings

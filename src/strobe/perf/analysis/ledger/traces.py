@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Final, Literal, NamedTuple
 
 from strobe.perf.analysis.device.kernel_kinds import KernelKind
-from strobe.perf.analysis.ledger.close import DILATION, OUTSIDE_WINDOW, Anchor, Ledger, Level, Line, Owned, Scale, close_ledger
-from strobe.perf.analysis.ledger.cut import TracedSide
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Anchor, Ledger, Level, Line, Owned, Scale, close_ledger
 from strobe.perf.analysis.ledger.intervals import Sampled, Spread, step_spread
+from strobe.perf.analysis.ledger.label_trace import TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.analysis.device.device_work import EventView
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import Work
 from strobe.perf.analysis.structure.scopes import NOWHERE, nest, ranges_and_modules, unnumbered
 from strobe.perf.trace.events import OperatorFacts, Trace
 
@@ -53,7 +53,7 @@ class Launchers:
         """Names of ranges and modules without their numbers."""
         return self._scopes.names
 
-    def of(self, work: Work) -> Ints:
+    def of(self, work: EventView) -> Ints:
         """Return the launcher of each of some device events."""
         host = work.host
         launcher = np.full(len(host), NOWHERE, np.int64)
@@ -78,7 +78,7 @@ class Launchers:
         found[real[some]] = np.where(scope == NOWHERE, found[real[some]], scope)
         return found
 
-    def scopes_of_calls(self, work: Work) -> Ints:
+    def scopes_of_calls(self, work: EventView) -> Ints:
         """Return the name of the range or module that each device event was launched in, -1 for none."""
         host = work.host
         found = np.full(len(host), NOWHERE, np.int64)

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from strobe.core.costs import parse_dtype
+from strobe.perf.analysis.device.device_work import BUSY, DeviceView, EventView
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView, Work
 from strobe.perf.analysis.operators.launchers import PHASES, Launchers
 from strobe.perf.trace.events import DEVICE_KINDS, OperatorCalls, OperatorInputs
 
@@ -204,7 +204,7 @@ class _Keys:
             numbers.append(place["", name])
         return np.array(numbers, np.int64)
 
-    def codes(self, work: Work) -> Ints:
+    def codes(self, work: EventView) -> Ints:
         """Return the code of each event."""
         launcher = self._launchers.of(work)
         caller = self._caller[launcher]

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.owners import sums
-from strobe.perf.analysis.runs.timeline import Call, DeviceTimeline, HostTimeline, Label, Overlap, Slice, bounds, timeline_of
+from strobe.perf.analysis.runs.timeline import (
+    DeviceTimeline,
+    HostTimeline,
+    Label,
+    Overlap,
+    RegionCall,
+    Slice,
+    bounds,
+    timeline_of,
+)
 from strobe.perf.trace.events import Trace
 
 
@@ -38,7 +47,7 @@ class Partition:
 
     device: str
     tiles: tuple[Tile, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[RegionCall, ...]
     overlap: tuple[Overlap, ...]
 
     @property

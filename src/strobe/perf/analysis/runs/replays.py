@@ -24,8 +24,8 @@ import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.core.spans import DIT_FORWARD
+from strobe.perf.analysis.device.device_work import EventView
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import Work
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Path, timeline_of
 from strobe.perf.trace.events import Region, Trace
 
@@ -267,7 +267,7 @@ def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int]
     return [row for rows in streams for row in rows], tuple(names_of(timeline, rows) for rows in streams)
 
 
-def _starts(work: Work, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
+def _starts(work: EventView, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
     """Return the start of each kernel of a replay, stream by stream."""
     found, at = [], 0
     for names in streams:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DIT_FORWARD, E2E, FRAME_BLOCK
+from strobe.perf.analysis.device.device_work import NONE, EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.owners import ACTIVITIES, Pieces, cut_at, device_pieces, tile_of
-from strobe.perf.analysis.device.views import NONE, Work, device_work
+from strobe.perf.analysis.device.owners import ACTIVITIES, LabelSlices, cut_at, label_slices, tile_of
 from strobe.perf.analysis.structure.scopes import NOWHERE, Nesting, nest
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvent, HostEvents, Region, Trace
 
@@ -72,7 +72,7 @@ class Slice(NamedTuple):
     event: int | None
 
 
-class Call(NamedTuple):
+class RegionCall(NamedTuple):
     """One operator call or device event; `exclusive_ns` is the time it owns inside the frame blocks."""
 
     name: str
@@ -235,11 +235,11 @@ class HostTimeline:
         """Labels by number."""
         return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> LabelSlices:
         """Tile the frame blocks; events are operators."""
         return self._of_thread(self.thread)
 
-    def _of_thread(self, thread: int) -> Pieces:
+    def _of_thread(self, thread: int) -> LabelSlices:
         tiles = bounds(self.windows)
         begin, stop = int(tiles.start[0]), int(tiles.end[-1])
         none = tiles.start[:0]
@@ -249,7 +249,7 @@ class HostTimeline:
         start, end = edges[:-1], edges[1:]
         operator = self.operators.at(thread, start)
         label = len(_HOST_ACTIVITIES) * self.regions.at(thread, start) + (operator != NOWHERE)
-        return cut_at(Pieces(start, end, np.zeros_like(start), label, operator), tiles)
+        return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
 
     def slices(self, window: int | None = None) -> Iterator[Slice]:
         """Yield the slices that tile the frame blocks in order, or one of them by its position."""
@@ -260,7 +260,7 @@ class HostTimeline:
             else:
                 yield Slice(start, end, label, ops.names[ops.name[operator]], operator)
 
-    def calls(self, exclusive: Ints) -> Iterator[Call]:
+    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         ops = self.trace.ops
         start, mine = column(ops.start_ns), column(ops.thread) == self.thread
@@ -269,7 +269,7 @@ class HostTimeline:
         for i, path in zip(chosen.tolist(), paths, strict=True):
             op = ops[i]
             label = Label(self.regions.texts[path], OP)
-            yield Call(op.name, label, op.start_ns, op.end_ns - op.start_ns, int(exclusive[i]))
+            yield RegionCall(op.name, label, op.start_ns, op.end_ns - op.start_ns, int(exclusive[i]))
 
     def overlap(self) -> Iterator[Overlap]:
         """Yield what the other threads did during the frame blocks."""
@@ -297,7 +297,7 @@ class DeviceTimeline:
     regions: RegionPaths
     windows: tuple[Window, ...]
     number: int
-    work: Work
+    work: EventView
     paths: tuple[Path, ...]
     path: Ints
 
@@ -316,12 +316,12 @@ class DeviceTimeline:
         """Labels by number."""
         return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> LabelSlices:
         """Tile the frame blocks; events count into the device's. A gap has the path of the event that ends it."""
         tiles = bounds(self.windows)
         slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
         place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
-        return device_pieces(self.work, slices, place, tiles)
+        return label_slices(self.work, slices, place, tiles)
 
     def _rank(self) -> NDArray[np.integer]:
         """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
@@ -340,21 +340,21 @@ class DeviceTimeline:
             else:
                 yield Slice(start, end, label, events.names[events.name[position[row]]], position[row])
 
-    def calls(self, exclusive: Ints) -> Iterator[Call]:
+    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, bounds(self.windows)) != NONE))
         own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
         label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
         rows = zip(own.name.tolist(), label, own.start.tolist(), own.end.tolist(), exclusive[chosen].tolist(), strict=True)
         for name, number, start, end, owned in rows:
-            yield Call(names[name], labels[number], start, end - start, owned)
+            yield RegionCall(names[name], labels[number], start, end - start, owned)
 
     def overlap(self) -> Iterator[Overlap]:
         """Yield nothing: the device's timeline includes all of its streams."""
         return iter(())
 
 
-def _rows(pieces: Pieces, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
+def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
     """Yield start, end, label and event of each piece, of all windows or of one."""
     some = slice(None) if window is None else pieces.tile == window
     start, end, _, number, event = (values[some].tolist() for values in pieces)
@@ -387,7 +387,7 @@ def _device_timeline(
         raise DataError(f"{trace.path}: frame blocks {idle} launched no work on cuda:{number}; trace whole frame blocks")
     # a frame block may be overtaken by the one before: then it is empty, never negative
     starts = np.maximum.accumulate(first)
-    work = dict(device_work(trace))[number]
+    work = dict(events_by_device(trace))[number]
     return DeviceTimeline(
         trace=trace,
         regions=regions,

@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from strobe.core.errors import unknown_choice
-from strobe.perf.analysis.device.views import device_work
+from strobe.perf.analysis.device.device_work import events_by_device
 from strobe.perf.analysis.structure.operators import operators
 from strobe.perf.analysis.structure.scopes import NOWHERE, Cuts, launched_in, nest
 from strobe.perf.trace.events import HostEvents, Trace
@@ -90,6 +90,6 @@ def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
     nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
     owner = nesting.owners(cuts)
     owned = owner != NOWHERE
-    for _, work in device_work(trace):
+    for _, work in events_by_device(trace):
         np.add.at(total, name[owner[owned]], launched_in(trace, work, None, cuts).sum_ns[owned])
     return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}

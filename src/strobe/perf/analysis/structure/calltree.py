@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
 from strobe.perf.analysis.device.intervals import Covered, Ints, column
-from strobe.perf.analysis.device.views import Work, device_work, parts_of
 from strobe.perf.analysis.structure.scopes import (
     ROOT,
     Cuts,
@@ -59,7 +59,7 @@ def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, C
     below = _Below(trace, paths, of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED))
     first, last = cuts.of(scopes)
     host_ns, found = column(scopes.end_ns) - column(scopes.start_ns), []
-    for device, work in device_work(trace):
+    for device, work in events_by_device(trace):
         times = below.times(work, window, cuts)
         called = before(times.launched)
         counted = np.arange(len(scopes)) if window is None else np.flatnonzero(called[last] > called[first])
@@ -95,10 +95,10 @@ class _Below:
         self._hosts, self._trace, self._paths = trace.device_events.hosts, trace, paths
         self._of_segment, self._unlinked = of_segment, unlinked
 
-    def times(self, work: Work, window: Window | None, cuts: Cuts) -> _Times:
+    def times(self, work: EventView, window: Window | None, cuts: Cuts) -> _Times:
         """Add up the time of a device by path; where events overlap, the moment belongs to the one that started first."""
         carried, covered, times = graph_paths(self._trace, work, window), Covered(), _Times(cuts.num)
-        for part in parts_of(work, window):
+        for part in windowed_events(work, window):
             host = part.work.host
             known = np.flatnonzero(host >= 0)
             path = np.full(len(host), self._unlinked, np.int64)

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, overlaps, union
-from strobe.perf.analysis.device.views import Work, device_work, parts_of
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
 
@@ -107,8 +107,8 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
     """Yield the communication of each device that has any, and its collectives one by one."""
     for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
         told = {one.event: one for one in trace.collectives}
-        for device, work in device_work(trace):
-            found = [part.which[part.work.kind == _COMM] for part in parts_of(work, window)]
+        for device, work in events_by_device(trace):
+            found = [part.which[part.work.kind == _COMM] for part in windowed_events(work, window)]
             comm = work.at(np.concatenate(found))
             if not len(comm):
                 continue
@@ -120,10 +120,10 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
             yield _account(member, _computing(trace, work, window), (number, device, int(stop - begin))), member
 
 
-def _computing(trace: Trace, work: Work, window: Window | None) -> Iterator[Intervals]:
+def _computing(trace: Trace, work: EventView, window: Window | None) -> Iterator[Intervals]:
     """Yield the time in which kernels and memsets ran, on the clock of all traces, in parts."""
     covered = Covered()
-    for part in parts_of(work, window):
+    for part in windowed_events(work, window):
         own = np.isin(part.work.kind, _COMPUTE)
         found = covered.add(part.start[own] + trace.base_ns, part.end[own] + trace.base_ns)
         some = found.end > found.start

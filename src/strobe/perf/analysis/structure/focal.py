@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.device.device_work import all_events
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.device.intervals import column
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import all_work
 from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.logs.units import Constraint, short
@@ -110,7 +110,7 @@ def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
     """
     searched, ranges = pattern(text), trace.ranges
     hit = np.array([searched.search(name) is not None for name in ranges.names] or [False])
-    _, times = device_times(trace, all_work(trace), ranges, np.flatnonzero(hit[np.asarray(ranges.name)]))
+    _, times = device_times(trace, all_events(trace), ranges, np.flatnonzero(hit[np.asarray(ranges.name)]))
     return tuple((times.end - times.start).tolist())
 
 

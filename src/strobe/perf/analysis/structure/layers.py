@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.distribution import Distribution, distributions
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.structure.periods import repetitions
 from strobe.perf.analysis.structure.scopes import (
     NOWHERE,
@@ -97,7 +97,7 @@ def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int,
     """Return number and layers of each device that has events, the group with the most device time first."""
     named = _Named(trace)
     found = []
-    for device, work in device_work(trace):
+    for device, work in events_by_device(trace):
         groups = tuple(named.groups(launched_in(trace, work, window, named.cuts), window is not None))
         if not len(trace.modules) and not any(group.path for group in groups):
             groups = (*groups, *_by_kernels(trace, device, work, window))
@@ -207,7 +207,7 @@ def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: b
     )
 
 
-def _by_kernels(trace: Trace, device: int, work: Work, window: Window | None) -> Iterator[LayerGroup]:
+def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | None) -> Iterator[LayerGroup]:
     """Yield layers found in the order of kernels: the longest period that repeats three times inside a step."""
     place, periods = repeated = repetitions(work, trace.device_events.names)
     if not periods:

@@ -16,8 +16,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.analysis.device.device_work import EventView
 from strobe.perf.analysis.device.intervals import Ints, reach
-from strobe.perf.analysis.device.views import Work
 from strobe.perf.analysis.structure.scopes import WORK
 from strobe.perf.trace.columns import Column, blocks, code_for
 
@@ -135,7 +135,7 @@ class Repetitions(NamedTuple):
     periods: tuple[Period, ...]
 
 
-def repetitions(work: Work, texts: tuple[str, ...]) -> Repetitions:
+def repetitions(work: EventView, texts: tuple[str, ...]) -> Repetitions:
     """Find the repetitions of a device's kernels, on the stream that has most of them."""
     counts: Counter[int] = Counter()
     for _, part in work.parts():

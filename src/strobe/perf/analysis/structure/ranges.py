@@ -13,8 +13,8 @@ from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
 from strobe.perf.analysis.device.intervals import Ints, column, union
-from strobe.perf.analysis.device.views import Work, device_work, parts_of
 from strobe.perf.analysis.structure.scopes import (
     NOWHERE,
     WORK,
@@ -104,10 +104,10 @@ def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
     cuts = Cuts.around(trace.ranges, trace.modules)
     of_kind: dict[Kind, _Calls] = {"range": _Calls(trace.ranges, cuts), "module": _Calls(trace.modules, cuts)}
-    return tuple(_ranges_of(trace, device, work, window, of_kind) for device, work in device_work(trace))
+    return tuple(_ranges_of(trace, device, work, window, of_kind) for device, work in events_by_device(trace))
 
 
-def _ranges_of(trace: Trace, device: int, work: Work, window: Window | None, of_kind: Mapping[Kind, _Calls]) -> Ranges:
+def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None, of_kind: Mapping[Kind, _Calls]) -> Ranges:
     cuts = of_kind["range"].cuts
     launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
     outside = np.ones(cuts.num, np.bool_)
@@ -121,7 +121,7 @@ def _ranges_of(trace: Trace, device: int, work: Work, window: Window | None, of_
     own = np.flatnonzero(host >= 0)
     own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
     total = [0, 0, 0, 0]
-    for part in parts_of(work, window):
+    for part in windowed_events(work, window):
         unlinked = part.work.host < 0
         counts = (len(part.which), int(part.length.sum()), int(unlinked.sum()), int(part.length[unlinked].sum()))
         total = [before + more for before, more in zip(total, counts, strict=True)]
@@ -224,7 +224,7 @@ class _Ends(NamedTuple):
         return np.where(heads, start, np.append(start[0], self.times[highest[:-1] % len(self.times)]))
 
 
-def _unions(trace: Trace, work: Work, window: Window | None, calls: _Calls) -> Ints:
+def _unions(trace: Trace, work: EventView, window: Window | None, calls: _Calls) -> Ints:
     """Compute the union of the events of each name, ns."""
     united = np.zeros(len(calls.scopes.names), np.int64)
     reached = np.full(len(united), np.iinfo(np.int64).min)

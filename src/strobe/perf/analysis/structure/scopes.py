@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.perf.analysis.device.device_work import EventView, WindowedEvents, windowed_events
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.views import Part, Work, parts_of
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
@@ -158,7 +158,7 @@ class Launched:
         self.events, self.kernels, self.sum_ns = (np.zeros(num, np.int64) for _ in range(3))
         self.start, self.end = np.full(num, _LATE, np.int64), np.full(num, -_LATE, np.int64)
 
-    def add(self, part: Part, segment: Ints) -> None:
+    def add(self, part: WindowedEvents, segment: Ints) -> None:
         """Count events, each in its segment."""
         if not len(segment):
             return
@@ -189,14 +189,14 @@ class Launched:
         return span
 
 
-def linked(work: Work, window: Window | None) -> Iterator[Part]:
+def linked(work: EventView, window: Window | None) -> Iterator[WindowedEvents]:
     """Yield the events of a device with a known launch call that overlap a window, cut to it, in parts."""
-    for part in parts_of(work, window):
+    for part in windowed_events(work, window):
         known = np.flatnonzero(part.work.host >= 0)
-        yield Part(part.which[known], part.work.at(known), part.start[known], part.end[known])
+        yield WindowedEvents(part.which[known], part.work.at(known), part.start[known], part.end[known])
 
 
-def launched_in(trace: Trace, work: Work, window: Window | None, cuts: Cuts) -> Launched:
+def launched_in(trace: Trace, work: EventView, window: Window | None, cuts: Cuts) -> Launched:
     """Count the events of a device by the segment that they were launched in."""
     found = Launched(cuts.num)
     for part in linked(work, window):
@@ -204,7 +204,7 @@ def launched_in(trace: Trace, work: Work, window: Window | None, cuts: Cuts) -> 
     return found
 
 
-def device_times(trace: Trace, work: Work, scopes: HostEvents, chosen: Ints) -> tuple[NDArray[np.bool_], Intervals]:
+def device_times(trace: Trace, work: EventView, scopes: HostEvents, chosen: Ints) -> tuple[NDArray[np.bool_], Intervals]:
     """Return a mask of the chosen scopes that launched events, and first start and last end of these events for each."""
     thread, start, end = (column(values)[chosen] for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
     cuts = Cuts.at(thread, start, end)
@@ -219,11 +219,11 @@ class GraphPaths(NamedTuple):
     """Events of a device in a window that carry a module path: `path` counts into `texts`."""
 
     texts: tuple[str, ...]
-    part: Part
+    part: WindowedEvents
     path: Ints
 
 
-def graph_paths(trace: Trace, work: Work, window: Window | None) -> GraphPaths:
+def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPaths:
     """Find the events of a device that carry a module path."""
     texts: dict[str, int] = {}
     carriers = np.fromiter(trace.module_paths, np.int64, len(trace.module_paths))
@@ -236,13 +236,13 @@ def graph_paths(trace: Trace, work: Work, window: Window | None) -> GraphPaths:
     else:
         here = np.isin(carriers, work.rows)
         which = np.searchsorted(work.rows, carriers[here])
-    found = list(parts_of(work.at(which), window))
+    found = list(windowed_events(work.at(which), window))
     inside = [part.which for part in found]
     if not inside:
-        return GraphPaths(tuple(texts), Part(which, work.at(which), work.start[which], work.end[which]), path[here])
+        return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here])
     which = which[np.concatenate(inside)]
     start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
-    return GraphPaths(tuple(texts), Part(which, work.at(which), start, end), path[here][np.concatenate(inside)])
+    return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)])
 
 
 def totals(values: Ints, group: Ints, num_groups: int) -> Ints:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError
+from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, reach, union
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
@@ -123,7 +123,7 @@ def pattern(text: str) -> re.Pattern[str]:
         raise ConfigError(f"{text!r} is not a regular expression: {error}; escape what is meant literally") from error
 
 
-class Section(NamedTuple):
+class AttentionSection(NamedTuple):
     """One section.
 
     `busy_ns` is the union of the events in it, `focal_ns` that of the focal ones; `members` counts into the trace's device
@@ -162,7 +162,7 @@ class Sections:
     definition: SectionDefinition
     device: int
     num_focal: int
-    found: tuple[Section, ...]
+    found: tuple[AttentionSection, ...]
     skipped: Mapping[str, int]
     merged: int
     overlapping: int
@@ -195,19 +195,19 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
         ConfigError: a pattern is not a regular expression.
     """
     found = []
-    for device, work in device_work(trace):
+    for device, work in events_by_device(trace):
         inside = None if window is None else (work.start >= window.start_ns) & (work.start < window.end_ns)
         found.append(sections_of(trace, device, work, definition, inside))
     return tuple(sections for sections in found if sections.num_focal)
 
 
 def sections_of(
-    trace: Trace, device: int, work: Work, definition: SectionDefinition, chosen: NDArray[np.bool_] | None = None
+    trace: Trace, device: int, work: EventView, definition: SectionDefinition, chosen: NDArray[np.bool_] | None = None
 ) -> Sections:
     """Find the sections of one device; `chosen` masks the events that may be focal ones."""
     focal = matching(trace, work, definition.focal)
     anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
-    found: list[Section] = []
+    found: list[AttentionSection] = []
     for stream in np.unique(work.stream[anchors]).tolist():
         lane = np.flatnonzero(work.stream == stream)
         own = anchors[work.stream[anchors] == stream]
@@ -239,7 +239,7 @@ def sections_of(
     )
 
 
-def matching(trace: Trace, work: Work, text: str) -> NDArray[np.bool_]:
+def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
     """Mark the events of a device whose name, as in the trace or demangled, matches a regular expression.
 
     Raises:
@@ -258,7 +258,7 @@ class _Boundaries(NamedTuple):
     moment: Ints
 
 
-def _boundaries(edge: Edge, trace: Trace, work: Work, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
+def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
     """Find the nearest boundary before or after each focal event.
 
     Args:
@@ -286,7 +286,7 @@ def _boundaries(edge: Edge, trace: Trace, work: Work, lane: Ints, anchors: Ints,
 
 
 def _around(
-    definition: SectionDefinition, trace: Trace, work: Work, lane: Ints, anchors: Ints
+    definition: SectionDefinition, trace: Trace, work: EventView, lane: Ints, anchors: Ints
 ) -> tuple[_Boundaries, _Boundaries]:
     """Find the call of a range or module around each focal event: of several, the one that started last."""
     wide = definition.left.any_stream or definition.right.any_stream
@@ -298,7 +298,7 @@ def _around(
     return _Boundaries(known, start[place]), _Boundaries(known, end[place])
 
 
-def _scope_times(edge: Edge, trace: Trace, work: Work, events: Ints) -> Intervals:
+def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Intervals:
     """Return the device time of every call of a range or module: first start to last end of its work among some events."""
     scopes = trace.ranges if edge.source == "range" else trace.modules
     chosen = np.flatnonzero(np.array([_spells(edge, name) for name in scopes.names] or [False])[np.asarray(scopes.name)])
@@ -335,7 +335,7 @@ def _spells(edge: Edge, name: str) -> bool:
     return any(re.fullmatch(edge.what, text) for text in spelled)
 
 
-def _measure(work: Work, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[Section]:
+def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[AttentionSection]:
     """Measure sections of one lane: the positions of its events, in order of start."""
     start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
     busy, focal_ns = (_inside(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own])))
@@ -348,7 +348,7 @@ def _measure(work: Work, lane: Ints, focal: NDArray[np.bool_], sections: Interva
         begin = sections.start[at]
         members = lane[left:right][(end[left:right] > begin) | (start[left:right] >= begin)]
         numbers = tuple(work.position[members].tolist())
-        found.append(Section(int(begin), int(sections.end[at]), int(busy[at]), int(focal_ns[at]), numbers))
+        found.append(AttentionSection(int(begin), int(sections.end[at]), int(busy[at]), int(focal_ns[at]), numbers))
     return found
 
 

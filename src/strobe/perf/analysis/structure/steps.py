@@ -15,8 +15,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from strobe.core.spans import FRAME_BLOCK
+from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, counts_before, overlaps, reach
-from strobe.perf.analysis.device.views import Work, device_work
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.periods import Period, Repetitions, repetitions
 from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, Cuts, Launched, before, launched_in, linked, nest
@@ -161,11 +161,11 @@ def find_steps(trace: Trace, starts: str | None = None) -> tuple[Steps | NoSteps
     """
     chosen = None if starts is None else pattern(starts)
     if chosen is None:
-        return tuple(device_steps(trace, device, work) for device, work in device_work(trace))
-    return tuple(_cut_at(trace, device, work, _chosen_cuts(trace, work, chosen)) for device, work in device_work(trace))
+        return tuple(device_steps(trace, device, work) for device, work in events_by_device(trace))
+    return tuple(_cut_at(trace, device, work, _chosen_cuts(trace, work, chosen)) for device, work in events_by_device(trace))
 
 
-def device_steps(trace: Trace, device: int, work: Work, repeated: Repetitions | None = None) -> Steps | NoSteps:
+def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitions | None = None) -> Steps | NoSteps:
     """Cut the time of one device into the steps that `find_steps` finds without a pattern.
 
     Args:
@@ -177,7 +177,7 @@ def device_steps(trace: Trace, device: int, work: Work, repeated: Repetitions | 
     return _cut_at(trace, device, work, _named_cuts(trace, work, repeated))
 
 
-def _cut_at(trace: Trace, device: int, work: Work, cuts: _Cuts | str) -> Steps | NoSteps:
+def _cut_at(trace: Trace, device: int, work: EventView, cuts: _Cuts | str) -> Steps | NoSteps:
     return NoSteps(device=device, reason=cuts) if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
 
 
@@ -187,7 +187,7 @@ def names_step(name: str, starts: str | None = None) -> bool:
     return any(named.search(name) for named in chosen)
 
 
-def _chosen_cuts(trace: Trace, work: Work, chosen: re.Pattern[str]) -> _Cuts | str:
+def _chosen_cuts(trace: Trace, work: EventView, chosen: re.Pattern[str]) -> _Cuts | str:
     by_range = _by_range(trace, work, chosen, f"ranges that match {chosen.pattern!r}")
     if by_range is not None:
         return by_range
@@ -200,7 +200,7 @@ def _chosen_cuts(trace: Trace, work: Work, chosen: re.Pattern[str]) -> _Cuts | s
     return _Cuts("kernel", f"kernels that match {chosen.pattern!r}", work.start[places], int(work.end.max()), labels)
 
 
-def _named_cuts(trace: Trace, work: Work, repeated: Repetitions | None) -> _Cuts | str:
+def _named_cuts(trace: Trace, work: EventView, repeated: Repetitions | None) -> _Cuts | str:
     single = None
     for spoken, named in _NAMED.items():
         cuts = _by_range(trace, work, named, f"{spoken} ranges")
@@ -226,7 +226,7 @@ def _short(name: str) -> str:
     return repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}...")
 
 
-def _by_range(trace: Trace, work: Work, named: re.Pattern[str], spoken: str) -> _Cuts | None:
+def _by_range(trace: Trace, work: EventView, named: re.Pattern[str], spoken: str) -> _Cuts | None:
     """Return steps from ranges: the outermost that match, on the thread whose ranges launched most of the device's work."""
     of_name = np.array([named.search(name) is not None for name in trace.ranges.names], np.bool_)
     which = np.flatnonzero(of_name[column(trace.ranges.name)]) if len(of_name) else np.zeros(0, np.int64)
@@ -262,7 +262,7 @@ def _by_range(trace: Trace, work: Work, named: re.Pattern[str], spoken: str) -> 
 class _Anywhere:
     """Work launched during ranges of one thread, on any thread."""
 
-    def __init__(self, trace: Trace, work: Work, begin: Ints, stop: Ints) -> None:
+    def __init__(self, trace: Trace, work: EventView, begin: Ints, stop: Ints) -> None:
         thread, hosts = np.zeros(len(begin), np.int64), trace.device_events.hosts
         cuts = Cuts.at(thread, begin, stop)
         self.first, self.last = cuts.within(thread, begin, stop)
@@ -277,7 +277,7 @@ class _Anywhere:
         return int(end[0])
 
 
-def _by_period(trace: Trace, work: Work, repeated: Repetitions) -> _Cuts | str:
+def _by_period(trace: Trace, work: EventView, repeated: Repetitions) -> _Cuts | str:
     """Return steps from the repetitions of the busiest stream's kernels, or the reason why there are none."""
     place, periods = repeated
     if not periods:
@@ -297,7 +297,7 @@ def _by_period(trace: Trace, work: Work, repeated: Repetitions) -> _Cuts | str:
     return _Cuts("period", _spoken(period), work.start[starts], end, labels, None, period, bounded)
 
 
-def _single_call(trace: Trace, work: Work, places: Ints) -> str:
+def _single_call(trace: Trace, work: EventView, places: Ints) -> str:
     """Name the one launch or module call that all of these events come from, if there is one."""
     events = trace.device_events
     host = work.at(places).host
@@ -312,7 +312,7 @@ def _single_call(trace: Trace, work: Work, places: Ints) -> str:
     return trace.modules.names[trace.modules.name[int(top[0])]]
 
 
-def _tiled(trace: Trace, device: int, work: Work, cuts: _Cuts) -> Steps:
+def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     start = np.maximum.accumulate(cuts.start)
     end = np.append(start[1:], max(cuts.end, int(start[-1])))
     busy, covered = np.zeros(len(start), np.int64), Covered()

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from strobe.core.errors import ConfigError, DataError, nearest
+from strobe.perf.analysis.device.device_work import all_events
 from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.device.views import all_work
 from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.steps import NoSteps, find_steps, names_step
 from strobe.perf.analysis.window import Window
@@ -190,7 +190,7 @@ def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tu
     if not len(trace.device_events):
         yield from ((scopes.start_ns[place], scopes.end_ns[place]) for place in chosen.tolist())
         return
-    some, times = device_times(trace, all_work(trace), scopes, chosen)
+    some, times = device_times(trace, all_events(trace), scopes, chosen)
     found = zip(times.start.tolist(), times.end.tolist(), strict=True)
     for launched in some.tolist():
         yield next(found) if launched else None

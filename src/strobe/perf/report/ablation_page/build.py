@@ -13,7 +13,7 @@ from strobe.perf.report.ablation_page.effort import SCALE
 from strobe.perf.report.ablation_page.front import RULE, Point, advise
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.log.decide import decide
-from strobe.perf.report.blocks.log.entries import METRIC, Entry, read_entries
+from strobe.perf.report.blocks.log.entries import METRIC, LogEntry, read_entries
 from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
@@ -84,7 +84,7 @@ def _points(cells: Sequence[CellRun], plan: Plan) -> tuple[Point, ...]:
     return tuple(found.values())
 
 
-def _measured(entry: Entry) -> Ratio:
+def _measured(entry: LogEntry) -> Ratio:
     """Return the measured end-to-end speedup with its interval, even if it is not proven."""
     if isinstance(entry.e2e, str):
         return Ratio(entry.ratio or 1.0)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.close import Ledger, Level, Line
+from strobe.perf.analysis.ledger.account import Ledger, Level, Line
 from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval
 from strobe.perf.records.packed import records_in
 from strobe.perf.records.plan import CELLS, Plan, PlannedCell
-from strobe.perf.report.blocks.log.entries import Entry, read_entries
+from strobe.perf.report.blocks.log.entries import LogEntry, read_entries
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
 
@@ -30,8 +30,8 @@ class CellRun:
     """
 
     planned: PlannedCell
-    base: Entry | None
-    entry: Entry | None
+    base: LogEntry | None
+    entry: LogEntry | None
     finding: Finding | None
     reason: str
 

@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from strobe.perf.analysis.ledger.close import Line
+from strobe.perf.analysis.ledger.account import Line
 from strobe.perf.measure.stats import Interval, Verdict
 from strobe.perf.records.plan import Plan
 from strobe.perf.report.ablation_page.cells import CellRun
 from strobe.perf.report.ablation_page.effort import effort
 from strobe.perf.report.ablation_page.front import Advice
-from strobe.perf.report.blocks.log.entries import METRIC, Entry
+from strobe.perf.report.blocks.log.entries import METRIC, LogEntry
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.model import Cell, Column, Count, Missing, Number, Row, Share, Table, Text, Time, Tone
 from strobe.perf.report.text import bytes_cell
 
 
-def _block(entry: Entry | None, reason: str) -> Cell:
+def _block(entry: LogEntry | None, reason: str) -> Cell:
     if entry is None or isinstance(entry.found, str) or entry.found.block is None:
         return Missing(reason or "no steady frame blocks", "-")
     return Time(entry.found.block.mean_ns)
 
 
-def _max(entry: Entry | None, reason: str) -> Cell:
+def _max(entry: LogEntry | None, reason: str) -> Cell:
     if entry is None or isinstance(entry.found, str) or entry.found.block is None:
         return Missing(reason or "no steady frame blocks", "-")
     return Time(entry.found.block.max_ns)
 
 
-def _fps(entry: Entry | None) -> Cell:
+def _fps(entry: LogEntry | None) -> Cell:
     if entry is None or isinstance(entry.found, str) or entry.found.pixel_fps is None:
         return Missing("", "-")
     return Number(entry.found.pixel_fps, 2)
 
 
-def _score(entry: Entry | None) -> Cell:
+def _score(entry: LogEntry | None) -> Cell:
     line = None if entry is None else entry.quality
     if line is None or not line.n:
         return Missing("it has no clip" if line is None else line.note, "not measured")
@@ -82,7 +82,7 @@ def factor_table(title: str, cells: Sequence[CellRun], plan: Plan) -> Table:
     return Table(f"{title}.", columns, tuple(rows), notes)
 
 
-def batch_table(cells: Sequence[CellRun], base: Entry | None) -> Table:
+def batch_table(cells: Sequence[CellRun], base: LogEntry | None) -> Table:
     """Build the table of streams in lockstep by batch: block times, frame rates, memory, and whether playback keeps up."""
     columns = (
         Column("batch", numeric=True),
@@ -96,7 +96,7 @@ def batch_table(cells: Sequence[CellRun], base: Entry | None) -> Table:
         Column("peak memory", numeric=True),
         Column("for each more", numeric=True, hint="(peak - that of batch 1) / more streams"),
     )
-    sides: list[tuple[int, Entry | None, str]] = [] if base is None else [(1, base, "")]
+    sides: list[tuple[int, LogEntry | None, str]] = [] if base is None else [(1, base, "")]
     sides += [(int(cell.planned.value), cell.entry, cell.reason) for cell in cells]
     one = next((entry for batch, entry, _ in sides if batch == 1), None)
     rows = tuple(_batch_row(batch, entry, one, reason) for batch, entry, reason in sorted(sides, key=lambda side: side[0]))
@@ -107,7 +107,7 @@ def batch_table(cells: Sequence[CellRun], base: Entry | None) -> Table:
     return Table("What more streams in lockstep cost.", columns, rows, (note,))
 
 
-def _batch_row(batch: int, entry: Entry | None, one: Entry | None, reason: str) -> Row:
+def _batch_row(batch: int, entry: LogEntry | None, one: LogEntry | None, reason: str) -> Row:
     none = Missing(reason or "no steady frame blocks", "-")
     found = None if entry is None or isinstance(entry.found, str) else entry.found
     alone = None if one is None or isinstance(one.found, str) else one.found
@@ -268,6 +268,6 @@ def _unranked(cell: CellRun, gain: float | None, cost: int | None) -> str:
     return "not proven" if cell.entry is None or _is_judged(cell.entry) else "other values, and their quality was not measured"
 
 
-def _is_judged(entry: Entry) -> bool:
+def _is_judged(entry: LogEntry) -> bool:
     """Whether the effect on the pictures is known: the gate found equal values, or quality was measured."""
     return entry.exact or entry.score is not None

@@ -10,7 +10,7 @@ from typing import Final
 
 from strobe.perf.analysis.runs.grid import Speedup, speedup
 from strobe.perf.records.grids import COSINE, PEAK, RECALL, TEMPORARY
-from strobe.perf.report.attention_bench.cells import CellRun, Entry, read_cells
+from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun, read_cells
 from strobe.perf.report.attention_bench.tables import SERIALISED
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import settings_section
@@ -61,7 +61,7 @@ class Setting:
     """
 
     cell: CellRun
-    entry: Entry
+    entry: AttentionContestant
     keys: int
     density: float
     recall: float

@@ -18,7 +18,7 @@ from strobe.perf.records.store import RunRecords
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Entry(grid.Contestant):
+class AttentionContestant(grid.Contestant):
     """One contestant of one cell.
 
     Args:
@@ -83,7 +83,7 @@ class CellRun:
 
     run: RunRecords
     grid: AttentionCell
-    entries: tuple[Entry, ...]
+    entries: tuple[AttentionContestant, ...]
 
     @property
     def name(self) -> str:
@@ -96,17 +96,17 @@ class CellRun:
         return self.run.header.machine.launch_blocking
 
     @property
-    def contestants(self) -> tuple[Entry, ...]:
+    def contestants(self) -> tuple[AttentionContestant, ...]:
         """All entries but the matrix product."""
         return tuple(entry for entry in self.entries if entry.name != MATMUL)
 
     @cached_property
-    def measured(self) -> tuple[Entry, ...]:
+    def measured(self) -> tuple[AttentionContestant, ...]:
         """Contestants with numbers."""
         return tuple(entry for entry in self.contestants if not entry.reason)
 
     @cached_property
-    def reference(self) -> Entry | None:
+    def reference(self) -> AttentionContestant | None:
         """Fastest dense contestant; None if none was measured."""
         dense = [entry for entry in self.measured if entry.kind == "dense"]
         return min(dense, key=lambda entry: entry.median_ns, default=None)
@@ -144,7 +144,7 @@ def _cell(run: RunRecords) -> CellRun:
     return CellRun(run=run, grid=run.cell, entries=tuple(_entries(run, names_in(run))))
 
 
-def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[Entry]:
+def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[AttentionContestant]:
     clips = {clip.order: clip for clip in timed_clips(run)}
     rounds: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     hosts: dict[str, list[int]] = defaultdict(list)
@@ -160,7 +160,7 @@ def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[Entry]:
             rounds[span.variant][span.palindrome].append(span.value_ns)
     for name in names:
         outcome, reason = outcome_of(run, name, timed=bool(rounds[name]))
-        yield Entry(
+        yield AttentionContestant(
             name=name,
             outcome=outcome,
             reason=reason,

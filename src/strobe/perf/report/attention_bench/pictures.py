@@ -9,7 +9,7 @@ import msgspec
 from strobe.core.spans import NAMES
 from strobe.perf.analysis.runs.grid import Speedup, speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
-from strobe.perf.report.attention_bench.cells import CellRun, Entry
+from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.attention_bench.tables import entries, memory_table
 from strobe.perf.report.model import (
     Axis,
@@ -37,7 +37,7 @@ _NONE = Missing("not measured here", "-")
 
 
 def against_sparsity(
-    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, Entry], float | None], group: str = ""
+    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, AttentionContestant], float | None], group: str = ""
 ) -> Figure | None:
     """Plot one number of every contestant, or of those of one group, against the share of skipped work.
 
@@ -68,7 +68,7 @@ def against_sparsity(
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
     """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
 
-    def value(cell: CellRun, entry: Entry) -> float | None:
+    def value(cell: CellRun, entry: AttentionContestant) -> float | None:
         if cell.serialised or cell.reference is None or entry.kind == "dense":
             return None
         return speedup(cell.reference, entry).ratio
@@ -94,7 +94,7 @@ def _ratio(found: Speedup) -> Ratio:
 def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
 
-    def value(_: CellRun, entry: Entry) -> float:
+    def value(_: CellRun, entry: AttentionContestant) -> float:
         return entry.flops / entry.median_ns / 1e3
 
     for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
@@ -134,7 +134,7 @@ def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
                 yield _bars(cell, entry)
 
 
-def _bars(cell: CellRun, entry: Entry) -> Figure:
+def _bars(cell: CellRun, entry: AttentionContestant) -> Figure:
     bars, done = [], 0
     for name, ns in entry.parts:
         bars.append(Bar(label=name, start_ns=done, stop_ns=done + ns, tone="plain"))

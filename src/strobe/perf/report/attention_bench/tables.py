@@ -18,7 +18,7 @@ from strobe.perf.records.grids import (
     SAVED,
     TEMPORARY,
 )
-from strobe.perf.report.attention_bench.cells import CellRun, Entry
+from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.blocks.roofline import rate_number
 from strobe.perf.report.model import Cell, Code, Column, Count, Missing, Number, Row, Share, Table, Text, Time
@@ -28,7 +28,7 @@ _NONE: Final = Missing("not measured here", "-")
 SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
 
 
-def head(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
+def head(cell: CellRun, entry: AttentionContestant) -> tuple[Cell, ...]:
     """Return the cells that identify a row: budget, block size, contestant."""
     return Text(cell.grid.budget), Count(cell.grid.block), Code(entry.name)
 
@@ -40,7 +40,7 @@ HEAD: Final = (
 )
 
 
-def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, Entry]]:
+def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, AttentionContestant]]:
     """Yield every contestant with numbers, with its cell."""
     for cell in cells:
         for entry in cell.measured:
@@ -94,7 +94,7 @@ def _references(cells: Sequence[CellRun]) -> str:
     return ", ".join(names) or "none has numbers"
 
 
-def _speed(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
+def _speed(cell: CellRun, entry: AttentionContestant) -> tuple[Cell, ...]:
     ns, interval = entry.median_ns, entry.interval
     low, high = (interval.low, interval.high) if interval else (min(entry.times_ns), max(entry.times_ns))
     peak = cell.peak_flops_per_s
@@ -111,7 +111,7 @@ def _speed(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
     )
 
 
-def _ratio(cell: CellRun, entry: Entry) -> tuple[Cell, Cell]:
+def _ratio(cell: CellRun, entry: AttentionContestant) -> tuple[Cell, Cell]:
     if cell.serialised:
         return Missing(SERIALISED, "serialised"), Text("not compared", "muted")
     if cell.reference is None:
@@ -152,7 +152,7 @@ def precision_table(cells: Sequence[CellRun], title: str) -> Table:
     return Table(f"{title}: precision.", tuple(columns), tuple(rows), tuple(notes), sortable=True)
 
 
-def _value(entry: Entry, metric: str, against: str | None) -> Cell:
+def _value(entry: AttentionContestant, metric: str, against: str | None) -> Cell:
     value = entry.number(metric, against=against, tensor="out" if metric in (COSINE, L1, RMSE) else "")
     return _NONE if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
 
@@ -197,7 +197,7 @@ def memory_table(cells: Sequence[CellRun]) -> Table:
     return Table("Memory of one call.", columns, tuple(rows), tuple(how), sortable=True)
 
 
-def _megabytes(entry: Entry, metric: str) -> Cell:
+def _megabytes(entry: AttentionContestant, metric: str) -> Cell:
     value = entry.number(metric)
     return _NONE if value is None else bytes_cell(value, "MB", 1)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
-from strobe.perf.analysis.ledger.close import is_attention_kernel
+from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.report.model import Cell, Column, Count, Missing, Ratio, Row, Section, Share, Table, Text, Time
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _HOST_RULE: Final = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
 _DEVICE_RULE: Final = "A section is the device time owned by what was launched between entering its span and leaving it."
@@ -72,7 +72,7 @@ def _calls(profile: Profile) -> Counter[str]:
     return counts
 
 
-def attention_sections(study: Study) -> tuple[Section, Section]:
+def attention_sections(study: RunStudy) -> tuple[Section, Section]:
     """Build the attention summary, and the section with all sections and their boundaries."""
     found = {subject.label: extents(subject.profile) for subject in study.subjects if isinstance(subject.profile, Profile)}
     lead = (
@@ -102,7 +102,7 @@ def _speedup(reference: Extent | None, own: Extent | None, *, kernel: bool) -> C
     return Ratio(_per(theirs, reference.calls) / _per(ours, own.calls))
 
 
-def _summary(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
     columns = (
         Column("variant"),
         Column("implementation"),
@@ -119,7 +119,7 @@ def _summary(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
     return Table("Attention, per call, from the traced clips.", columns, rows, notes)
 
 
-def _summary_row(study: Study, subject: Subject, found: dict[str, dict[str, Extent]], width: int) -> Row:
+def _summary_row(study: RunStudy, subject: Subject, found: dict[str, dict[str, Extent]], width: int) -> Row:
     head: tuple[Cell, ...] = (Text(subject.label), Text(subject.settings.attention_impl or "not said"))
     if not isinstance(subject.profile, Profile):
         return Row((*head, Missing(subject.profile), *(Text("") for _ in range(width - 3))))
@@ -145,7 +145,7 @@ def _names(found: dict[str, dict[str, Extent]]) -> list[str]:
     return sorted(names, key=lambda name: (_rank(name), name))
 
 
-def _per_call(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+def _per_call(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
     columns = (Column("section"), *(Column(subject.label, "ms", True) for subject in study.subjects))
     rows = []
     for name in _names(found):
@@ -157,7 +157,7 @@ def _per_call(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
     return Table("Every section of the traced frame blocks, mean per call.", columns, tuple(rows))
 
 
-def _detail(study: Study, found: dict[str, dict[str, Extent]]) -> Table:
+def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
     columns = (
         Column("section"),
         Column("variant"),

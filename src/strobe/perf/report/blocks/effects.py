@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from strobe.perf.analysis.ledger.close import CallsEffect
+from strobe.perf.analysis.ledger.account import CallsEffect
 from strobe.perf.report.blocks.fields import Field
 from strobe.perf.report.model import Cell, Code
 

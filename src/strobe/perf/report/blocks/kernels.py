@@ -8,14 +8,14 @@ from strobe.perf.analysis.runs.kernels import KernelRow, KernelTable, kernel_tab
 from strobe.perf.report.blocks.fields import Field, count, heads, rows_of, share, share_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Notes, Section, Table, Time
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 from strobe.perf.report.text import time_text
 
 MAX_ROWS: Final = 20
 MAX_CANDIDATE_ROWS: Final = 12
 
 
-def kernels_section(study: Study) -> Section:
+def kernels_section(study: RunStudy) -> Section:
     """Build the section with one kernel table per variant; the reference's is open."""
     blocks: list[Block] = []
     missing = []

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Final
 
-from strobe.perf.analysis.ledger.close import Ledger, Level, Line
+from strobe.perf.analysis.ledger.account import Ledger, Level, Line
 from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.effects import effect_fields
 from strobe.perf.report.blocks.fields import share_cell, table_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
-from strobe.perf.analysis.ledger.close import Ledger, Level, LevelSum
+from strobe.perf.analysis.ledger.account import Ledger, Level, LevelSum
 from strobe.perf.analysis.runs.compare import Comparison
 from strobe.perf.measure.stats import paired_interval
 from strobe.perf.report.blocks.ratios import ratio_cell

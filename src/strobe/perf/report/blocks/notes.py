@@ -7,10 +7,10 @@ from pathlib import Path
 
 from strobe.core.files import found_inside
 from strobe.perf.report.model import Notes, Section, Video, Videos
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 
-def notes_section(study: Study) -> Section:
+def notes_section(study: RunStudy) -> Section:
     """Build the section of notes that apply to every number of the page."""
     items = [
         "Units: records hold integer nanoseconds. Tables show milliseconds (ms) or microseconds (µs) with four significant "
@@ -40,7 +40,7 @@ def _machine_notes(run: str, clocks: set[str]) -> list[str]:
     return [f"{run}: spans were timed by {' and '.join(names[clock] for clock in sorted(clocks))}."] if clocks else []
 
 
-def clips_section(study: Study) -> Section | None:
+def clips_section(study: RunStudy) -> Section | None:
     """Build the section of clips stored beside the report, by relative path; None if there are none."""
     items = []
     for subject in study.subjects:

@@ -24,7 +24,7 @@ from strobe.perf.report.model import (
     Table,
     Text,
 )
-from strobe.perf.report.study import Study, Subject
+from strobe.perf.report.study import RunStudy, Subject
 
 _PICTURES: Final = 2
 _FIRST: Final = ("prompt_accuracy", "psnr")
@@ -33,7 +33,7 @@ _SAME: Final = 0.005
 _NO_REFERENCE: Final = "no reference needed"
 
 
-def quality_section(study: Study, found: Mapping[str, Latencies | str]) -> Section:
+def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
         return Section(
@@ -100,7 +100,7 @@ def _equal(line: Quality) -> bool:
 
 
 def _points(
-    study: Study, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+    study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
 ) -> list[tuple[Subject, float, float | None]]:
     """Return subject, time of a steady frame block (ns), and value; None for pictures that equal the reference's."""
     points = []
@@ -112,7 +112,7 @@ def _points(
 
 
 def _pictured(
-    study: Study, metrics: list[str], values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+    study: RunStudy, metrics: list[str], values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
 ) -> list[str]:
     ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
     return [metric for metric in ranked if _differ(_points(study, metric, values, found))][:_PICTURES]
@@ -125,7 +125,7 @@ def _differ(points: list[tuple[Subject, float, float | None]]) -> bool:
 
 
 def _picture(
-    study: Study, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+    study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
 ) -> Figure:
     points = _points(study, metric, values, found)
     lines = [values[subject.label, metric] for subject, _, _ in points]

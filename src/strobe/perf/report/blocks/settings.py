@@ -11,13 +11,13 @@ from strobe.perf.records.record import CUSTOM, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.damage import damage_banner
 from strobe.perf.report.model import Banner, Cell, Code, Column, Count, Row, Section, Table, Text
-from strobe.perf.report.study import Study, Subject, damage_of
+from strobe.perf.report.study import RunStudy, Subject, damage_of
 from strobe.perf.report.text import bytes_cell
 
 _NONE: Final = Text("none", "muted")
 
 
-def settings_section(study: Study) -> Section:
+def settings_section(study: RunStudy) -> Section:
     """Build the section on environment, variants and optimisations."""
     blocks = [environment_table(study), _variants(study)]
     if any(subject.settings.knobs for subject in study.subjects):
@@ -131,7 +131,7 @@ def _files(run: RunRecords) -> list[tuple[str, Cell]]:
     return [*rows, *(("log", Text(path)) for path in run.header.logs)]
 
 
-def environment_table(study: Study, caption: str = "Environment, model and clip.") -> Table:
+def environment_table(study: RunStudy, caption: str = "Environment, model and clip.") -> Table:
     """Return machine, versions and files of every run; of our own streams model and clip too."""
     columns: list[dict[str, Cell]] = []
     for run in study.runs:
@@ -191,7 +191,7 @@ def _muted_if_same(cell: Cell, reference: Cell) -> Cell:
     return Text(cell.text, "muted") if cell == reference and isinstance(cell, Text) else cell
 
 
-def _variants(study: Study) -> Table:
+def _variants(study: RunStudy) -> Table:
     heads = (Column(""), *(Column(subject.label) for subject in study.subjects))
     rows = []
     for name, cell in _SETTINGS:
@@ -217,7 +217,7 @@ def _knob_cell(knob: Knob | None) -> Cell:
     return Text(knob.value, "plain" if knob.on else "muted", knob.reason)
 
 
-def _knobs(study: Study) -> Table:
+def _knobs(study: RunStudy) -> Table:
     """Build the table of optimisations in which variants differ, or which could not be turned on."""
     by_subject = [{knob.name: knob for knob in subject.settings.knobs} for subject in study.subjects]
     names = dict.fromkeys(name for knobs in by_subject for name in knobs)
@@ -253,7 +253,7 @@ _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
 )
 
 
-def banners(study: Study, *, gather: bool = False, any_clip: bool = False) -> tuple[Banner, ...]:
+def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) -> tuple[Banner, ...]:
     """Return banners on what makes the numbers not comparable, and on what makes them doubtful.
 
     Args:
@@ -296,7 +296,7 @@ def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...
     )
 
 
-def differences(study: Study, *, any_clip: bool = False) -> list[str]:
+def differences(study: RunStudy, *, any_clip: bool = False) -> list[str]:
     """Return what differs between runs, or between variants of one, although it must agree; `any_clip` lets clips differ."""
     found = []
     for name, value in _MUST_AGREE:
@@ -313,7 +313,7 @@ def differences(study: Study, *, any_clip: bool = False) -> list[str]:
     return found
 
 
-def _absent(study: Study) -> list[str]:
+def _absent(study: RunStudy) -> list[str]:
     return [f"{each.variant}: not on this machine: {each.reason}" for run in study.runs for each in run.header.absent]
 
 
@@ -327,7 +327,7 @@ def _same_again(run: RunRecords) -> list[str]:
     ]
 
 
-def _red_gates(study: Study) -> list[str]:
+def _red_gates(study: RunStudy) -> list[str]:
     return [
         f"{gate.variant} failed its gate against {gate.reference}: {gate.rule}, measured {gate.detail}"
         for run in study.runs

@@ -27,12 +27,12 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.study import Study, Subject
+from strobe.perf.report.study import RunStudy, Subject
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
 
 
-def stages_section(study: Study, findings: Sequence[Finding]) -> Section:
+def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with a figure of every clip, the table of every run, stage averages, and exclusions."""
     blocks: list[Block] = []
     for stage, title in _SHOWN:
@@ -54,7 +54,7 @@ def _warmup(total: StageTotal) -> bool:
     return total.clip.phase == "warmup"
 
 
-def _runs_figure(study: Study, totals: Sequence[Sequence[StageTotal]], title: str, table: Table) -> Figure:
+def _runs_figure(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str, table: Table) -> Figure:
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
         marks += [Mark(total.clip.order, total.total_ns, subject.series, hollow=_warmup(total)) for total in own]
@@ -67,7 +67,7 @@ def _runs_figure(study: Study, totals: Sequence[Sequence[StageTotal]], title: st
     return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
 
 
-def _runs_table(study: Study, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
+def _runs_table(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
     longest = max(len(own) for own in totals)
     digits = max(2, len(str(longest)))
     rows = [Row((Text(f"run_{number + 1:0{digits}d}"), *(_run_cell(own, number) for own in totals))) for number in range(longest)]
@@ -90,7 +90,7 @@ def _mean(totals: Sequence[StageTotal]) -> Cell:
     return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
 
 
-def _averages(study: Study) -> Table:
+def _averages(study: RunStudy) -> Table:
     """Build the table of each stage's mean time per clip and its calls, without warm-up."""
     rows = []
     for stage in STAGES:
@@ -129,7 +129,7 @@ def _speedups(finding: Finding) -> Table:
     return Table(caption, columns, tuple(rows), collapsed=True)
 
 
-def _exclusions(study: Study) -> Block:
+def _exclusions(study: RunStudy) -> Block:
     """Build the list of samples left out of averages and ratios, once for variants that share it."""
     items: dict[str, list[str]] = {}
     for subject in study.subjects:

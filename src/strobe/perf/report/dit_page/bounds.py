@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from strobe.core.spans import ATTENTION, DENOISE_STEP
-from strobe.perf.analysis.ledger.close import is_attention_kernel
+from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.compare import stage_totals
 from strobe.perf.analysis.runs.compiled import OPERATOR
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.dit_page.pairs import Paired
 from strobe.perf.report.model import Cell, Column, Missing, Number, Ratio, Row, Share, Table, Text, Time
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
 
@@ -57,7 +57,7 @@ def per_step(subject: Subject) -> PerStep | str:
     )
 
 
-def attention_table(study: Study) -> Table:
+def attention_table(study: RunStudy) -> Table:
     """Build the table of every variant's attention times per denoise step."""
     columns = (
         Column("variant"),

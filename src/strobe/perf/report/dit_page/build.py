@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections
 from strobe.perf.report.blocks.attention import attention_sections
@@ -21,7 +21,7 @@ from strobe.perf.report.dit_page.bounds import attention_table, bounds_table
 from strobe.perf.report.dit_page.pairs import UNIT, Paired, paired
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 
 
 def is_dit_run(run: RunRecords) -> bool:
@@ -30,7 +30,7 @@ def is_dit_run(run: RunRecords) -> bool:
     return work is not None and work.unit == UNIT
 
 
-def dit_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
     """Build the page of one run of forward passes, and return it with its findings.
 
     Args:
@@ -96,7 +96,7 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
     return Section(ANSWER, "Speedups", lead, tuple(blocks))
 
 
-def _notes(study: Study) -> Section:
+def _notes(study: RunStudy) -> Section:
     """Build the section of notes on all numbers, and on the meaning of denoise step and section here."""
     found = notes_section(study)
     own = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.study import Study, Subject, only_pair
+from strobe.perf.report.study import RunStudy, Subject, only_pair
 
 UNIT: Final = "denoise step"
 """Name of the unit that the records of such a run count as a frame block."""
@@ -28,7 +28,7 @@ class Paired:
     first: bool
 
 
-def paired(study: Study, allow_different: Sequence[str]) -> tuple[Paired, ...]:
+def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
     """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline.
 
     Args:
@@ -54,7 +54,7 @@ def _compiled(subject: Subject) -> bool:
 
 
 def _pair(
-    study: Study, subjects: dict[str, Subject], two: tuple[Subject, Subject], allow: Sequence[str], *, alike: bool, first: bool
+    study: RunStudy, subjects: dict[str, Subject], two: tuple[Subject, Subject], allow: Sequence[str], *, alike: bool, first: bool
 ) -> Paired:
     names = two[0].name, two[1].name
     run = only_pair(two[0].run, names)

@@ -7,12 +7,12 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from strobe.perf.analysis.critical_path.path import CriticalPath
-from strobe.perf.report.documents.value import Part, TraceLabel
+from strobe.perf.report.documents.value import DocumentPart, TraceLabel
 from strobe.perf.report.trace_page.seen import seen_paths
 from strobe.perf.report.trace_study import TraceStudy
 
 
-class CriticalPathRow(Part, frozen=True, kw_only=True):
+class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
     """Critical path of one trace: the longest chain through host, queue and devices."""
 
     trace: TraceLabel
@@ -32,7 +32,7 @@ class CriticalPathRow(Part, frozen=True, kw_only=True):
     usual_gap_ns: Annotated[int, Meta(description="median gap between queued events of a stream")]
 
 
-class PathPartRow(Part, frozen=True, kw_only=True):
+class PathPartRow(DocumentPart, frozen=True, kw_only=True):
     """One part of a critical path; the parts add up to its duration."""
 
     trace: TraceLabel
@@ -48,7 +48,7 @@ class PathPartRow(Part, frozen=True, kw_only=True):
     n: Annotated[int, Meta(description="number of occurrences on the path")]
 
 
-class WhatIfRow(Part, frozen=True, kw_only=True):
+class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
 
     trace: TraceLabel

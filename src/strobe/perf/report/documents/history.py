@@ -9,14 +9,14 @@ from msgspec import Meta
 
 from strobe.perf.analysis.history.found import Found
 from strobe.perf.records.history import SessionRecords
-from strobe.perf.report.documents.value import Document, Part
+from strobe.perf.report.documents.value import Document, DocumentPart
 
 FigureName = Annotated[str, Meta(description="name of the figure, as --figure takes it")]
 Low = Annotated[float | None, Meta(description="lower end of the 95 % interval; null: no interval")]
 High = Annotated[float | None, Meta(description="upper end of the 95 % interval; null: no interval")]
 
 
-class PointRow(Part, frozen=True, kw_only=True):
+class PointRow(DocumentPart, frozen=True, kw_only=True):
     """One figure of one commit on one machine."""
 
     figure: FigureName
@@ -35,7 +35,7 @@ class PointRow(Part, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="last output of the failed step; empty: nothing failed")]
 
 
-class StepRow(Part, frozen=True, kw_only=True):
+class StepRow(DocumentPart, frozen=True, kw_only=True):
     """One change of a figure's level between two measured commits."""
 
     figure: FigureName
@@ -51,7 +51,7 @@ class StepRow(Part, frozen=True, kw_only=True):
     p: Annotated[float, Meta(description="p-value: probability of such a change by chance; 0: the figure is exact")]
 
 
-class DriftRow(Part, frozen=True, kw_only=True):
+class DriftRow(DocumentPart, frozen=True, kw_only=True):
     """Drift of a machine: change of a figure while the code stayed the same."""
 
     figure: FigureName

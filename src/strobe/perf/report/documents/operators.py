@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.value import DeviceNumber, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, DocumentPart, TraceLabel
 
 Place = Annotated[
     int,
@@ -14,7 +14,7 @@ Place = Annotated[
 ]
 
 
-class OperatorTimeRow(Part, frozen=True, kw_only=True):
+class OperatorTimeRow(DocumentPart, frozen=True, kw_only=True):
     """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
@@ -33,7 +33,7 @@ class OperatorTimeRow(Part, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
-class OperatorKernelRow(Part, frozen=True, kw_only=True):
+class OperatorKernelRow(DocumentPart, frozen=True, kw_only=True):
     """One kernel that an operator of `operator_times` launched."""
 
     trace: TraceLabel
@@ -46,7 +46,7 @@ class OperatorKernelRow(Part, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
-class OperatorCallerRow(Part, frozen=True, kw_only=True):
+class OperatorCallerRow(DocumentPart, frozen=True, kw_only=True):
     """One caller of an operator of `operator_times`."""
 
     trace: TraceLabel
@@ -64,7 +64,7 @@ class OperatorCallerRow(Part, frozen=True, kw_only=True):
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
 
 
-class OperatorRateRow(Part, frozen=True, kw_only=True):
+class OperatorRateRow(DocumentPart, frozen=True, kw_only=True):
     """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
 
     trace: TraceLabel

@@ -9,15 +9,15 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from strobe.perf.analysis.comparable.records import compare_variants
-from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.documents.value import Document, Part
+from strobe.perf.report.documents.value import Document, DocumentPart
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 
 
-class RatioRow(Part, frozen=True, kw_only=True):
+class RatioRow(DocumentPart, frozen=True, kw_only=True):
     """Speedup of one candidate at one level."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
@@ -34,7 +34,7 @@ class RatioRow(Part, frozen=True, kw_only=True):
     ]
 
 
-class QualityRow(Part, frozen=True, kw_only=True):
+class QualityRow(DocumentPart, frozen=True, kw_only=True):
     """One quality score of one variant."""
 
     candidate: Annotated[str, Meta(description="name of the variant")]
@@ -43,7 +43,7 @@ class QualityRow(Part, frozen=True, kw_only=True):
     n: Annotated[int, Meta(description="number of samples behind the score")]
 
 
-class AccountRow(Part, frozen=True, kw_only=True):
+class AccountRow(DocumentPart, frozen=True, kw_only=True):
     """Summary of one candidate's account (ledger) of the time difference, or the reason why there is none."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
@@ -61,7 +61,7 @@ class AccountRow(Part, frozen=True, kw_only=True):
     ]
 
 
-class PartRow(Part, frozen=True, kw_only=True):
+class PartRow(DocumentPart, frozen=True, kw_only=True):
     """One part of a steady frame block; the parts of a candidate add up to the frame block."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
@@ -73,7 +73,7 @@ class PartRow(Part, frozen=True, kw_only=True):
     elsewhere_saved_ns: Annotated[float, Meta(description="time that a clip saves on the part outside steady frame blocks")]
 
 
-class BlocksRow(Part, frozen=True, kw_only=True):
+class BlocksRow(DocumentPart, frozen=True, kw_only=True):
     """Frame blocks of one kind in a clip; the kinds of a candidate add up to the clip."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
@@ -86,7 +86,7 @@ class BlocksRow(Part, frozen=True, kw_only=True):
     candidate_ns: Annotated[float, Meta(description="total time of these frame blocks in a clip of the candidate")]
 
 
-class LineRow(Part, frozen=True, kw_only=True):
+class LineRow(DocumentPart, frozen=True, kw_only=True):
     """One line of a candidate's account (ledger); its lines add up to the time of a whole clip."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
@@ -100,7 +100,7 @@ class LineRow(Part, frozen=True, kw_only=True):
     share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a clip; null if nothing is saved")]
 
 
-class CallsRow(Part, frozen=True, kw_only=True):
+class CallsRow(DocumentPart, frozen=True, kw_only=True):
     """One function or program of the caller's own: time and memory of one call or one run of it."""
 
     name: Annotated[str, Meta(description="name of the function or program")]

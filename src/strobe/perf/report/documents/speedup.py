@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from strobe.core.errors import unknown_choice
-from strobe.perf.report.documents.value import Document, Part
+from strobe.perf.report.documents.value import Document, DocumentPart
 
 Exact = Annotated[str, Meta(description="time in ns as exact text: an integer, or a fraction such as `12345/7`")]
 OrExact = Annotated[str | None, Meta(description="time in ns as exact text, such as `12345/7`; null: not known")]
 
 
-class FactPart(Part, frozen=True, kw_only=True):
+class FactPart(DocumentPart, frozen=True, kw_only=True):
     """One fact that the comparison depends on."""
 
     name: Annotated[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
@@ -31,7 +31,7 @@ class FactPart(Part, frozen=True, kw_only=True):
     ]
 
 
-class CommonPart(Part, frozen=True, kw_only=True):
+class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
     baseline_share: Annotated[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
@@ -39,7 +39,7 @@ class CommonPart(Part, frozen=True, kw_only=True):
     names: Annotated[tuple[str, ...], Meta(description="normalised names of the common kernels")]
 
 
-class MeasuredPart(Part, frozen=True, kw_only=True):
+class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
     """Time of one side at one level."""
 
     mean_ns: Exact
@@ -48,7 +48,7 @@ class MeasuredPart(Part, frozen=True, kw_only=True):
     what: Annotated[str, Meta(description="description of the measurements")]
 
 
-class LevelPart(Part, frozen=True, kw_only=True):
+class LevelPart(DocumentPart, frozen=True, kw_only=True):
     """Times of both sides and speedup at one level."""
 
     ratio: Annotated[float | None, Meta(description="baseline time / candidate time; null if not comparable or not measured")]
@@ -66,14 +66,14 @@ class LevelPart(Part, frozen=True, kw_only=True):
     missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
 
 
-class IntervalsPart(Part, frozen=True, kw_only=True):
+class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
     """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
 
     steps: Annotated[tuple[int, ...], Meta(description="number of compared steps of the baseline and of the candidate")]
     none_because: Annotated[str, Meta(description="reason why there are no intervals; empty if there are some")]
 
 
-class LinePart(Part, frozen=True, kw_only=True):
+class LinePart(DocumentPart, frozen=True, kw_only=True):
     """One line of an account; its lines add up exactly."""
 
     level: Annotated[str, Meta(description="lowest level that contains the time")]
@@ -86,7 +86,7 @@ class LinePart(Part, frozen=True, kw_only=True):
     share: Annotated[float | None, Meta(description="`saved_ns` / saving of all lines; null if that is 0")]
 
 
-class EffectPart(Part, frozen=True, kw_only=True):
+class EffectPart(DocumentPart, frozen=True, kw_only=True):
     """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
 
     kernel: Annotated[str, Meta(description="normalised name of the kernel")]
@@ -98,7 +98,7 @@ class EffectPart(Part, frozen=True, kw_only=True):
     by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
 
 
-class LedgerPart(Part, frozen=True, kw_only=True):
+class LedgerPart(DocumentPart, frozen=True, kw_only=True):
     """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
 
     ranks: Annotated[str, Meta(description="ranks that the account compares; empty if each side is one trace")] = ""
@@ -119,7 +119,7 @@ class LedgerPart(Part, frozen=True, kw_only=True):
     kernels: Annotated[tuple[EffectPart, ...], Meta(description="saving of each kernel, largest first")]
 
 
-class AnswerLine(Part, frozen=True, kw_only=True):
+class AnswerLine(DocumentPart, frozen=True, kw_only=True):
     """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
     part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
@@ -129,7 +129,7 @@ class AnswerLine(Part, frozen=True, kw_only=True):
     share: Annotated[float | None, Meta(description="`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
-class AnswerPart(Part, frozen=True, kw_only=True):
+class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     """Summary of the account: headline, largest parts and explained shares."""
 
     headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
@@ -148,7 +148,7 @@ class AnswerPart(Part, frozen=True, kw_only=True):
     parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
 
 
-class SectionsPart(Part, frozen=True, kw_only=True):
+class SectionsPart(DocumentPart, frozen=True, kw_only=True):
     """Sections of one trace; a section is the time between two boundaries around a focal event."""
 
     definition: Annotated[str, Meta(description="definition of the section by its boundaries")]
@@ -161,7 +161,7 @@ class SectionsPart(Part, frozen=True, kw_only=True):
     overlapping: Annotated[int, Meta(description="number of sections that start before an earlier one ends")]
 
 
-class TracePart(Part, frozen=True, kw_only=True):
+class TracePart(DocumentPart, frozen=True, kw_only=True):
     """One trace of a side."""
 
     trace: Annotated[str, Meta(description="label of the trace: its rank, or the name of the file")]
@@ -172,7 +172,7 @@ class TracePart(Part, frozen=True, kw_only=True):
     sections: Annotated[SectionsPart | None, Meta(description="sections of the trace; null: none were requested")]
 
 
-class SidePart(Part, frozen=True, kw_only=True):
+class SidePart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of one side: focal kernel, section, log, timers, stage, traces."""
 
     focal: Annotated[str | None, Meta(description="regular expression of the focal kernel; null: none was given")]
@@ -188,14 +188,14 @@ class SidePart(Part, frozen=True, kw_only=True):
     traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
 
 
-class SidesPart(Part, frozen=True, kw_only=True):
+class SidesPart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of both sides."""
 
     baseline: Annotated[SidePart, Meta(description="side that the candidate is compared with")]
     candidate: Annotated[SidePart, Meta(description="side whose speedup is computed")]
 
 
-class NodePart(Part, frozen=True, kw_only=True):
+class NodePart(DocumentPart, frozen=True, kw_only=True):
     """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
 
     path: Annotated[tuple[str, ...], Meta(description="names from the outermost inwards; causes of idle time lie below `idle`")]
@@ -205,7 +205,7 @@ class NodePart(Part, frozen=True, kw_only=True):
     leaf: Annotated[bool, Meta(description="true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
 
 
-class TreePart(Part, frozen=True, kw_only=True):
+class TreePart(DocumentPart, frozen=True, kw_only=True):
     """Tree of both sides by path of modules, operators and kernels."""
 
     unit: Annotated[str, Meta(description="unit of the times: step, call or window")]

@@ -8,10 +8,10 @@ from msgspec import Meta
 
 from strobe.perf.report.documents.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.report.documents.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorTimeRow
-from strobe.perf.report.documents.value import DeviceNumber, Document, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, Document, DocumentPart, TraceLabel
 
 
-class TraceFile(Part, frozen=True, kw_only=True):
+class TraceFile(DocumentPart, frozen=True, kw_only=True):
     """One trace file that was read."""
 
     trace: Annotated[str, Meta(description="label of the trace in every other table: its rank, or the name of the file")]
@@ -33,7 +33,7 @@ class TraceFile(Part, frozen=True, kw_only=True):
     window_end_ns: Annotated[int | None, Meta(description="end of the chosen window; null: the whole trace")]
 
 
-class DeviceRow(Part, frozen=True, kw_only=True):
+class DeviceRow(DocumentPart, frozen=True, kw_only=True):
     """One device; its busy and idle times add up to the span."""
 
     trace: TraceLabel
@@ -58,7 +58,7 @@ class DeviceRow(Part, frozen=True, kw_only=True):
     ]
 
 
-class KindRow(Part, frozen=True, kw_only=True):
+class KindRow(DocumentPart, frozen=True, kw_only=True):
     """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
@@ -70,7 +70,7 @@ class KindRow(Part, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
-class StreamRow(Part, frozen=True, kw_only=True):
+class StreamRow(DocumentPart, frozen=True, kw_only=True):
     """Device events of one stream."""
 
     trace: TraceLabel
@@ -81,7 +81,7 @@ class StreamRow(Part, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
-class IdleRow(Part, frozen=True, kw_only=True):
+class IdleRow(DocumentPart, frozen=True, kw_only=True):
     """Idle time of one device by cause; the causes add up to its idle time."""
 
     trace: TraceLabel
@@ -90,7 +90,7 @@ class IdleRow(Part, frozen=True, kw_only=True):
     idle_ns: Annotated[int, Meta(description="idle time with this cause")]
 
 
-class KernelRow(Part, frozen=True, kw_only=True):
+class KernelRow(DocumentPart, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
@@ -109,7 +109,7 @@ class KernelRow(Part, frozen=True, kw_only=True):
     unlinked_calls: Annotated[int, Meta(description="number of calls whose launch call is not in the trace")]
 
 
-class KernelNameRow(Part, frozen=True, kw_only=True):
+class KernelNameRow(DocumentPart, frozen=True, kw_only=True):
     """One full kernel name behind a row of `kernels`."""
 
     trace: TraceLabel
@@ -121,7 +121,7 @@ class KernelNameRow(Part, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
 
 
-class LaunchRow(Part, frozen=True, kw_only=True):
+class LaunchRow(DocumentPart, frozen=True, kw_only=True):
     """Launch calls of one name that launched events of one device."""
 
     trace: TraceLabel
@@ -136,7 +136,7 @@ class LaunchRow(Part, frozen=True, kw_only=True):
     delay_max_ns: Annotated[int, Meta(description="longest time from the start of a call to the start of its first device event")]
 
 
-class StepRow(Part, frozen=True, kw_only=True):
+class StepRow(DocumentPart, frozen=True, kw_only=True):
     """One step of one device, of the whole trace: from its first device event to that of the next step."""
 
     trace: TraceLabel
@@ -152,7 +152,7 @@ class StepRow(Part, frozen=True, kw_only=True):
     left_out: Annotated[str, Meta(description="reason why the step is not among the steady steps; empty if it is")]
 
 
-class RangeRow(Part, frozen=True, kw_only=True):
+class RangeRow(DocumentPart, frozen=True, kw_only=True):
     """Device time of the calls of one range or module; sums include nested calls, exclusive times do not."""
 
     trace: TraceLabel
@@ -170,7 +170,7 @@ class RangeRow(Part, frozen=True, kw_only=True):
     host_ns: Annotated[int | None, Meta(description="time of the calls on the host; null for a graph module")]
 
 
-class SectionRow(Part, frozen=True, kw_only=True):
+class SectionRow(DocumentPart, frozen=True, kw_only=True):
     """One section: the time between two boundaries around a focal event."""
 
     trace: TraceLabel
@@ -182,7 +182,7 @@ class SectionRow(Part, frozen=True, kw_only=True):
     focal_ns: Annotated[int, Meta(description="time in which a focal event ran")]
 
 
-class CollectiveRow(Part, frozen=True, kw_only=True):
+class CollectiveRow(DocumentPart, frozen=True, kw_only=True):
     """Collectives of one kind on one device."""
 
     trace: TraceLabel
@@ -198,7 +198,7 @@ class CollectiveRow(Part, frozen=True, kw_only=True):
     exposed_ns: Annotated[int, Meta(description="time in which one of them ran, and no kernel and no memset")]
 
 
-class OperatorRow(Part, frozen=True, kw_only=True):
+class OperatorRow(DocumentPart, frozen=True, kw_only=True):
     """Calls of one operator on the host, in a trace without device events."""
 
     trace: TraceLabel
@@ -210,7 +210,7 @@ class OperatorRow(Part, frozen=True, kw_only=True):
     max_ns: Annotated[int, Meta(description="duration of the longest call")]
 
 
-class MemoryRow(Part, frozen=True, kw_only=True):
+class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     """Memory of one device; only devices whose allocations were recorded have a row."""
 
     trace: TraceLabel
@@ -221,7 +221,7 @@ class MemoryRow(Part, frozen=True, kw_only=True):
     end_allocated_bytes: Annotated[int, Meta(description="allocated memory at the end")]
 
 
-class QueueRow(Part, frozen=True, kw_only=True):
+class QueueRow(DocumentPart, frozen=True, kw_only=True):
     """Queue of a device or stream: events that have not started although their launch call has."""
 
     trace: TraceLabel

@@ -19,11 +19,11 @@ TraceLabel = Annotated[str, Meta(description="label of the trace, as in `files`"
 DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a document; a row of a table if its values are plain."""
 
 
-class Document(Part, frozen=True, kw_only=True):
+class Document(DocumentPart, frozen=True, kw_only=True):
     """Result of a verb, with tables of flat rows."""
 
     MAIN: ClassVar[str] = ""
@@ -69,7 +69,7 @@ def _is_table(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType)
 
 
-def to_json(document: Part) -> dict[str, Any]:
+def to_json(document: DocumentPart) -> dict[str, Any]:
     """Return a document as the dictionary that its JSON is."""
     plain: dict[str, Any] = _as_json(msgspec.to_builtins(document))
     return plain

@@ -9,10 +9,10 @@ from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown
 from strobe.perf.report.blocks.breakdown import LEAD, Roofs, breakdown_blocks, gains_table
 from strobe.perf.report.model import Block, Notes, Section
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 
-def breakdown_section(study: Study) -> Section | None:
+def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
     found = {subject.label: breakdown_of(subject) for subject in study.subjects if _marked(subject)}
     if not found:

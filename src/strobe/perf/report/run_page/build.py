@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections
 from strobe.perf.report.blocks.attention import attention_sections
 from strobe.perf.report.blocks.kernels import kernels_section
@@ -24,7 +24,7 @@ from strobe.perf.report.run_page.headline import HEADLINE, chain_section, headli
 from strobe.perf.report.run_page.latency import latency_section
 from strobe.perf.report.run_page.roofline import roofline_section
 from strobe.perf.report.run_page.timeline import timeline_section
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 
 _OPEN: Final = (ANSWER, HEADLINE)
 """Sections that are not folded."""
@@ -32,7 +32,7 @@ _NAMED: Final = 3
 """Most candidates that a title names."""
 
 
-def run_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
     """Build the page of streams, and return it with its findings: each candidate against its reference."""
     findings, found_latencies = find(study, allow_different), find_latencies(study)
     first, others = answer_sections(findings)
@@ -89,7 +89,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _title(study: Study) -> str:
+def _title(study: RunStudy) -> str:
     candidates = [subject.label for subject in study.subjects if not subject.is_reference]
     references = [subject.label for subject in study.subjects if subject.is_reference]
     if not candidates or not references:
@@ -98,7 +98,7 @@ def _title(study: Study) -> str:
     return f"{named} against {_listed(references)}"
 
 
-def _subtitle(study: Study) -> str:
+def _subtitle(study: RunStudy) -> str:
     head = study.runs[0].header
     parts = [head.model.name] if head.model else []
     if head.workload:
@@ -109,7 +109,7 @@ def _subtitle(study: Study) -> str:
     return ", ".join(parts)
 
 
-def _facts(study: Study) -> tuple[Fact, ...]:
+def _facts(study: RunStudy) -> tuple[Fact, ...]:
     head = study.runs[0].header
     commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
     timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)

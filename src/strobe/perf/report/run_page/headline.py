@@ -7,7 +7,7 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.ledger.close import Ledger, Level, LevelSum
+from strobe.perf.analysis.ledger.account import Ledger, Level, LevelSum
 from strobe.perf.analysis.runs.compare import compare_unpaired
 from strobe.perf.measure.stats import FLOOR
 from strobe.perf.report.blocks.levels import level_ratio
@@ -35,7 +35,7 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 
 _UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
 _UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
@@ -48,7 +48,7 @@ MAX_REALISED: Final = 10
 # ------------------------------------------------------------------------------------------------------------- headline
 
 
-def headline_section(study: Study, findings: Sequence[Finding]) -> Section:
+def headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with the end-to-end speedup of every candidate."""
     if not findings:
         return Section(
@@ -104,7 +104,7 @@ def _headline_row(finding: Finding) -> Row:
     return Row((*head, ratio_cell(e2e.ratio, e2e.interval), *cells))
 
 
-def _between_runs(study: Study) -> Table:
+def _between_runs(study: RunStudy) -> Table:
     """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
     first, rows = study.runs[0], []
     for run in study.runs[1:]:

@@ -9,7 +9,7 @@ from typing import Final
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.report.blocks.stages import excluded_text
 from strobe.perf.report.model import Block, Cell, Column, Missing, Notes, Number, Row, Section, Table, Text, Time
-from strobe.perf.report.study import Study
+from strobe.perf.report.study import RunStudy
 from strobe.perf.report.text import time_text
 
 
@@ -44,7 +44,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
 )
 
 
-def latency_section(study: Study, found: Mapping[str, Latencies | str]) -> Section:
+def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with latencies, prompt switches, and the frame blocks left out."""
     lead = (
         "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
@@ -58,12 +58,12 @@ def latency_section(study: Study, found: Mapping[str, Latencies | str]) -> Secti
     return Section("latency", "Latencies as a user means them", lead, tuple(blocks))
 
 
-def _cells(study: Study, found: Mapping[str, Latencies | str], cell: Callable[[Latencies], Cell]) -> tuple[Cell, ...]:
+def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable[[Latencies], Cell]) -> tuple[Cell, ...]:
     values = (found[subject.label] for subject in study.subjects)
     return tuple(Missing(value) if isinstance(value, str) else cell(value) for value in values)
 
 
-def _table(study: Study, found: Mapping[str, Latencies | str]) -> Table:
+def _table(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
     columns = (Column(""), *(Column(subject.label, numeric=True) for subject in study.subjects))
     rows = tuple(Row((Text(name), *_cells(study, found, cell))) for name, cell in _ROWS)
     rates = sorted({run.header.workload.fps for run in study.runs if run.header.workload})
@@ -72,7 +72,7 @@ def _table(study: Study, found: Mapping[str, Latencies | str]) -> Table:
     return Table("Latencies and rates over the timed clips.", columns, rows, notes)
 
 
-def _switches(study: Study, found: Mapping[str, Latencies | str]) -> Table:
+def _switches(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
     kinds = dict.fromkeys(
         (switch.frame_block, switch.mode) for value in found.values() if not isinstance(value, str) for switch in value.switches
     )
@@ -91,7 +91,7 @@ def _switch(at: int, found: Latencies) -> Cell:
     return Missing("no such switch", "-")
 
 
-def _left_out(study: Study, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
+def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
     items: dict[str, list[str]] = {}
     for subject in study.subjects:
         value = found[subject.label]

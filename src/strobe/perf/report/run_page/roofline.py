@@ -26,12 +26,12 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _TRACED = "traced"
 
 
-def roofline_section(study: Study) -> Section | None:
+def roofline_section(study: RunStudy) -> Section | None:
     """Build the section with every timed stage whose cost is known; None if no record has one."""
     blocks: list[Block] = []
     head = (Column("stage"), Column("how"), Column("n", numeric=True), Column("mean", "ms", True))

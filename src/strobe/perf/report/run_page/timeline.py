@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, DENOISE_STEP, FFN, FRAME_BLOCK
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.ledger.close import is_attention_kernel
+from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.partition import block_slices
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
@@ -21,7 +21,7 @@ from strobe.perf.report.model import (
     Section,
     Text,
 )
-from strobe.perf.report.study import Profile, Study, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _KERNEL: Final = Kind("attention kernel", "focal")
 _WORK: Final = (
@@ -46,7 +46,7 @@ def kind_of(label: Label) -> Kind:
     return next((kind for name, kind in _WORK if name in label.path), _OTHER)
 
 
-def timeline_section(study: Study) -> Section:
+def timeline_section(study: RunStudy) -> Section:
     """Build the section with the timeline and its table."""
     title = "One denoise step, before and after"
     traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from strobe.perf.analysis.ledger.account import Line
 from strobe.perf.analysis.ledger.answer import Answer
-from strobe.perf.analysis.ledger.close import Line
 from strobe.perf.analysis.ledger.parts import NAMELESS, trace_part
 from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelName
 from strobe.perf.analysis.ledger.traces import Account

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from strobe.perf.analysis.device.idle import IDLE
-from strobe.perf.analysis.ledger.close import Level, Line
+from strobe.perf.analysis.ledger.account import Level, Line
 from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label

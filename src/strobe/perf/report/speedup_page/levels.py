@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.ledger.close import Level
+from strobe.perf.analysis.ledger.account import Level
 from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.report.blocks.logs import unit_notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from strobe.perf.analysis.ledger.close import DILATION
+from strobe.perf.analysis.ledger.account import DILATION
 from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 from strobe.perf.report.blocks.logs import unit_notes

@@ -10,7 +10,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.ledger.cut import LABELS, TracedSide
+from strobe.perf.analysis.ledger.label_trace import LABELS, TracedSide
 from strobe.perf.analysis.ledger.paths import IDLE, Node
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged

@@ -15,15 +15,15 @@ from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
 from strobe.perf.analysis.ledger.answer import Answer, account_answer
 from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
-from strobe.perf.analysis.ledger.cut import PRIORITY, Cut, TracedSide, cut_trace
+from strobe.perf.analysis.ledger.label_trace import PRIORITY, Labelling, TracedSide, label_trace
 from strobe.perf.analysis.ledger.paths import ChosenTrace, PathTree, path_tree
 from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Account, same_steps
 from strobe.perf.analysis.runs.log_metrics import unsynchronised
 from strobe.perf.analysis.runs.log_rounds import STAGE
 from strobe.perf.analysis.runs.timings import Wanted, timings_of
+from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, collective_skew
 from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
-from strobe.perf.analysis.structure.meetings import Meetings, meetings
 from strobe.perf.analysis.structure.sections import SectionDefinition, check_alike
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
 from strobe.perf.records.packed import FILES
@@ -112,7 +112,7 @@ class Loaded:
     side: Side
     facts: Facts
     contradicted: Facts
-    met: Meetings | None
+    met: CollectiveSkew | None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -261,13 +261,13 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
     if 0 < len(of_host) < len(traces):
         traces = tuple(trace for trace in traces if len(trace.device_events))
         labels = tuple(label for label in labels if label not in of_host)
-    cut = Cut(focal=side.focal, section=side.section, priority=request.priority, steps=request.steps)
+    cut = Labelling(focal=side.focal, section=side.section, priority=request.priority, steps=request.steps)
     traced: tuple[TracedSide, ...] | str = NO_TRACE
     host_only = len(of_host) == len(traces) > 0
     if host_only:
         traced = HOST_ONLY
     elif traces:
-        traced = tuple(cut_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
+        traced = tuple(label_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
     evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
     wanted = Wanted(
@@ -291,7 +291,7 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
         side=own,
         facts={**side.facts, **found},
         contradicted={name: value for name, value in side.facts.items() if found.get(name, value) != value},
-        met=meetings(traces),
+        met=collective_skew(traces),
     )
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, KindTime, StreamTime, idle_strip
+from strobe.perf.analysis.device.device_work import DeviceView
 from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
-from strobe.perf.analysis.device.views import DeviceView
 from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share_cell, table_of
 from strobe.perf.report.model import (
     Block,

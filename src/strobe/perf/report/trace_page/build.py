@@ -17,9 +17,9 @@ from strobe.perf.report.trace_page.memory import memory_section
 from strobe.perf.report.trace_page.operator_times import operator_times_section
 from strobe.perf.report.trace_page.operators import operators_section
 from strobe.perf.report.trace_page.overview import overview_section, trace_facts
-from strobe.perf.report.trace_page.pieces import pieces_section
 from strobe.perf.report.trace_page.queue import queue_section
 from strobe.perf.report.trace_page.ranges import ranges_section
+from strobe.perf.report.trace_page.regions import regions_section
 from strobe.perf.report.trace_page.roofline import roofline_section
 from strobe.perf.report.trace_page.sections import sections_section
 from strobe.perf.report.trace_page.seen import seen_devices
@@ -41,7 +41,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     launch_section,
     queue_section,
     critical_path_section,
-    pieces_section,
+    regions_section,
     ranges_section,
     collectives_section,
     memory_section,

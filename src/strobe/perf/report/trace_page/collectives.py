@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, MemberTime, SkewKind, collective_skew
 from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
-from strobe.perf.analysis.structure.meetings import MeetingKind, Meetings, MemberTime, meetings
 from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import (
@@ -39,7 +39,7 @@ def collectives_section(study: TraceStudy) -> Section | None:
         return None
     names = [device_name(study, study.labels[one.trace], one.device) for one in found]
     blocks: list[Block] = [_devices(names, found), _kinds(names, found, study.options.top)]
-    together = meetings(study.traces, study.windows)
+    together = collective_skew(study.traces, study.windows)
     if together is not None:
         blocks += _across(names, together, study.options.top)
     lead = (
@@ -108,7 +108,7 @@ def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Ta
     return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)
 
 
-def _across(names: Sequence[str], together: Meetings, top: int) -> Iterator[Block]:
+def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterator[Block]:
     clock = together.clock
     if together.times:
         yield _members(names, together)
@@ -136,7 +136,7 @@ def _across(names: Sequence[str], together: Meetings, top: int) -> Iterator[Bloc
     yield Notes(tuple(notes))
 
 
-def _members(names: Sequence[str], together: Meetings) -> Table:
+def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
     columns = (
         Column("device"), Column("collectives", numeric=True),
         Column("last", numeric=True, hint="how many it started last, alone"),
@@ -167,8 +167,8 @@ def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
     return Row((Code(name), Count(one.n), Count(one.last), share_cell(one.last, one.n), *times, both))
 
 
-def _meeting_kinds(together: Meetings, top: int) -> Table:
-    fields: tuple[Field[MeetingKind], ...] = (
+def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
+    fields: tuple[Field[SkewKind], ...] = (
         *_kind_fields(lambda one: one.kind),
         count(
             "n",
@@ -187,6 +187,6 @@ def _meeting_kinds(together: Meetings, top: int) -> Table:
     return table_of("Skew against transfer, by name, group and size.", fields, together.kinds[:top], notes=notes, sortable=True)
 
 
-def _rate(one: MeetingKind) -> Cell | None:
+def _rate(one: SkewKind) -> Cell | None:
     size, median = one.kind.message_bytes, one.transfer.p50_ns
     return Number(size / median, 1, "GB/s") if size and median > 0 else None

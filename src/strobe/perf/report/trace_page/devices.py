@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from strobe.perf.analysis.device.device_work import DeviceView, device_views
 from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.report.model import Kind
 from strobe.perf.report.trace_study import TraceStudy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device.hotspots import HotRow, HotTable
+from strobe.perf.analysis.device.kernel_table import KernelTable, KernelTableRow
 from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Column, Count, ExactTime, Row, Section, Table, Text
@@ -32,15 +32,15 @@ def kernels_section(study: TraceStudy) -> Section | None:
     return Section("kernels", "Kernels", lead, tuple(blocks))
 
 
-def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool) -> Table:
-    shape: Field[HotRow] = Field(
+def _table(found: KernelTable, opening: str, study: TraceStudy, *, collapsed: bool) -> Table:
+    shape: Field[KernelTableRow] = Field(
         "shape",
         lambda row: row.shape or None,
         Code,
         hint="input sizes, or grid and block, as the trace gives them",
         missing="the trace gives none",
     )
-    fields: tuple[Field[HotRow], ...] = (
+    fields: tuple[Field[KernelTableRow], ...] = (
         Field("kernel", lambda row: row.group, Code, hint="normalised name of the group"),
         *((shape,) if study.options.by == "shape" else ()),
         Field("kind", lambda row: row.kind),
@@ -76,10 +76,10 @@ def _table(found: HotTable, opening: str, study: TraceStudy, *, collapsed: bool)
     return table_of(caption, fields, found.rows, top=study.options.top, notes=notes, sortable=True, collapsed=collapsed)
 
 
-def _members(rows: Sequence[HotRow], name: str) -> Iterator[Table]:
+def _members(rows: Sequence[KernelTableRow], name: str) -> Iterator[Table]:
     """Yield the table of full kernel names in groups whose own name is not the full one."""
     columns = (Column("kernel"), Column("full name"), Column("n", numeric=True), Column("sum", "ms", True, "of durations"))
-    listed: dict[str, HotRow] = {}
+    listed: dict[str, KernelTableRow] = {}
     for row in rows:
         if len(row.members) > 1 or row.members[0].name != row.group:
             listed.setdefault(row.group, row)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strobe.perf.analysis.device.activity import Activity
-from strobe.perf.analysis.device.hotspots import HotTable
+from strobe.perf.analysis.device.kernel_table import KernelTable
 from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
 from strobe.perf.report.model import (
     Block,
@@ -132,7 +132,7 @@ def _verdict(one: Seen) -> Cell:
     return Text(one.launch.verdict, "good" if one.launch.verdict == "busy" else "bad")
 
 
-def _top(table: HotTable) -> tuple[Cell, Cell]:
+def _top(table: KernelTable) -> tuple[Cell, Cell]:
     """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
     times: dict[str, tuple[int, int]] = {}
     for row in table.rows:

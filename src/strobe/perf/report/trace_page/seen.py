@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path.path import CriticalPath, critical_path
-from strobe.perf.analysis.device.hotspots import HotTable, hot_table
+from strobe.perf.analysis.device.device_work import DeviceView, device_views
+from strobe.perf.analysis.device.kernel_table import KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import Launch, graph_calls, launch
 from strobe.perf.analysis.device.queue import Queue, queues
-from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.analysis.operators.times import OperatorTimes, operator_times
 from strobe.perf.analysis.structure.ranges import Ranges, range_table
 from strobe.perf.analysis.structure.scopes import unnumbered
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     name: str
     view: DeviceView
     launch: Launch
-    hot: HotTable
+    hot: KernelTable
 
 
 QUEUE_BINS: Final = 120
@@ -51,7 +51,7 @@ def _steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
 def _devices(study: TraceStudy) -> tuple[Seen, ...]:
     graphs = {id(trace): graph_calls(trace) for trace in study.traces}
     return tuple(
-        Seen(name, view, launch(view, graphs[id(view.trace)]), hot_table(view, study.options.by))
+        Seen(name, view, launch(view, graphs[id(view.trace)]), kernel_table(view, study.options.by))
         for name, view in named_views(study)
     )
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.device_work import BUSY, DeviceView
 from strobe.perf.analysis.device.idle import CAUSES
+from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, draw_lanes, merged
@@ -121,7 +121,7 @@ def _top_group(stretches: Sequence[_Stretch]) -> str:
     """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for one in stretches:
-        owned.update({row.group: row.exclusive_ns for row in hot_table(one.view).rows if row.kind == "kernel"})
+        owned.update({row.group: row.exclusive_ns for row in kernel_table(one.view).rows if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 

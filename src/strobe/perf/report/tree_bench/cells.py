@@ -20,7 +20,7 @@ _NOTHING_SAID = Surroundings()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Entry(grid.Contestant):
+class TreeContestant(grid.Contestant):
     """One contestant of one cell.
 
     Args:
@@ -63,7 +63,7 @@ class CellRun:
     """One cell that was measured, or that failed."""
 
     run: RunRecords
-    entries: tuple[Entry, ...]
+    entries: tuple[TreeContestant, ...]
 
     @property
     def name(self) -> str:
@@ -71,12 +71,12 @@ class CellRun:
         return self.run.folder.name
 
     @cached_property
-    def measured(self) -> tuple[Entry, ...]:
+    def measured(self) -> tuple[TreeContestant, ...]:
         """Contestants with numbers."""
         return tuple(entry for entry in self.entries if not entry.reason)
 
     @property
-    def fastest(self) -> Entry | None:
+    def fastest(self) -> TreeContestant | None:
         """Contestant with the smallest median; None if none was measured."""
         return min(self.measured, key=lambda entry: entry.median_ns, default=None)
 
@@ -129,7 +129,7 @@ def _cell(run: RunRecords) -> CellRun:
     return CellRun(run=run, entries=tuple(_entry(run, name, spans[name]) for name in names))
 
 
-def _entry(run: RunRecords, name: str, spans: Sequence[Span]) -> Entry:
+def _entry(run: RunRecords, name: str, spans: Sequence[Span]) -> TreeContestant:
     rounds: dict[int, list[int]] = defaultdict(list)
     ranks: dict[int, list[int]] = defaultdict(list)
     for span in spans:
@@ -139,7 +139,7 @@ def _entry(run: RunRecords, name: str, spans: Sequence[Span]) -> Entry:
             ranks[span.rank].append(span.value_ns)
     outcome, reason = outcome_of(run, name, timed=bool(rounds))
     modes: tuple[Mode, ...] = ("free-running", "serialised")
-    return Entry(
+    return TreeContestant(
         name=name,
         outcome=outcome,
         reason=reason,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from strobe.perf.report.tree_bench.cells import CellRun, Entry
+from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 
 Key = tuple[str, str, int, int, int, int, int]
 """Device, dtype, q_tokens, heads, kv_heads, head_dim, batch: constant along a curve."""
@@ -57,7 +57,7 @@ def groups(cells: Sequence[CellRun]) -> dict[Key, list[CellRun]]:
     return dict(found)
 
 
-def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[str, int, int, Entry]]:
+def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[str, int, int, TreeContestant]]:
     for cell in cells:
         for entry in cell.measured:
             yield entry.name, cell.run.header.world_size, cell.sizes["tokens"], entry

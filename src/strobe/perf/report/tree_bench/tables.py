@@ -23,7 +23,7 @@ from strobe.perf.report.model import (
     Time,
     Waterfall,
 )
-from strobe.perf.report.tree_bench.cells import CellRun, Entry
+from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 from strobe.perf.report.tree_bench.verdicts import bound, straggler
 
 _NONE: Final = Missing("not measured here", "-")
@@ -50,7 +50,7 @@ def speed_table(cell: CellRun) -> Table:
     return Table(f"{cell.name}: strategies.", columns, rows, tuple(notes), sortable=True)
 
 
-def _speed(cell: CellRun, entry: Entry) -> tuple[Cell, ...]:
+def _speed(cell: CellRun, entry: TreeContestant) -> tuple[Cell, ...]:
     interval, times, first = entry.interval, entry.times_ns, cell.measured[0]
     low, high = (interval.low, interval.high) if interval else (min(times), max(times))
     predicted = entry.predicted_ns

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strobe.perf.records.grids import Links
-from strobe.perf.report.tree_bench.cells import CellRun, Entry
+from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
@@ -27,7 +27,7 @@ class Bound:
     remedy: str
 
 
-def bound(cell: CellRun, entry: Entry) -> Bound | None:
+def bound(cell: CellRun, entry: TreeContestant) -> Bound | None:
     """Return the verdict from the largest of attention, wait, transfer and host time; None if calls were not split."""
     found = entry.parts()
     if found is None:
@@ -54,7 +54,7 @@ def _share(value: float, whole: Parts) -> str:
     return f"{100 * value / whole.total:.0f} % ({value / 1e6:.3g} of {whole.total / 1e6:.3g} ms)"
 
 
-def _work(cell: CellRun, entry: Entry, found: Parts) -> Bound:
+def _work(cell: CellRun, entry: TreeContestant, found: Parts) -> Bound:
     is_flop = entry.prediction is not None and entry.prediction.bound == "flop"
     evidence = f"{_share(found.local + found.merge, found)} is attention and merge"
     ranks = cell.sizes.get("world_size", 1)
@@ -87,7 +87,7 @@ def straggler(found: Sequence[Collective]) -> tuple[int, float] | None:
     return (rank, share) if share >= NAMED else None
 
 
-def _wait(entry: Entry, found: Parts) -> Bound:
+def _wait(entry: TreeContestant, found: Parts) -> Bound:
     who = straggler(entry.collectives())
     evidence = f"{_share(found.wait, found)} is waiting for other ranks"
     if who is None:
@@ -104,7 +104,7 @@ def _wait(entry: Entry, found: Parts) -> Bound:
     )
 
 
-def _transfer(cell: CellRun, entry: Entry, found: Parts) -> Bound:
+def _transfer(cell: CellRun, entry: TreeContestant, found: Parts) -> Bound:
     alpha, beta = sum(each.alpha_ns for each in entry.sent), sum(each.beta_ns for each in entry.sent)
     sent = sum(each.sent_bytes for each in entry.sent)
     evidence = f"{_share(found.transfer, found)} is exposed transfer: {len(entry.sent)} collectives of {sent / 1e6:.3g} MB"

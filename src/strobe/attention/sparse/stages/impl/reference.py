@@ -7,24 +7,26 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, pool, pooled_scores, select_blocks
 from strobe.attention.sparse.padding import padding_rows
-from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 
 
-def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
+def tile(
+    q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: SelectionSpec
+) -> Tiled:
     """Rotate q and k if `rope` is given, and put all three in tile order; padding rows are 0."""
     if rope is not None:
         q, k = rotate(q, rope), rotate(k, rope)
     return Tiled(q=gather(q, q_grid), k=gather(k, kv_grid), v=gather(v, kv_grid), means=None)
 
 
-def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
+def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, Tensor]:
     """Put queries in tile order, padding rows 0, and compute the means of their tiles or of the tiles' parts."""
     tiled = gather(q, q_grid)
     with torch.no_grad():
         return tiled, pool(tiled, q_grid.sizes, q_grid.block, wish.parts)
 
 
-def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
+def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Selected:
     """Score every tile against every tile and take the best; see `coarse`."""
     sizes, scale = (q_grid.ragged_sizes, kv_grid.ragged_sizes), wish.softmax_scale
     with torch.set_grad_enabled(torch.is_grad_enabled() and wish.coarse):  # the selection alone has no gradient
@@ -36,7 +38,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, sizes[1], kv_grid.block))
 
 
-def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Tensor:
+def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Tensor:
     """Score every query tile against every key tile; from the means where they are given."""
     block, scale, estimator = q_grid.block, wish.softmax_scale, Estimator(parts=wish.parts)
     if tiled.means is None:

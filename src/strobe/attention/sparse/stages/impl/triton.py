@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
 from strobe.attention.sparse.launch import Launcher, precision_of
-from strobe.attention.sparse.stages.types import Grid, Selected, Tiled, Wish
+from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.core.device import card_of
 
 _RUN: Final = 64
@@ -224,7 +224,9 @@ _SELECT: Final = Launcher(_select_kernel)
 _FINISH: Final = Launcher(_finish_kernel)
 
 
-def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: Wish) -> Tiled:
+def tile(
+    q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: SelectionSpec
+) -> Tiled:
     """Reorder and rotate as `reference.tile`, and compute the means of the tiles in the same pass."""
     pooled = wish.parts == 1 or wish.coarse
     q, k, v, (batch, _, heads, width), kv_heads = _rows(q), _rows(k), _rows(v), q.shape, k.shape[2]
@@ -260,7 +262,7 @@ def tile(q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tup
     return tiled
 
 
-def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
+def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, Tensor]:
     """Reorder as `reference.tile_queries`, in one pass; for whole tiles, not parts of them."""
     q, (batch, _, heads, width) = _rows(q), q.shape
     tiled, means = _like_tiles(q, q_grid), _means(q, (batch, heads, q_grid.num_tiles, width))
@@ -275,7 +277,7 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: Wish) -> tuple[Tensor, Tensor]:
     return tiled, means
 
 
-def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
+def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Selected:
     """Select as `reference.select`, from the means that `tile` computed or, of the keys, that a cache keeps."""
     batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
     num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
@@ -300,7 +302,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: Wish) -> Selected:
     return Selected(indices=take(scores, num_kv, wish), counts=wish.counts, coarse=coarse)
 
 
-def take(scores: Tensor, num_kv: int, wish: Wish) -> Tensor:
+def take(scores: Tensor, num_kv: int, wish: SelectionSpec) -> Tensor:
     """Select as `coarse.select_blocks`, from the first `num_kv` columns of the contiguous `scores`."""
     batch, heads, num_q, pitch = scores.shape
     most, columns = max(wish.per_head), 1 << (num_kv - 1).bit_length()

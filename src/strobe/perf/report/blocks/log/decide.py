@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from strobe.perf.measure.stats import FLOOR
-from strobe.perf.report.blocks.log.entries import METRIC, Entry
+from strobe.perf.report.blocks.log.entries import METRIC, LogEntry
 
 Word = Literal["Keep", "Drop", "Open", "Reference"]
 LIGHTER: Final = 0.05
@@ -37,7 +37,7 @@ class Decision:
     why: str
 
 
-def decide(entry: Entry, entries: Sequence[Entry]) -> Decision:
+def decide(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
     """Apply the rule to an entry among all entries of a log."""
     if entry.error:
         return Decision(word="Drop", why=entry.error)
@@ -59,7 +59,7 @@ def decide(entry: Entry, entries: Sequence[Entry]) -> Decision:
     return Decision(word="Keep", why="faster, and nothing measured is both as fast and as good")
 
 
-def dominates(other: Entry, entry: Entry) -> bool:
+def dominates(other: LogEntry, entry: LogEntry) -> bool:
     """Whether another entry of the group is at least as fast and as good, and better in one of the two."""
     if other is entry or other.group != entry.group or other.error:
         return False
@@ -71,7 +71,7 @@ def dominates(other: Entry, entry: Entry) -> bool:
     return fast >= own_fast and good >= own_good and (fast > own_fast or good > own_good)
 
 
-def _not_faster(entry: Entry, entries: Sequence[Entry]) -> Decision:
+def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
     assert not isinstance(entry.e2e, str)
     words = {"slower": "slower than its reference", "no difference": "no difference to its reference"}
     why = words.get(entry.e2e.verdict, "not proven faster: the interval includes 1")
@@ -86,6 +86,6 @@ def _not_faster(entry: Entry, entries: Sequence[Entry]) -> Decision:
     return Decision(word="Drop", why=why)
 
 
-def _reason(entry: Entry) -> str:
+def _reason(entry: LogEntry) -> str:
     line = entry.quality
     return "no line of quality in the records" if line is None else line.note or "no reason given"

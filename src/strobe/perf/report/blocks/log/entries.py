@@ -32,7 +32,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class LogEntry:
     """One variant of one run. A text in place of a result says why there is none.
 
     Args:
@@ -175,14 +175,14 @@ def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
     return kept
 
 
-def read_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
+def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
     """Read runs of a model as entries, ordered by date; a reference measured in several runs becomes one entry.
 
     Raises:
         DataError: a folder has no readable records, or none of them measured a model.
     """
     runs = sorted((read_run(folder) for folder in folders), key=lambda run: (run.header.date, str(run.folder)))
-    seen: dict[tuple[object, ...], list[Entry]] = {}
+    seen: dict[tuple[object, ...], list[LogEntry]] = {}
     for run in runs:
         if run.header.workload is None:
             continue
@@ -196,7 +196,7 @@ def read_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
         (next((each for each in same if not isinstance(each.found, str)), same[0]), len(same) - 1) for same in seen.values()
     ]
     return tuple(
-        Entry(
+        LogEntry(
             number=number,
             run=entry.run,
             name=entry.name,
@@ -209,7 +209,7 @@ def read_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
     )
 
 
-def _entry(run: RunRecords, name: str) -> Entry:
+def _entry(run: RunRecords, name: str) -> LogEntry:
     settings = next((each for each in run.variants if each.name == name), None)
     found: Latencies | str
     e2e: Comparison | str
@@ -221,7 +221,7 @@ def _entry(run: RunRecords, name: str) -> Entry:
         e2e = "the reference itself" if name == run.header.baseline else compare_stage(run, name, E2E)
     except DataError as error:
         e2e = str(error)
-    return Entry(number=0, run=run, name=name, settings=settings, found=found, e2e=e2e)
+    return LogEntry(number=0, run=run, name=name, settings=settings, found=found, e2e=e2e)
 
 
 def _line(run: RunRecords, name: str) -> Quality | None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from strobe.perf.report.blocks.log import tables
 from strobe.perf.report.blocks.log.decide import RULE, Decision
-from strobe.perf.report.blocks.log.entries import Entry
+from strobe.perf.report.blocks.log.entries import LogEntry
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import banners
 from strobe.perf.report.model import Banner, Block, Notes, Section, Speedup
 from strobe.perf.report.study import load_study
 
 
-def log_sections(decided: Sequence[tuple[Entry, Decision]]) -> tuple[Section, ...]:
+def log_sections(decided: Sequence[tuple[LogEntry, Decision]]) -> tuple[Section, ...]:
     """Build the sections: decisions with their rule, configurations, then one section per topic."""
     entries = [entry for entry, _ in decided]
     quality = tables.quality(entries)
@@ -30,7 +30,7 @@ def log_sections(decided: Sequence[tuple[Entry, Decision]]) -> tuple[Section, ..
     )
 
 
-def speedups(entries: Sequence[Entry]) -> list[Speedup]:
+def speedups(entries: Sequence[LogEntry]) -> list[Speedup]:
     """Return the end-to-end speedups that a script or gate may refer to."""
     return [
         Speedup(entry.label, entry.reference, "e2e", ratio_cell(entry.e2e.ratio, entry.e2e.interval))
@@ -39,7 +39,7 @@ def speedups(entries: Sequence[Entry]) -> list[Speedup]:
     ]
 
 
-def log_banners(entries: Sequence[Entry], into: Path) -> tuple[Banner, ...]:
+def log_banners(entries: Sequence[LogEntry], into: Path) -> tuple[Banner, ...]:
     """Return banners on what voids or weakens the numbers; clips may differ, since only equal ones are compared."""
     folders = list(dict.fromkeys(entry.run.folder for entry in entries))
     return banners(load_study(folders, into), gather=True, any_clip=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.log.decide import Decision
-from strobe.perf.report.blocks.log.entries import Entry
+from strobe.perf.report.blocks.log.entries import LogEntry
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.model import Cell, Column, Count, Missing, Number, Row, Table, Text, Time, Tone
 from strobe.perf.report.text import bytes_cell
@@ -18,7 +18,7 @@ _HEAD: Final = (Column("entry"),)
 _BATCH: Final = Column("batch", numeric=True)
 
 
-def decisions(rows: Sequence[tuple[Entry, Decision]]) -> Table:
+def decisions(rows: Sequence[tuple[LogEntry, Decision]]) -> Table:
     """Build the table of every entry's speedup, verdict and reason."""
     columns = (*_HEAD, Column("reference"), Column("speedup", numeric=True), Column("decision"), Column("why"))
     cells = []
@@ -32,7 +32,7 @@ def decisions(rows: Sequence[tuple[Entry, Decision]]) -> Table:
     return Table("Decisions.", columns, tuple(cells), (note,))
 
 
-def configurations(entries: Sequence[Entry]) -> Table:
+def configurations(entries: Sequence[LogEntry]) -> Table:
     """Build the table of the settings in which each entry differs from its reference."""
     rows = []
     for entry in entries:
@@ -51,7 +51,7 @@ def configurations(entries: Sequence[Entry]) -> Table:
     return Table("Configurations, as they were resolved.", columns, tuple(rows))
 
 
-def _clip(entry: Entry) -> Cell:
+def _clip(entry: LogEntry) -> Cell:
     work = entry.work
     if work is None:
         return Missing("", "-")
@@ -59,7 +59,7 @@ def _clip(entry: Entry) -> Cell:
     return Text(f"{work.frame_blocks} frame blocks, batch {work.batch}, {f'switches at {at}' if at else 'no switch'}")
 
 
-def steady(entries: Sequence[Entry]) -> Table:
+def steady(entries: Sequence[LogEntry]) -> Table:
     """Build the table of steady frame blocks, decoding included, and the frame rates they give."""
     columns = (
         *_HEAD,
@@ -84,7 +84,7 @@ def steady(entries: Sequence[Entry]) -> Table:
     return Table("Steady state, delivered with VAE.", columns, tuple(rows), (note,))
 
 
-def switching(entries: Sequence[Entry]) -> Table:
+def switching(entries: Sequence[LogEntry]) -> Table:
     """Build the table of first frame blocks under a new prompt."""
     columns = (
         *_HEAD,
@@ -99,7 +99,7 @@ def switching(entries: Sequence[Entry]) -> Table:
     return Table("Prompt switches.", columns, tuple(rows), (note,))
 
 
-def transformer(entries: Sequence[Entry]) -> Table:
+def transformer(entries: Sequence[LogEntry]) -> Table:
     """Build the table of denoise steps and the commit pass alone."""
     columns = (
         *_HEAD,
@@ -121,7 +121,7 @@ def transformer(entries: Sequence[Entry]) -> Table:
     return Table("The transformer alone.", columns, tuple(rows), (note,))
 
 
-def memory(entries: Sequence[Entry]) -> Table:
+def memory(entries: Sequence[LogEntry]) -> Table:
     """Build the table of peak memory, with and without the text encoder where that is known."""
     columns = (
         *_HEAD,
@@ -144,7 +144,7 @@ def memory(entries: Sequence[Entry]) -> Table:
     return Table("Peak memory.", columns, tuple(rows), notes)
 
 
-def quality(entries: Sequence[Entry]) -> Table | None:
+def quality(entries: Sequence[LogEntry]) -> Table | None:
     """Build the table of every recorded metric, with its reference; None if no quality was measured."""
     lines = {(entry.number, line.metric): line for entry in entries for line in entry.run.quality if line.variant == entry.name}
     metrics = list(dict.fromkeys(metric for _, metric in lines))
@@ -166,7 +166,7 @@ def quality(entries: Sequence[Entry]) -> Table | None:
     return Table("Quality against the named reference.", columns, tuple(rows), notes)
 
 
-def cold(entries: Sequence[Entry]) -> Table:
+def cold(entries: Sequence[LogEntry]) -> Table:
     """Build the table of cold starts, and of the frame blocks after which each is made up for."""
     columns = (*_HEAD, Column("cold start", "s", True), Column("break-even, frame blocks", numeric=True))
     rows = []
@@ -183,7 +183,7 @@ def cold(entries: Sequence[Entry]) -> Table:
     return Table("Cold start and break-even.", columns, tuple(rows), notes)
 
 
-def _break_even(entry: Entry, known: bool) -> Cell:
+def _break_even(entry: LogEntry, known: bool) -> Cell:
     if entry.is_reference or not known or isinstance(entry.found, str):
         return Missing("", "-")
     blocks = entry.break_even
@@ -192,11 +192,11 @@ def _break_even(entry: Entry, known: bool) -> Cell:
     return Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
 
 
-def _why(entry: Entry) -> str:
+def _why(entry: LogEntry) -> str:
     return entry.error or (entry.found if isinstance(entry.found, str) else "no steady frame blocks")
 
 
-def _summary(entry: Entry, part: Literal["block", "switch_block"]) -> tuple[Cell, ...]:
+def _summary(entry: LogEntry, part: Literal["block", "switch_block"]) -> tuple[Cell, ...]:
     """Return the cells mean, p50, p99 (if there are enough samples), max, and number of samples."""
     if isinstance(entry.found, str):
         return tuple(Missing(_why(entry), "-") for _ in range(5))
@@ -207,17 +207,17 @@ def _summary(entry: Entry, part: Literal["block", "switch_block"]) -> tuple[Cell
     return Time(found.mean_ns), Time(found.p50_ns), p99, Time(found.max_ns), Count(found.n)
 
 
-def _batch(entry: Entry) -> Cell:
+def _batch(entry: LogEntry) -> Cell:
     return Missing("", "-") if entry.work is None else Count(entry.work.batch)
 
 
-def _fps(entry: Entry, kind: Literal["latent", "pixel"]) -> Cell:
+def _fps(entry: LogEntry, kind: Literal["latent", "pixel"]) -> Cell:
     found = entry.found
     value = None if isinstance(found, str) else (found.latent_fps if kind == "latent" else found.pixel_fps)
     return Missing(_why(entry), "-") if value is None else Number(value, 2)
 
 
-def _quality(line: Quality | None, entry: Entry) -> Cell:
+def _quality(line: Quality | None, entry: LogEntry) -> Cell:
     if line is None:
         return Missing(_why(entry) if isinstance(entry.found, str) else "not in the records", "not measured")
     if line.value is None:

@@ -69,7 +69,7 @@ def joined(parts: Iterable[Slices]) -> Slices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class EventView:
     """Events of one device, in order of start. A column is looked up when asked for, without a copy if the rows are a slice.
 
     Args:
@@ -83,15 +83,15 @@ class Work:
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
-    def at(self, which: slice | NDArray[np.integer]) -> Work:
+    def at(self, which: slice | NDArray[np.integer]) -> EventView:
         """Return some of these events: a slice with both bounds, or ascending positions."""
         if not isinstance(self.rows, slice):
-            return Work(events=self.events, rows=self.rows[which])
+            return EventView(events=self.events, rows=self.rows[which])
         first = self.rows.start
         rows = slice(first + which.start, first + which.stop) if isinstance(which, slice) else (which + first).astype(np.int32)
-        return Work(events=self.events, rows=rows)
+        return EventView(events=self.events, rows=rows)
 
-    def parts(self) -> Iterator[tuple[int, Work]]:
+    def parts(self) -> Iterator[tuple[int, EventView]]:
         """Yield these events in parts, each with the position of its first event."""
         return ((block.start, self.at(block)) for block in blocks(len(self)))
 
@@ -235,11 +235,11 @@ def _outlasting(which: Ints, end: Ints, rank: NDArray[np.integer], moment: int) 
     return which[np.sort(np.concatenate(kept))] if kept else which[:0]
 
 
-class Part(NamedTuple):
+class WindowedEvents(NamedTuple):
     """Some events of a device that overlap a window: `which` are positions among the device's events; times are cut to it."""
 
     which: Ints
-    work: Work
+    work: EventView
     start: Ints
     end: Ints
 
@@ -269,16 +269,16 @@ class DeviceView:
     window: Window | None
     begin_ns: int
     end_ns: int
-    work: Work
+    work: EventView
 
     @property
     def span_ns(self) -> int:
         """Length of the window."""
         return self.end_ns - self.begin_ns
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[WindowedEvents]:
         """Yield the events that overlap the window, in parts."""
-        return parts_of(self.work, self.window)
+        return windowed_events(self.work, self.window)
 
     @property
     def inside(self) -> Ints:
@@ -326,16 +326,16 @@ class DeviceView:
         return _view(self.trace, self.device, self.work, self.priority, window)
 
 
-def parts_of(work: Work, window: Window | None) -> Iterator[Part]:
+def windowed_events(work: EventView, window: Window | None) -> Iterator[WindowedEvents]:
     """Yield the events of a device that overlap a window, in parts; without a window all; empty ones count at their start."""
     for at, part in work.parts():
         start, end = part.start, part.end
         if window is None:
-            yield Part(np.arange(at, at + len(part)), part, start, end)
+            yield WindowedEvents(np.arange(at, at + len(part)), part, start, end)
             continue
         left, right = window.start_ns, window.end_ns
         inside = np.flatnonzero((start < right) & ((end > left) | (start == end) & (start >= left)))
-        yield Part(at + inside, part.at(inside), np.maximum(start[inside], left), np.minimum(end[inside], right))
+        yield WindowedEvents(at + inside, part.at(inside), np.maximum(start[inside], left), np.minimum(end[inside], right))
 
 
 def device_views(trace: Trace, window: Window | None = None, *, priority: Sequence[str] = PRIORITY) -> tuple[DeviceView, ...]:
@@ -352,21 +352,21 @@ def device_views(trace: Trace, window: Window | None = None, *, priority: Sequen
     """
     if sorted(priority) != sorted(DEVICE_KINDS):
         raise ConfigError(f"priority {', '.join(priority)}: name each of {', '.join(PRIORITY)} once")
-    return tuple(_view(trace, device, work, tuple(priority), window) for device, work in device_work(trace))
+    return tuple(_view(trace, device, work, tuple(priority), window) for device, work in events_by_device(trace))
 
 
-def all_work(trace: Trace) -> Work:
+def all_events(trace: Trace) -> EventView:
     """Return the events of all devices."""
-    return Work(events=trace.device_events, rows=slice(0, len(trace.device_events)))
+    return EventView(events=trace.device_events, rows=slice(0, len(trace.device_events)))
 
 
-def device_work(trace: Trace) -> Iterator[tuple[int, Work]]:
+def events_by_device(trace: Trace) -> Iterator[tuple[int, EventView]]:
     """Yield the number and the events of each device, in order of number.
 
     Raises:
         DataError: times whose sum does not fit 64 bits.
     """
-    events, everything = trace.device_events, all_work(trace)
+    events, everything = trace.device_events, all_events(trace)
     of_device = np.asarray(events.device)
     if len(events):
         reach_ns = float(everything.end.max()) - float(everything.start[0])
@@ -380,10 +380,10 @@ def device_work(trace: Trace) -> Iterator[tuple[int, Work]]:
     order = np.argsort(of_device, kind="stable").astype(np.int32)
     bounds = np.append(np.searchsorted(of_device[order], devices), len(order)).tolist()
     for device, (start, stop) in zip(devices.tolist(), pairwise(bounds), strict=True):
-        yield device, Work(events=events, rows=order[start:stop])
+        yield device, EventView(events=events, rows=order[start:stop])
 
 
-def _view(trace: Trace, device: int, work: Work, priority: tuple[str, ...], window: Window | None) -> DeviceView:
+def _view(trace: Trace, device: int, work: EventView, priority: tuple[str, ...], window: Window | None) -> DeviceView:
     first, last = int(work.at(slice(0, 1)).start[0]), int(work.end.max())
     begin, stop = (first, last) if window is None else (window.start_ns, window.end_ns)
     return DeviceView(

@@ -37,7 +37,7 @@ class ClockCheck:
         checked: collectives in which every rank waits for every other one.
         violated: of these, how many end on one rank before another has started.
         worst_ns: by how much at most; 0 if none does. The clocks differ by this much or more.
-        ahead: the device whose clock is ahead there, and `behind` the other; positions in `Meetings.devices`.
+        ahead: the device whose clock is ahead there, and `behind` the other; positions in `CollectiveSkew.devices`.
         slack_ns: by how much at most two clocks could differ with no violation: skews are exact to within this.
     """
 
@@ -55,7 +55,7 @@ class ClockCheck:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeetingKind:
+class SkewKind:
     """Collectives of one kind.
 
     Args:
@@ -95,7 +95,7 @@ class MemberTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meetings:
+class CollectiveSkew:
     """Matched collectives of several ranks, split into waiting and moving data.
 
     Args:
@@ -119,7 +119,7 @@ class Meetings:
     devices: tuple[tuple[int, int], ...]
     times: tuple[MemberTime, ...]
     clock: ClockCheck
-    kinds: tuple[MeetingKind, ...]
+    kinds: tuple[SkewKind, ...]
     problems: tuple[str, ...]
 
     @property
@@ -150,7 +150,7 @@ class _Group(NamedTuple):
         return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
 
 
-def meetings(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> Meetings | None:
+def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> CollectiveSkew | None:
     """Match the collectives of several ranks and split each into waiting and moving data.
 
     They are matched by process group and by their number in it, where the traces have it. Without numbers they are matched by
@@ -176,7 +176,7 @@ def meetings(traces: Sequence[Trace], windows: Sequence[Window | None] | None = 
     clock = _check_clocks(split, len(found))
     devices = tuple((account.trace, account.device) for account, _ in found)
     matched = sum(len(group.start) for group in groups)
-    return Meetings(
+    return CollectiveSkew(
         by=matcher.by,
         matched=matched,
         one_way=matched - sum(len(group.start) for group in waiting),
@@ -335,7 +335,7 @@ def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iter
         )
 
 
-def _kinds(groups: Sequence[_Group]) -> tuple[MeetingKind, ...]:
+def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
     found = []
     for group in groups:
         last = group.start.max(axis=1)
@@ -345,5 +345,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[MeetingKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(MeetingKind(kind=group.kinds[number], members=len(group.members), skew=sides[0], transfer=sides[1]))
+            found.append(SkewKind(kind=group.kinds[number], members=len(group.members), skew=sides[0], transfer=sides[1]))
     return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))

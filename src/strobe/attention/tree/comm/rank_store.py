@@ -35,7 +35,7 @@ class Note:
         return f"in call {self.number} ({self.call}): {self.reason}"
 
 
-class Board:
+class RankStore:
     """Notes in the process group's key-value store, whose process may have ended: every method has a time limit.
 
     Args:

@@ -22,7 +22,7 @@ from strobe.models.wan.config import WanConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class RankContext:
     """The part of a session that one rank runs.
 
     Args:
@@ -34,7 +34,7 @@ class Share:
     layout: Layout
 
     @classmethod
-    def of(cls, devices: DeviceGroup, dit: WanConfig, latents: LatentShape, config: ResolvedConfig) -> Share:
+    def of(cls, devices: DeviceGroup, dit: WanConfig, latents: LatentShape, config: ResolvedConfig) -> RankContext:
         """Return this rank's share of a session.
 
         Raises:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from strobe.perf.analysis.device.activity import activity
-from strobe.perf.analysis.device.hotspots import HotRow, hot_table
-from strobe.perf.analysis.device.views import device_views
+from strobe.perf.analysis.device.device_work import device_views
+from strobe.perf.analysis.device.kernel_table import KernelTableRow, kernel_table
 from strobe.perf.analysis.window import Window
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
@@ -19,9 +19,9 @@ def _kernel(name: str, start: int, end: int, stream: int = 7, shape: str = "", h
     return DeviceEvent(name, "kernel", start, end, 0, stream, 0, host, shape)
 
 
-def _rows(trace: Trace, by: str = "name") -> tuple[HotRow, ...]:
+def _rows(trace: Trace, by: str = "name") -> tuple[KernelTableRow, ...]:
     (view,) = device_views(trace)
-    return hot_table(view, by).rows
+    return kernel_table(view, by).rows
 
 
 def test_a_table_by_hand(make_trace: MakeTrace) -> None:
@@ -33,7 +33,7 @@ def test_a_table_by_hand(make_trace: MakeTrace) -> None:
     ]  # fmt: skip
     trace = make_trace(events)
     (view,) = device_views(trace)
-    table = hot_table(view)
+    table = kernel_table(view)
     assert [(row.group, row.kind, row.exclusive_ns, row.calls.sum_ns) for row in table.rows] == [
         ("vectorized_elementwise_kernel<CUDAFunctor_add>", "kernel", 35, 40),
         ("Memset (Device)", "memset", 15, 25),
@@ -51,7 +51,7 @@ def test_a_table_by_hand(make_trace: MakeTrace) -> None:
 def test_a_window_cuts_calls_and_says_so(make_trace: MakeTrace) -> None:
     trace = make_trace([_kernel("a", 0, 20), _kernel("b", 20, 30), _kernel("a", 40, 60)])
     (view,) = device_views(trace, Window(start_ns=10, end_ns=45, label="w"))
-    table = hot_table(view)
+    table = kernel_table(view)
     assert [(row.group, row.calls.n, row.calls.sum_ns) for row in table.rows] == [("a", 2, 15), ("b", 1, 10)]
     assert (table.busy_ns, table.num_cut) == (25, 2)
 
@@ -94,5 +94,5 @@ def test_p99_needs_enough_calls_and_no_outlier_is_removed(make_trace: MakeTrace,
 
 def test_devices_are_never_pooled(make_trace: MakeTrace) -> None:
     events = [_kernel("k", 0, 10), _kernel("k", 5, 25)._replace(device=2)]
-    tables = [hot_table(view) for view in device_views(make_trace(events))]
+    tables = [kernel_table(view) for view in device_views(make_trace(events))]
     assert [(table.device, table.busy_ns, table.rows[0].calls.n) for table in tables] == [(0, 10, 1), (2, 20, 1)]

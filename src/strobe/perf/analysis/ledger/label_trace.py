@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import ConfigError, DataError
+from strobe.perf.analysis.device.device_work import BUSY, NONE, EventView, Slices, events_by_device
 from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
 from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.owners import ACTIVITIES, Pieces, device_pieces, sums, tile_of
-from strobe.perf.analysis.device.views import BUSY, NONE, Slices, Work, device_work
+from strobe.perf.analysis.device.owners import ACTIVITIES, LabelSlices, label_slices, sums, tile_of
 from strobe.perf.analysis.runs.partition import Tile
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
@@ -39,7 +39,7 @@ LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class Labelling:
     """Settings for cutting the time of a trace.
 
     Args:
@@ -89,7 +89,7 @@ class TracedSide:
     focal: tuple[tuple[int, ...], ...]
     counted: tuple[int, ...]
     sections: Sections | None
-    pieces: Pieces
+    pieces: LabelSlices
 
     @property
     def total_ns(self) -> int:
@@ -121,14 +121,14 @@ class TracedSide:
         return Fraction(self.total_ns - communication, len(self.tiles))
 
 
-def cut_trace(trace: Trace, label: str, cut: Cut) -> TracedSide:
+def label_trace(trace: Trace, label: str, cut: Labelling) -> TracedSide:
     """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
 
     Raises:
         DataError: the trace has no device events, or no focal one.
         ConfigError: a pattern is not a regular expression.
     """
-    devices = list(device_work(trace))
+    devices = list(events_by_device(trace))
     if not devices:
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
     focal = [_focal(trace, work, cut) for _, work in devices]
@@ -142,7 +142,7 @@ def cut_trace(trace: Trace, label: str, cut: Cut) -> TracedSide:
     return _cut_device(trace, label, devices[chosen], focal[chosen], cut)
 
 
-def _focal(trace: Trace, work: Work, cut: Cut) -> NDArray[np.bool_]:
+def _focal(trace: Trace, work: EventView, cut: Labelling) -> NDArray[np.bool_]:
     return np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal)
 
 
@@ -155,7 +155,7 @@ def _longest_names(trace: Trace) -> str:
     return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
 
 
-def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[np.bool_], cut: Cut) -> TracedSide:
+def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDArray[np.bool_], cut: Labelling) -> TracedSide:
     device, work = own
     steps = next(found for found in find_steps(trace, cut.steps) if found.device == device)
     tiles = _tiles(work, steps)
@@ -196,7 +196,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, Work], focal: NDArray[
     )
 
 
-def _focal_names(trace: Trace, work: Work, focal: NDArray[np.bool_]) -> tuple[str, ...]:
+def _focal_names(trace: Trace, work: EventView, focal: NDArray[np.bool_]) -> tuple[str, ...]:
     calls: Counter[str] = Counter()
     ids, counts = np.unique(work.name[focal], return_counts=True)
     for name, count in zip(ids.tolist(), counts.tolist(), strict=True):
@@ -204,7 +204,7 @@ def _focal_names(trace: Trace, work: Work, focal: NDArray[np.bool_]) -> tuple[st
     return tuple(name for name, _ in calls.most_common())
 
 
-def _tiles(work: Work, steps: Steps | NoSteps) -> Intervals:
+def _tiles(work: EventView, steps: Steps | NoSteps) -> Intervals:
     if isinstance(steps, NoSteps):
         return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
     kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
@@ -219,7 +219,7 @@ def _left_out(steps: Steps | NoSteps) -> Intervals:
     return Intervals(bounds[:, 0], bounds[:, 1])
 
 
-def _names(trace: Trace, work: Work, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
+def _names(trace: Trace, work: EventView, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
     names = trace.device_events.names
     return [(names[name], own) for name, own in zip(work.name[chosen].tolist(), focal[chosen].tolist(), strict=True)]
 
@@ -231,7 +231,9 @@ class _Marks(NamedTuple):
     section: NDArray[np.bool_]
 
 
-def _pieces(trace: Trace, work: Work, marks: _Marks, areas: Intervals, tiles: Intervals, priority: Sequence[str]) -> Pieces:
+def _pieces(
+    trace: Trace, work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals, priority: Sequence[str]
+) -> LabelSlices:
     """Cut the tiles into pieces with one label each; `event` counts into `work`."""
     of_kind = np.array([priority.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
     rank = np.where(marks.section, priority.index("section"), of_kind[work.kind])
@@ -242,7 +244,7 @@ def _pieces(trace: Trace, work: Work, marks: _Marks, areas: Intervals, tiles: In
     owner = np.where(busy, slices.event, NONE)
     in_section = inside & (~busy | marks.section[owner])
     place = np.where(busy & marks.focal[owner], 0, np.where(in_section, 1, 2))
-    return device_pieces(work, slices, place, tiles)
+    return label_slices(work, slices, place, tiles)
 
 
 def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices, NDArray[np.bool_]]:
@@ -257,7 +259,7 @@ def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices
     return Slices(start[order], end[order], slices.event[which], slices.cause[which]), inside
 
 
-def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:
+def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKind, int]:
     """Return the time of the other kernels' line, by kind of kernel."""
     own = pieces.label == LABELS.index(OTHER_KERNELS)
     found: Counter[KernelKind] = Counter()
@@ -269,7 +271,7 @@ def _kinds(trace: Trace, work: Work, pieces: Pieces) -> dict[KernelKind, int]:
     return dict(found)
 
 
-def _inclusive(work: Work, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
+def _inclusive(work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
     """Return the time in the tiles in which an event of each busy label ran, whatever else ran."""
     outside = complement(areas, int(work.start[0]), int(work.end.max()))
     found: dict[Label, int] = {}

@@ -54,7 +54,7 @@ def model_flag(config: WanConfig) -> str:
     return f"give --model {next(name for name, known in SIZES.items() if known == config)}"
 
 
-def check_fit(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[str, Tensor], where: str) -> None:
+def check_keys(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[str, Tensor], where: str) -> None:
     """Compare names and shapes with a model's.
 
     Args:

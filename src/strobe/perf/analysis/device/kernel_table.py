@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from strobe.perf.analysis.device.device_work import BUSY, DeviceView, EventView
 from strobe.perf.analysis.device.distribution import Distribution, grouped
 from strobe.perf.analysis.device.intervals import Ints
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import BUSY, DeviceView, Work
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
@@ -28,7 +28,7 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HotRow:
+class KernelTableRow:
     """All calls of one group on one device.
 
     Args:
@@ -51,7 +51,7 @@ class HotRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HotTable:
+class KernelTable:
     """The rows of one device by descending exclusive time.
 
     Args:
@@ -63,13 +63,13 @@ class HotTable:
     """
 
     device: int
-    rows: tuple[HotRow, ...]
+    rows: tuple[KernelTableRow, ...]
     busy_ns: int
     num_cut: int
     num_mangled: int
 
 
-def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTable:
+def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> KernelTable:
     """Tabulate the events of one device by group, or by group and shape."""
     keys = _Keys(view, by)
     calls = grouped(lambda: ((part.length, keys.row_of(part.work)) for part in view.parts()), len(keys.rows))
@@ -83,7 +83,7 @@ def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTab
         unlinked += np.bincount(keys.row_of(part.work)[part.work.host < 0], minlength=len(keys.rows))
     members = keys.members(view)
     rows = [
-        HotRow(
+        KernelTableRow(
             group=group, shape=shape, kind=kind, calls=found, exclusive_ns=own, num_unlinked=free, members=members[i]
         )
         for i, ((group, shape, kind), found, own, free) in enumerate(
@@ -91,7 +91,7 @@ def hot_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> HotTab
         )
         if found is not None
     ]  # fmt: skip
-    return HotTable(
+    return KernelTable(
         device=view.device,
         rows=tuple(sorted(rows, key=lambda row: (-row.exclusive_ns, -row.calls.sum_ns, row.group, row.shape, row.kind))),
         busy_ns=busy_ns,
@@ -124,13 +124,13 @@ class _Keys:
         """Names of the events inside the window."""
         return frozenset(self._names)
 
-    def _code(self, work: Work) -> Ints:
+    def _code(self, work: EventView) -> Ints:
         code = work.name.astype(np.int64) * len(self._events.shapes)
         if self._by_shape:
             code += work.shape
         return code * len(DEVICE_KINDS) + work.kind
 
-    def row_of(self, work: Work) -> Ints:
+    def row_of(self, work: EventView) -> Ints:
         """Return the row of each event."""
         return self._row[np.searchsorted(self._codes, self._code(work))]
 

@@ -33,7 +33,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ahead:
+class PreparedChange:
     """A change prepared ahead of its frame block.
 
     Args:

@@ -9,6 +9,6 @@ import torch
 from strobe.core.spans import span
 
 
-def piece(name: str) -> AbstractContextManager[object]:
+def region(name: str) -> AbstractContextManager[object]:
     """Mark a piece of a pass (`strobe.core.spans.PIECES`); does nothing while `torch.compile` traces."""
     return nullcontext() if torch.compiler.is_compiling() else span(name)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.account import CLIP_LEVELS, Ledger, Level, clip_ledger
 from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.close import CLIP_LEVELS, Ledger, Level, clip_ledger
 from strobe.perf.analysis.ledger.parts import AROUND
 from strobe.perf.analysis.runs.timeline import Label
 

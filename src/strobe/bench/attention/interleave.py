@@ -18,7 +18,7 @@ MAX_CALLS: Final = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Laps:
+class InterleavePlan:
     """Counts of palindromes, and of calls of each contestant.
 
     Args:
@@ -30,7 +30,7 @@ class Laps:
     calls: Mapping[str, int]
 
 
-def plan_laps(speeds: Mapping[str, Speed], seconds: float) -> Laps:
+def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> InterleavePlan:
     """Spend the budget: as many rounds of single calls as fit, then more calls per round of fast contestants.
 
     Never fewer than `MIN_ROUNDS`, whatever the budget.
@@ -41,7 +41,7 @@ def plan_laps(speeds: Mapping[str, Speed], seconds: float) -> Laps:
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ns / max(1, round_ns))))
     spare_ns = max(0.0, budget_ns - rounds * round_ns) / max(1, len(cost))
     calls = {name: max(1, min(MAX_CALLS, 1 + int(spare_ns / (2 * rounds * each)))) for name, each in cost.items()}
-    return Laps(rounds=rounds, calls=calls)
+    return InterleavePlan(rounds=rounds, calls=calls)
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:

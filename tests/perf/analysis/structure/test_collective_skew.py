@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.perf.analysis.structure.collective_skew import CLOCK_TOLERANCE_NS, collective_skew
 from strobe.perf.analysis.structure.collectives import CollectiveKind, communication
-from strobe.perf.analysis.structure.meetings import CLOCK_TOLERANCE_NS, meetings
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvents, Trace
 
@@ -67,7 +67,7 @@ def _late(late: Sequence[int], transfer: int = 40_000) -> list[Trace]:
 
 
 def test_skew_and_transfer_by_hand() -> None:
-    found = meetings(_late([2, 2, 0, 2]))
+    found = collective_skew(_late([2, 2, 0, 2]))
     assert found is not None and (found.by, found.matched, found.one_way, found.unmatched) == ("sequence", 4, 0, 0)
     assert found.clock.aligned and (found.clock.checked, found.clock.violated, found.clock.worst_ns) == (4, 0, 0)
     zero, one, two = found.times
@@ -90,7 +90,7 @@ def test_the_straggler_is_who_the_others_wait_longest_for_not_who_is_last_most_o
     for rank in (0, 1):
         comm = [(1_000_000 * i + both[rank], 1_000_000 * i + max(both) + 9_000) for i, both in enumerate(starts)]
         traces.append(_rank(rank, comm, _told(4)))
-    found = meetings(traces)
+    found = collective_skew(traces)
     assert found is not None
     zero, one = found.times
     assert (zero.last, zero.cost_ns, one.last, one.cost_ns) == (3, 3_000, 1, 500_000)
@@ -98,7 +98,7 @@ def test_the_straggler_is_who_the_others_wait_longest_for_not_who_is_last_most_o
 
 
 def test_the_base_of_each_file_is_added() -> None:
-    expected = meetings(_late([2, 0, 1]))
+    expected = collective_skew(_late([2, 0, 1]))
     shifted = []
     for trace, base in zip(
         _late([2, 0, 1]), (1_700_000_000_000_000_000, 1_600_000_000_000_000_000, 1_700_000_000_000_000_007), strict=True
@@ -108,13 +108,13 @@ def test_the_base_of_each_file_is_added() -> None:
             for e in trace.device_events
         ]
         shifted.append(_rank(trace.rank, [(e.start_ns, e.end_ns) for e in rows], _told(3), base_ns=base))
-    assert meetings(shifted) == expected
+    assert collective_skew(shifted) == expected
 
 
 def test_clocks_that_differ_are_said_and_nothing_is_split() -> None:
     traces = _late([2, 0, 1, 2])
     ahead = [(e.start_ns + 600_000, e.end_ns + 600_000) for e in traces[1].device_events]
-    found = meetings([traces[0], _rank(1, ahead, _told(4)), traces[2]])
+    found = collective_skew([traces[0], _rank(1, ahead, _told(4)), traces[2]])
     assert found is not None and not found.clock.aligned
     # the third: rank 1 is the last one, at 2910 µs on its clock; rank 0 has ended at 2350
     assert (found.clock.ahead, found.clock.behind, found.clock.worst_ns) == (1, 0, 560_000)
@@ -125,25 +125,25 @@ def test_clocks_that_differ_are_said_and_nothing_is_split() -> None:
 def test_a_difference_below_the_precision_of_clocks_is_borne() -> None:
     comm = [(100_000 * i, 100_000 * i + 20_000) for i in range(3)]
     late = [(start + 20_000 + CLOCK_TOLERANCE_NS, end + 20_000 + CLOCK_TOLERANCE_NS) for start, end in comm]
-    found = meetings([_rank(0, comm, _told(3)), _rank(1, late, _told(3)), _rank(2, comm, _told(3))])
+    found = collective_skew([_rank(0, comm, _told(3)), _rank(1, late, _told(3)), _rank(2, comm, _told(3))])
     assert found is not None and found.clock.aligned and (found.clock.worst_ns, found.clock.violated) == (CLOCK_TOLERANCE_NS, 3)
     later = [(start + 1, end + 1) for start, end in late]
-    found = meetings([_rank(0, comm, _told(3)), _rank(1, later, _told(3)), _rank(2, comm, _told(3))])
+    found = collective_skew([_rank(0, comm, _told(3)), _rank(1, later, _told(3)), _rank(2, comm, _told(3))])
     assert found is not None and not found.clock.aligned
 
 
 def test_numbers_match_what_a_window_cut_off() -> None:
     traces = _late([2, 0, 1, 2])
     short = _rank(1, [(e.start_ns, e.end_ns) for e in traces[1].device_events][1:], _told(3, first=1))
-    found = meetings([traces[0], short, traces[2]])
+    found = collective_skew([traces[0], short, traces[2]])
     assert found is not None and (found.matched, found.unmatched) == (3, 2) and not found.problems
     windows = [Window(start_ns=900_000, end_ns=5_000_000, label=""), None, None]
-    assert meetings([traces[0], traces[1], traces[2]], windows).matched == 3
+    assert collective_skew([traces[0], traces[1], traces[2]], windows).matched == 3
 
 
 def test_two_traces_of_one_rank_are_two_runs_and_do_not_meet() -> None:
     traces = [trace for trace in _late([2, 0]) for _ in range(2 if trace.rank == 1 else 1)]
-    found = meetings(traces)
+    found = collective_skew(traces)
     assert found is not None and (found.matched, found.unmatched, found.times, found.kinds) == (0, 8, (), ())
     assert found.problems == ("rank 1 has 2 traces, give one of each",)
 
@@ -151,15 +151,15 @@ def test_two_traces_of_one_rank_are_two_runs_and_do_not_meet() -> None:
 def test_what_a_window_cuts_is_matched_and_not_split() -> None:
     traces = _late([2, 2, 2])  # rank 2 starts at 320 µs, all end at 360 µs: a window to 330 µs shows 10 µs of a transfer of 40
     windows = [Window(start_ns=0, end_ns=1_330_000, label="")] * 3
-    found = meetings(traces, windows)
+    found = collective_skew(traces, windows)
     assert found is not None and (found.matched, found.cut, found.unmatched, found.clock.checked) == (2, 1, 0, 1)
     assert [(kind.transfer.n, kind.transfer.sum_ns) for kind in found.kinds] == [(1, 40_000)]
     assert [account.num_cut for account in communication(traces, windows)] == [1, 1, 1]
-    only = meetings(traces, [Window(start_ns=0, end_ns=330_000, label="")] * 3)
+    only = collective_skew(traces, [Window(start_ns=0, end_ns=330_000, label="")] * 3)
     assert only is not None and (only.matched, only.cut, only.times, only.kinds) == (1, 1, (), ())
     assert only.straggler is None
     # each window ends elsewhere, as it does where every rank counts from its own first event
-    found = meetings(traces, [None, None, Window(start_ns=0, end_ns=2_350_000, label="")])
+    found = collective_skew(traces, [None, None, Window(start_ns=0, end_ns=2_350_000, label="")])
     assert found is not None and (found.matched, found.cut) == (3, 1) and found.clock.aligned
 
 
@@ -174,35 +174,35 @@ def test_what_a_window_cuts_is_matched_and_not_split() -> None:
 def test_without_numbers_order_counts_and_is_checked(told: list[Told], problem: str) -> None:
     plain = [("allreduce", -1, 1_000)] * 4
     comm = [[(e.start_ns, e.end_ns) for e in trace.device_events] for trace in _late([2, 0, 1, 2])]
-    good = meetings([_rank(rank, comm[rank], plain) for rank in _WORLD])
+    good = collective_skew([_rank(rank, comm[rank], plain) for rank in _WORLD])
     assert good is not None and (good.by, good.matched, good.problems) == ("order", 4, ())
-    assert good.times == meetings(_late([2, 0, 1, 2])).times
-    bad = meetings([_rank(0, comm[0], plain), _rank(1, comm[1][: len(told)], told), _rank(2, comm[2], plain)])
+    assert good.times == collective_skew(_late([2, 0, 1, 2])).times
+    bad = collective_skew([_rank(0, comm[0], plain), _rank(1, comm[1][: len(told)], told), _rank(2, comm[2], plain)])
     assert bad is not None and bad.matched == 0 and problem in bad.problems[0] and bad.unmatched == 8 + len(told)
 
 
 def test_what_is_missing_or_goes_one_way() -> None:
     traces = _late([2, 0])
     silent = _rank(1, [(0, 10)], [None])  # a kernel that says nothing of itself: no collective of the group
-    found = meetings([traces[0], silent, traces[2]])
+    found = collective_skew([traces[0], silent, traces[2]])
     assert found is not None and found.matched == 0
     assert found.problems == ("group 'tp': no collective of it on rank 1",)
     sends = [_rank(rank, [(0, 10), (20, 30)], [("broadcast", 0, 5), ("send" if rank else "recv", 1, 5)]) for rank in _WORLD]
-    found = meetings(sends)
+    found = collective_skew(sends)
     assert found is not None and (found.matched, found.one_way, found.clock.checked) == (1, 1, 0) and found.kinds == ()
-    assert meetings([traces[0]]) is None
+    assert collective_skew([traces[0]]) is None
     mute = [_rank(rank, [(5, 25), (30, 45)], [None, None]) for rank in _WORLD]
-    found = meetings(mute)
+    found = collective_skew(mute)
     assert found is not None and (found.by, found.matched, found.kinds[0].kind.name) == ("order", 2, "ncclDevKernel_AllReduce")
     nameless = [_rank(rank, [(5, 25), (30, 45)], [("", -1, -1)] * 2) for rank in _WORLD]  # a group, but no collective's name
-    found = meetings(nameless)
+    found = collective_skew(nameless)
     assert found is not None and (found.matched, found.one_way, found.kinds[0].kind.name) == (2, 0, "ncclDevKernel_AllReduce")
 
 
 def test_several_under_one_number_meet_in_order() -> None:
     comm = [[(0, 50), (60, 90), (100, 150)], [(10, 50), (70, 90), (110, 150)]]
     told = [("allreduce", 4, 8), ("allreduce", 4, 8), ("allgather", 4, 8)]
-    found = meetings([_rank(rank, comm[rank], told) for rank in (0, 1)])
+    found = collective_skew([_rank(rank, comm[rank], told) for rank in (0, 1)])
     assert found is not None and found.matched == 3 and found.times[0].wait_ns == 30 and found.times[1].wait_ns == 0
 
 
@@ -234,7 +234,7 @@ def test_exposed_communication_against_every_nanosecond(comm: list, work: list) 
 def test_the_split_against_the_definition(num: int, rounds: list[list[tuple[int, int]]]) -> None:
     n = len(rounds)
     comm = [[(200 * i + rounds[i][rank][0], 200 * i + 100 + rounds[i][rank][1]) for i in range(n)] for rank in range(num)]
-    found = meetings([_rank(rank, comm[rank], _told(n)) for rank in range(num)])
+    found = collective_skew([_rank(rank, comm[rank], _told(n)) for rank in range(num)])
     assert found is not None and found.clock.violated == 0 and found.matched == n
     lasts = [max(comm[rank][i][0] for rank in range(num)) for i in range(n)]
     for rank, member in enumerate(found.times):

@@ -16,7 +16,7 @@ MOST_EVENTS: Final = 1 << 20
 """Most device events of a trace that is broken down into pieces: each becomes an object."""
 
 
-def pieces_section(study: TraceStudy) -> Section | None:
+def regions_section(study: TraceStudy) -> Section | None:
     """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
     blocks: list[Block] = []
     for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from strobe.attention.double_backward import first_derivatives_only
-from strobe.attention.tree.comm import Call
+from strobe.attention.tree.comm import CollectiveCall
 from strobe.attention.tree.impl.masked import RowGradients
 from strobe.attention.tree.local import Shard, local_attention, local_gradients
+from strobe.attention.tree.packing import pack, pack_state, unpack, unpack_state
 from strobe.attention.tree.placement import Grid, Segment, Span, split
 from strobe.attention.tree.spec import Placement, Strategy, TreeSpec
 from strobe.attention.tree.strategies import LOCAL, Cut, combine, ring_attention
-from strobe.attention.tree.wire import pack, pack_state, unpack, unpack_state
 from strobe.attention.types import AttentionOutput
 from strobe.core.spans import span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flow:
+class Redistribution:
     """The ranks, calls and key segments of one call, as this rank knows them.
 
     Args:
@@ -40,8 +40,8 @@ class Flow:
 
     spec: TreeSpec
     grid: Grid
-    tree: Call
-    heads: Call
+    tree: CollectiveCall
+    heads: CollectiveCall
     segments: tuple[tuple[Segment, ...], ...]
 
     @property
@@ -64,7 +64,7 @@ class Flow:
         return Cut(dim=2, spans=split(stop - start, self.grid.num_tree_ranks))
 
 
-def forward(flow: Flow, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutput, Tensor, Shard]:
+def forward(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutput, Tensor, Shard]:
     """Compute the result in its wanted placement, and all queries and this rank's keys, which the backward needs."""
     spec, shard = flow.spec, _keys_in(flow, k, v)
     if spec.strategy == "ring":
@@ -87,7 +87,7 @@ def forward(flow: Flow, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutpu
 
 
 def backward(
-    flow: Flow,
+    flow: Redistribution,
     queries: Tensor,
     shard: Shard,
     state: AttentionOutput,
@@ -127,7 +127,9 @@ class _TreeFunction(torch.autograd.Function):
     """`(q, k, v) -> (out, lse)` with gradients through both; the backward is the same for every strategy."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, flow: Flow, again: Callable[[], Flow]) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, flow: Redistribution, again: Callable[[], Redistribution]
+    ) -> tuple[Tensor, Tensor]:
         """Run the call; `again` makes the flow of the backward."""
         state, queries, shard = forward(flow, q, k, v)
         assert state.lse is not None
@@ -148,7 +150,7 @@ class _TreeFunction(torch.autograd.Function):
         return *backward(ctx.again(), queries, shard, state, d_state, ctx.kv_shapes), None, None
 
 
-def run(flow: Flow, q: Tensor, k: Tensor, v: Tensor, again: Callable[[], Flow]) -> AttentionOutput:
+def run(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor, again: Callable[[], Redistribution]) -> AttentionOutput:
     """Run a call, differentiable where gradients are asked for; `again` makes the flow of the backward."""
     if not flow.spec.needs_grad:
         return forward(flow, q, k, v)[0]
@@ -161,7 +163,7 @@ def _strategy(spec: TreeSpec) -> Strategy:
     return spec.strategy
 
 
-def _keys_in(flow: Flow, k: Tensor, v: Tensor) -> Shard:
+def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     """Exchange keys and values: the owned keys of this row of the grid for this column's heads."""
     grid, spec = flow.grid, flow.spec
     mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
@@ -177,7 +179,7 @@ def _keys_in(flow: Flow, k: Tensor, v: Tensor) -> Shard:
     return Shard(k=arrived[..., : spec.head_dim], v=arrived[..., spec.head_dim :], segments=joined)
 
 
-def _keys_back(flow: Flow, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
+def _keys_back(flow: Redistribution, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
     """Return gradients of keys and values by the reverse of `_keys_in` to the buffers of the ranks that own them."""
     grid, spec = flow.grid, flow.spec
     mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
@@ -191,12 +193,12 @@ def _keys_back(flow: Flow, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, t
     return _disowned(d_k, mine, shapes[0]), _disowned(d_v, mine, shapes[1])
 
 
-def _buffer(flow: Flow) -> int:
+def _buffer(flow: Redistribution) -> int:
     """Return the index of this rank's buffer in the segments."""
     return flow.grid.tree_rank if flow.spec.kv_placement == "heads" else flow.grid.rank
 
 
-def _by_tree_rank(flow: Flow) -> list[tuple[Segment, ...]]:
+def _by_tree_rank(flow: Redistribution) -> list[tuple[Segment, ...]]:
     """Return the segments that each row of the grid holds after `_keys_in`."""
     if flow.spec.kv_placement == "heads":
         return [owned_segments(each) for each in flow.segments]
@@ -206,7 +208,7 @@ def _by_tree_rank(flow: Flow) -> list[tuple[Segment, ...]]:
     ]
 
 
-def _out(flow: Flow, state: AttentionOutput) -> AttentionOutput:
+def _out(flow: Redistribution, state: AttentionOutput) -> AttentionOutput:
     """Move a result of this column's heads, cut for this row of the grid, to its wanted placement."""
     placement, head_dim_v = flow.spec.out_placement, flow.spec.head_dim_v
     if flow.grid.num_head_ranks == 1 or placement == "heads":
@@ -215,7 +217,7 @@ def _out(flow: Flow, state: AttentionOutput) -> AttentionOutput:
     return unpack_state(_gather_heads(flow, packed) if placement == "replicated" else _heads_to_rows(flow, packed), head_dim_v)
 
 
-def _out_of_ring(flow: Flow, state: AttentionOutput) -> AttentionOutput:
+def _out_of_ring(flow: Redistribution, state: AttentionOutput) -> AttentionOutput:
     """Move a ring's result, whose rows stay with their row of the grid, to its wanted placement."""
     if flow.spec.out_placement == "sequence":
         return _out(flow, state)
@@ -225,7 +227,7 @@ def _out_of_ring(flow: Flow, state: AttentionOutput) -> AttentionOutput:
     return _out(flow, unpack_state(packed, flow.spec.head_dim_v))
 
 
-def _whole(flow: Flow, tensor: Tensor, placement: Placement, *, of_result: bool = False) -> Tensor:
+def _whole(flow: Redistribution, tensor: Tensor, placement: Placement, *, of_result: bool = False) -> Tensor:
     """Return all queries, this column's heads, of a tensor that is placed like q (or like the result)."""
     if placement == "replicated":
         return _heads_of(tensor, flow.my_heads)
@@ -237,7 +239,7 @@ def _whole(flow: Flow, tensor: Tensor, placement: Placement, *, of_result: bool 
     return torch.cat(flow.tree.gather(tensor, shapes), dim=2)
 
 
-def _rows_to_heads(flow: Flow, tensor: Tensor) -> Tensor:
+def _rows_to_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Exchange this rank's rows with all heads for all rows of this row of the grid with this column's heads."""
     grid = flow.grid
     if grid.num_head_ranks == 1:
@@ -249,7 +251,7 @@ def _rows_to_heads(flow: Flow, tensor: Tensor) -> Tensor:
     return torch.cat(flow.heads.exchange(sends, shapes).wait(), dim=1)
 
 
-def _heads_to_rows(flow: Flow, tensor: Tensor) -> Tensor:
+def _heads_to_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Exchange back what `_rows_to_heads` exchanged."""
     grid = flow.grid
     if grid.num_head_ranks == 1:
@@ -260,7 +262,7 @@ def _heads_to_rows(flow: Flow, tensor: Tensor) -> Tensor:
     return torch.cat(flow.heads.exchange(list(tensor.split(lengths, dim=1)), shapes).wait(), dim=2)
 
 
-def _gather_rows(flow: Flow, tensor: Tensor) -> Tensor:
+def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Gather the rows of every row of the grid on all of them."""
     spans = flow.rows_cut().spans
     return torch.cat(
@@ -268,7 +270,7 @@ def _gather_rows(flow: Flow, tensor: Tensor) -> Tensor:
     )
 
 
-def _gather_heads(flow: Flow, tensor: Tensor) -> Tensor:
+def _gather_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Gather the heads of every column on all of them."""
     grid = flow.grid
     spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]

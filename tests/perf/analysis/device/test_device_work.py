@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import CLASSES, activity, idle_strip
+from strobe.perf.analysis.device.device_work import DeviceView, device_views
 from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.hotspots import hot_table
+from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.launch import launch
 from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.device.views import DeviceView, device_views
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
@@ -188,7 +188,7 @@ def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -
 @given(trace=_traces(), window=_WINDOWS, by=st.sampled_from(["name", "shape"]))
 def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
     for view in device_views(trace, window):
-        found, asked = hot_table(view, by), _Moments(view)
+        found, asked = kernel_table(view, by), _Moments(view)
         calls: dict[tuple[str, ...], list[tuple[DeviceEvent, int]]] = defaultdict(list)
         exclusive: Counter[tuple[str, ...]] = Counter()
 
