@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults mutants fuzz docs-check-full lint type bench docs lock clean
+.PHONY: setup demo serve test hunt layouts faults mutants fuzz docs-check-full lint type bench docs pictures lock clean
 
 setup: $(READY)
 
@@ -94,8 +94,16 @@ type: setup
 bench: setup
 	$(BIN)/strobe compare baseline quality balanced turbo
 
+# The generated pages, then the site in site/, strictly: a link that leads nowhere is an error. Open site/index.html.
 docs: setup
+	$(PIP) $(LOCKED) -r requirements/docs.lock
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pictures of the README and the tutorials again, from real runs in Chromium (minutes). PICTURES="demo live" makes some.
+PICTURES ?=
+pictures: setup
+	$(BIN)/python docs/pictures.py $(PICTURES)
 
 # Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all.
 UPGRADE ?=
@@ -107,7 +115,9 @@ lock:
 	$(COMPILE) requirements/torch.in -o requirements/torch.lock
 	$(COMPILE) requirements/triton.in -o requirements/triton.lock
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
+	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
 
 clean:
-	rm -rf $(VENV) build dist demo-out
+	rm -rf $(VENV) build dist demo-out site

@@ -13,7 +13,7 @@ import sys
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
-from strobe.bench.probe import probe
+import strobe
 from strobe.integrations.diffusers import sparsify
 
 TINY = {
@@ -61,7 +61,7 @@ def main() -> None:
             with sparsify(model, sparsity=sparsity) as handle:
                 forward()
                 sys.stdout.write(
-                    f"{handle.report()}\n\n{probe(handle, forward, rounds=options.rounds, device=options.device)}\n\n"
+                    f"{handle.report()}\n\n{strobe.probe(handle, forward, rounds=options.rounds, device=options.device)}\n\n"
                 )
 
 

@@ -13,7 +13,7 @@ import sys
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
-from strobe.bench.probe import probe
+import strobe
 from strobe.integrations.diffusers import sparsify
 
 TINY = {
@@ -61,7 +61,9 @@ def main() -> None:
             model.compile_repeated_blocks(fullgraph=True)
         with sparsify(model, sparsity=options.sparsity) as handle:
             forward()
-            sys.stdout.write(f"{handle.report()}\n\n{probe(handle, forward, rounds=options.rounds, device=options.device)}\n")
+            sys.stdout.write(
+                f"{handle.report()}\n\n{strobe.probe(handle, forward, rounds=options.rounds, device=options.device)}\n"
+            )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 
 import strobe
-from strobe.bench.probe import probe
 from strobe.integrations.diffusers import sparsify
 
 TINY = {"num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 2, "text_dim": 16, "freq_dim": 16, "ffn_dim": 64}
@@ -73,7 +72,7 @@ def main() -> None:
         sys.stdout.write(f"{handle.report()}\n\n")
         for layer, choice in list(strobe.explain(pipe).items())[:1]:
             sys.stdout.write(f"{layer} {choice}\n\n")
-        sys.stdout.write(f"{probe(handle, clip, rounds=options.rounds, device=options.device)}\n\n")
+        sys.stdout.write(f"{strobe.probe(handle, clip, rounds=options.rounds, device=options.device)}\n\n")
     again = clip()
     sys.stdout.write(
         f"latents: {(sparse - dense).abs().mean():.1e} apart in the mean; restored: {bool((again == dense).all())}\n"

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from strobe.attention.tree.faults import CollectiveError
     from strobe.attention.tree.placement import KVShards
     from strobe.attention.types import AttentionOutput
+    from strobe.bench.probe import probe
+    from strobe.comparing import compare
     from strobe.core.errors import (
         ConfigError,
         DataError,
@@ -41,17 +43,18 @@ if TYPE_CHECKING:
         StrobeError,
         WeightsError,
     )
-    from strobe.core.spans import span
+    from strobe.core.spans import span, spanned
     from strobe.engine.config import EngineConfig, Knobs
     from strobe.engine.parallel.group import DeviceGroup
     from strobe.engine.presets import preset
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
     from strobe.engine.video import VideoFile
-    from strobe.perf.measure.compare_calls import compare_calls
-    from strobe.perf.measure.timing import TimingRecorder, recording
+    from strobe.perf.measure.machine import describe_run
+    from strobe.perf.measure.timing import TimingRecorder, recording, span_records
     from strobe.perf.records.store import RunWriter, create_run, read_run
     from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
+    from strobe.perf.report.documents.calls import ComparedCalls
 
 __version__ = "0.1.0"
 
@@ -59,6 +62,7 @@ __all__ = [
     "AttentionOutput",
     "BlockSelection",
     "CollectiveError",
+    "ComparedCalls",
     "ConfigError",
     "DataError",
     "DeviceGroup",
@@ -83,19 +87,23 @@ __all__ = [
     "__version__",
     "block_sparse_attention",
     "block_sparse_attention_varlen",
-    "compare_calls",
+    "compare",
     "compare_runs",
     "compare_traces",
     "create_run",
     "dense_attention",
+    "describe_run",
     "explain",
     "history_attention",
     "merge",
     "preset",
+    "probe",
     "read_run",
     "read_trace",
     "recording",
     "span",
+    "span_records",
+    "spanned",
     "tile_layout",
     "tree_attention",
     "video_sparse_attention",
@@ -127,16 +135,19 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "StrobeError",
         "WeightsError",
     ),
-    "strobe.core.spans": ("span",),
+    "strobe.bench.probe": ("probe",),
+    "strobe.comparing": ("compare",),
+    "strobe.core.spans": ("span", "spanned"),
     "strobe.engine.config": ("EngineConfig", "Knobs"),
     "strobe.engine.presets": ("preset",),
     "strobe.engine.prompts": ("Switch",),
     "strobe.engine.parallel.group": ("DeviceGroup",),
     "strobe.engine.session": ("Session",),
     "strobe.engine.video": ("VideoFile",),
-    "strobe.perf.measure.compare_calls": ("compare_calls",),
-    "strobe.perf.measure.timing": ("TimingRecorder", "recording"),
+    "strobe.perf.measure.machine": ("describe_run",),
+    "strobe.perf.measure.timing": ("TimingRecorder", "recording", "span_records"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
+    "strobe.perf.report.documents.calls": ("ComparedCalls",),
     "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,4 +1,4 @@
-"""The worked examples of docs/attention.md run as they are written, and print what the page says they print."""
+"""The worked examples of pages about attention run as they are written, and print what the page says they print."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = re.compile(r"```python\n(?P<code>(?:(?!```).)*)```\n\n```text\n(?P<said>.*?)```", re.DOTALL)
 EXAMPLES = {
-    re.findall(r"^## (.*)$", PAGE.read_text("utf-8")[: found.start()], re.MULTILINE)[-1]: found
-    for found in EXAMPLE.finditer(PAGE.read_text("utf-8"))
+    f"{page}: {re.findall(r'^## (.*)$', text[: found.start()], re.MULTILINE)[-1]}": found
+    for page in ("attention.md", "tutorial_laptop.md")
+    for text in [(DOCS / page).read_text("utf-8")]
+    for found in EXAMPLE.finditer(text)
 }
 
 
-def test_the_page_has_them() -> None:
-    assert {"A video", "A history", "Packed sequences"} <= EXAMPLES.keys()
+def test_the_pages_have_them() -> None:
+    assert {"attention.md: A video", "attention.md: A history", "attention.md: Packed sequences"} < EXAMPLES.keys()
+    assert any(title.startswith("tutorial_laptop.md: ") for title in EXAMPLES)
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_an_example_prints_what_the_page_says(title: str) -> None:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        exec(compile(EXAMPLES[title]["code"], f"{PAGE.name}: {title}", "exec"), {})
+        exec(compile(EXAMPLES[title]["code"], title, "exec"), {})
     assert said.getvalue() == EXAMPLES[title]["said"]

@@ -1,4 +1,4 @@
-"""`strobe profile stream --breakdown`, `strobe bench soak`, and what docs/breakdown.md shows."""
+"""`strobe profile stream --breakdown`, `strobe bench soak`, and what docs/profile.md shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from terminal import Strobe
 
 ROOT = Path(__file__).parents[2]
 CAPTURE = ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz"
-BLOCKS = re.findall(r"^```\n(\$ strobe .*?)^```", (ROOT / "docs" / "breakdown.md").read_text(), re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```\n(\$ strobe .*?)^```", (ROOT / "docs" / "profile.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

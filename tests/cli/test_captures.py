@@ -170,10 +170,11 @@ def test_a_page_without_its_traces_says_so(strobe: Strobe, tmp_path: Path) -> No
     assert "traces/sdpa.json.gz is not there any more" in page and "| sparse-triton | sparse-triton.json.gz |" in page
 
 
+PAGES = ("README.md", "docs/traces.md", "docs/speedup.md", "docs/tutorial_speedup.md")
 BLOCKS = [
     (page, block)
-    for page in ("traces", "speedup")
-    for block in re.findall(r"^```\n(\$ strobe .*?)^```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
+    for page in PAGES
+    for block in re.findall(r"^```\n(\$ strobe .*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 ]
 
 
@@ -181,7 +182,8 @@ BLOCKS = [
 def test_the_manual_shows_what_the_commands_print(
     page: str, block: str, strobe: Strobe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for folder in ("tests", "examples", "benchmarks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     command, _, shown = block.replace("\\\n", " ").partition("\n")
     result = strobe(*shlex.split(command)[2:])
@@ -191,5 +193,5 @@ def test_the_manual_shows_what_the_commands_print(
     assert lines and not [line for line in lines if line not in printed]
 
 
-def test_both_manuals_show_something() -> None:
-    assert {page for page, _ in BLOCKS} == {"traces", "speedup"}
+def test_every_page_shows_something() -> None:
+    assert {page for page, _ in BLOCKS} == set(PAGES)

@@ -62,7 +62,7 @@ def test_a_machine_without_torch_is_told_so(strobe: Strobe, monkeypatch: pytest.
     result = strobe("doctor", "--json")
     assert result.code == 3
     (check,) = result.document["checks"]
-    assert check["name"] == "torch" and not check["ok"] and "README" in check["fix"]
+    assert check["name"] == "torch" and not check["ok"] and check["fix"] == "pip install 'torch>=2.9'"
 
 
 def test_a_machine_without_the_video_library_is_told_so(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:

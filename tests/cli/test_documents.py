@@ -164,7 +164,7 @@ COUNTS = {
     "v", "n", "calls", "events", "lost", "mended", "rank", "world_size", "device", "stream", "unlinked_events", "unlinked_calls",
     "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
     "steady_blocks", "frame_blocks", "ratio", "low", "high", "value", "place", "inferred_events", "longest", "median",
-    "mean", "queued_events",
+    "mean", "queued_events", "samples", "calls_per_sample", "failures", "ratio_low", "ratio_high", "device_ratio",
 }  # fmt: skip
 
 

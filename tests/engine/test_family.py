@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from strobe.core import plugins
 from strobe.core.errors import ConfigError
-from strobe.engine import family as families
 from strobe.engine.family import Family
-from strobe.engine.load import Model, Parts, Weights, load, model_parts, names
+from strobe.engine.load import Model, Parts, load, model_parts, names
 from strobe.engine.session import Session
+from strobe.engine.weights import Weights
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         module = types.ModuleType("another_package")
         vars(module).update(found)
         monkeypatch.setitem(__import__("sys").modules, "another_package", module)
-        entries = [EntryPoint(name=name, value=f"another_package:{name}", group=families.GROUP) for name in found]
-        monkeypatch.setattr(families, "entry_points", lambda group: entries if group == families.GROUP else [])
+        entries = [EntryPoint(name=name, value=f"another_package:{name}", group=plugins.FAMILIES) for name in found]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group == plugins.FAMILIES else [])
 
     return install
 
@@ -66,12 +67,15 @@ def test_ours_are_never_taken(tiny: Model, register: Callable[..., None]) -> Non
 
 def test_what_is_registered_wrongly_is_named(tiny: Model, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     register(broken=3)
-    with pytest.raises(ConfigError, match=r"family 'broken' \(another_package:broken\) is a int, not a strobe.engine.family"):
+    with pytest.raises(
+        ConfigError, match=r"no model .*; family 'broken' \(another_package:broken of .*\) is broken: it is a int"
+    ):
         load("broken-1b")
     register(mine=made(tiny, [], "mine-1b"), yours=made(tiny, [], "mine-1b"))
-    with pytest.raises(ConfigError, match=r"family 'yours' .* has a model 'mine-1b', as family 'mine' .* has; uninstall one"):
-        load("mine-1b")
-    entries = [EntryPoint(name="gone", value="no_such_package:FAMILY", group=families.GROUP)]
-    monkeypatch.setattr(families, "entry_points", lambda group: entries)
-    with pytest.raises(ConfigError, match=r"family 'gone' .* cannot be imported: No module named 'no_such_package'"):
+    with pytest.raises(ConfigError, match=r"family 'yours' .* is broken: it has a model 'mine-1b', as 'mine' .* has; unins"):
+        load("yours-1b")
+    assert load("mine-1b").name == "mine: mine-1b" and load("shapes").name == "shapes"
+    entries = [EntryPoint(name="gone", value="no_such_package:FAMILY", group=plugins.FAMILIES)]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    with pytest.raises(ConfigError, match=r"family 'gone' .* cannot be imported: ModuleNotFoundError: No module named 'no_s"):
         load("mine-1b")

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
 from strobe.engine import load as loading
-from strobe.engine.load import Weights, load
+from strobe.engine.load import load
+from strobe.engine.weights import Weights
 from strobe.models.shapes import weights
 from strobe.models.text.umt5 import ORIGINAL
 from strobe.models.wan.config import SIZES, WanConfig

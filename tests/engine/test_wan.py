@@ -20,9 +20,10 @@ from strobe.core.errors import ConfigError, ShapeError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine import load as loading
 from strobe.engine.config import EngineConfig, resolve
-from strobe.engine.load import Model, Weights, load, wan_defaults
+from strobe.engine.load import Model, load, wan_defaults
 from strobe.engine.prepared import latent_shape
 from strobe.engine.session import Session
+from strobe.engine.weights import Weights
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig

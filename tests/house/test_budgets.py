@@ -60,8 +60,9 @@ def uses(tree: ast.Module, name: str) -> list[int]:
     ]
 
 
-CATCHES_ALL = ("cli/main.py", "serve/worker.py")
-"""Where whatever ends a piece of work is told to whoever waits for it: the command line, and the thread that owns a device."""
+CATCHES_ALL = ("cli/main.py", "serve/worker.py", "core/plugins.py")
+"""Where whatever ends a piece of work is told to whoever waits for it: the command line, the thread that owns a device, and what
+other packages wrote."""
 
 
 def manner_faults(path: Path, tree: ast.Module) -> Iterator[str]:

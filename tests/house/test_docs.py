@@ -1,7 +1,8 @@
-"""The pages that are made from the code are up to date, and no link leads nowhere."""
+"""Pages made from the code are up to date, no link leads nowhere, every page is in the navigation, figures are those measured."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
@@ -9,10 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from artefacts import write_guide
 from source import ROOT, name_of
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("README.md")),
+    *sorted((ROOT / "src").rglob("README.md")),
+]
+FENCE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
 
 
 def test_generated_pages_are_up_to_date(tmp_path: Path) -> None:
@@ -23,10 +34,89 @@ def test_generated_pages_are_up_to_date(tmp_path: Path) -> None:
         assert page.read_text() == (ROOT / "docs" / page.name).read_text(), f"docs/{page.name} is out of date: run `make docs`"
 
 
+def anchors(page: Path) -> set[str]:
+    """Where a link can lead to inside a page: its headings, as they are slugged in a checkout and in the site."""
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ +(.+?) *$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[name_of(page) for page in PAGES])
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+    for link in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        target = page.parent / link["path"] if link["path"] else page
+        assert target.exists(), f"{name_of(page)} links to {link['path']}"
+        if link["anchor"]:
+            assert link["anchor"] in anchors(target), f"{name_of(page)} links to {link['path']}#{link['anchor']}"
+
+
+def test_anchors_are_read_from_headings() -> None:
+    assert {"which-card-runs-what", "a-video"} <= anchors(ROOT / "docs" / "attention.md")
+    assert "tree_examplepy-torchrun---nproc-per-node-2-tree_examplepy" not in anchors(ROOT / "docs" / "tree.md")
+
+
+class Navigation(yaml.SafeLoader):
+    """Reads mkdocs.yml without making the objects that it names."""
+
+
+Navigation.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def pages_in(navigation: object) -> list[str]:
+    """Every page of a navigation, in order."""
+    if isinstance(navigation, str):
+        return [navigation]
+    inside = navigation.values() if isinstance(navigation, dict) else navigation
+    return [page for each in inside for page in pages_in(each)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    """The site is built strictly by `make docs`; this needs nothing to be installed for it."""
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Navigation)
+    assert sorted(pages_in(site["nav"])) == sorted(
+        [*(page.name for page in (ROOT / "docs").glob("*.md")), "benchmarks/README.md"]
+    )
+
+
+def test_pictures_are_small_and_shown() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    pictures = sorted((ROOT / "docs" / "pictures").iterdir())
+    assert sum(picture.stat().st_size for picture in pictures) <= 1_200_000
+    for picture in pictures:
+        assert picture.stat().st_size <= (2_500_000 if picture.suffix == ".gif" else 150_000), picture.name
+        assert f"pictures/{picture.name})" in text, f"no page shows {picture.name}"
+
+
+def test_the_case_of_the_tutorial_is_the_worked_example(tmp_path: Path) -> None:
+    for path in write_guide(tmp_path).values():
+        kept = (ROOT / "examples" / "vsa_case" / path.name).read_bytes()
+        read = gzip.decompress if path.suffix == ".gz" else bytes
+        assert read(kept) == read(path.read_bytes()), f"examples/vsa_case/{path.name}"
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("source", ["engine-h200/README.md", "attention-h200/32k/report.md"])
+def test_tables_of_the_readme_have_the_figures_of_the_page_that_they_name(source: str) -> None:
+    """Each row is named as a row of that page; a figure of it, rounded as there."""
+    table = re.search(r"(?:^\|.*\n)+", README[README.index(f"](benchmarks/{source})") :], re.MULTILINE)
+    assert table is not None
+    page = (ROOT / "benchmarks" / source).read_text(encoding="utf-8").splitlines()
+    _, _, *rows = table[0].splitlines()
+    assert len(rows) >= 5
+    for row in rows:
+        named = re.search(r"`([^`]+)`", row)
+        figures = re.findall(r"\d+\.\d+", row)
+        assert named and figures, row
+        lines = [line for line in page if named[1] in (cell.strip(" `") for cell in line.split("|"))]
+        assert any(all(is_rounded(each, line) for each in figures) for line in lines), f"benchmarks/{source} does not have {row}"
+
+
+def is_rounded(figure: str, line: str) -> bool:
+    """Whether a line has a number that is the figure, rounded to its decimals."""
+    decimals = len(figure.partition(".")[2])
+    return any(f"{float(number):.{decimals}f}" == figure for number in re.findall(r"\d+\.\d+", line))
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import email
+import importlib.metadata
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -33,9 +39,10 @@ TEXT_SUFFIXES = {
     ".jsonl",
     ".txt",
     ".yml",
+    ".Dockerfile",
     "",
 }
-FOLDERS = ("src", "tests", "docs", "requirements", "benchmarks", "examples", ".ci")
+FOLDERS = ("src", "tests", "docs", "requirements", "benchmarks", "docker", "examples", ".ci")
 
 # Spelt in pieces, so that this file is not its own finding.
 FORBIDDEN = {
@@ -61,15 +68,17 @@ def test_a_lock_is_names_versions_and_hashes(path: Path) -> None:
 
 
 def test_the_locks_satisfy_what_the_project_asks_for() -> None:
-    runtime, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "dev"))
-    assert dev.items() >= runtime.items()
+    runtime, serve, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "serve", "dev"))
+    assert dev.items() >= serve.items() >= runtime.items()
     wanted = {(spec, "runtime") for spec in PROJECT["project"]["dependencies"]} | {
         (spec, "dev") for spec in PROJECT["dependency-groups"]["dev"]
     }
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]}
     for spec, lock in wanted:
         requirement = Requirement(spec)
         if requirement.name != "torch":
-            pin = (runtime if lock == "runtime" else dev)[canonicalize_name(requirement.name)]
+            pin = {"runtime": runtime, "serve": serve, "dev": dev}[lock][canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(pin), f"{spec}: {lock}.lock has {pin}"
 
 
@@ -130,25 +139,97 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata and "Requires-Python: >=3.11" in metadata
 
 
-def test_the_wheel_runs_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=False)
-    python = tmp_path / "venv" / "bin" / "python"
+def test_an_index_page_has_the_addresses_and_no_relative_link(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"strobe-{strobe.__version__}.dist-info/METADATA").decode()
+    found = email.message_from_string(text)
+    repository = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
+    addresses = dict(value.split(", ") for value in found.get_all("Project-URL", []))
+    assert set(addresses) == {"Homepage", "Documentation", "Repository", "Changelog", "Issues"}
+    assert addresses["Repository"] == repository and all(each.startswith(repository) for each in addresses.values())
+    assert found["Description-Content-Type"] == "text/markdown"
+    tokens = [inner for token in MarkdownIt().parse(found.get_payload()) for inner in token.children or ()]
+    targets = [str(token.attrs[key]) for token in tokens for key in ("href", "src") if key in token.attrs]
+    ours = [target for target in targets if target.startswith(repository)]
+    assert len(ours) > 5 and all(re.match(r"https://|#", target) for target in targets), targets
+    for target in ours:
+        place = target.removeprefix(repository).partition("/HEAD/")[2].partition("#")[0]
+        assert (ROOT / place).exists(), target
+
+
+def test_links_are_made_absolute_and_code_is_not() -> None:
+    text = (
+        "[a](docs/a.md#b) ![p](docs/p.png) [![p](./p.svg)](LICENSE) [c](#here) [w](https://x.example/) `[a](b)`\n"
+        '<img src="docs/q.webp">\n\n[r]: docs/r.md\n\n```python\nx[0](1)\n```\n'
+    )
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(built := importlib.util.module_from_spec(spec))
+    assert built.absolute_links(text, "https://r.example") == (
+        "[a](https://r.example/blob/HEAD/docs/a.md#b) ![p](https://r.example/raw/HEAD/docs/p.png) "
+        "[![p](https://r.example/raw/HEAD/p.svg)](https://r.example/blob/HEAD/LICENSE) [c](#here) [w](https://x.example/) "
+        "`[a](b)`\n"
+        '<img src="https://r.example/raw/HEAD/docs/q.webp">\n\n[r]: https://r.example/blob/HEAD/docs/r.md\n\n'
+        "```python\nx[0](1)\n```\n"
+    )
+
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = re.compile(rf"\bmake (?:{'|'.join(re.findall(r'^([a-z-]+):', MAKEFILE, re.MULTILINE))})\b")
+
+
+def test_no_message_asks_for_the_makefile() -> None:
+    """Who has only the wheel has none. Pages that say which target makes them are for developers."""
+    found = [
+        f"{name_of(path)}:{node.lineno}: {node.value[:80]!r}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if TARGETS.search(node.value) and "do not edit" not in node.value
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, what the locks of a user name, torch, and nothing else."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(command, check=True, capture_output=True, timeout=900)
     site = Path(subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True,
                                capture_output=True, text=True, timeout=600).stdout.strip())  # fmt: skip
-    dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (site / "dependencies.pth").write_text("\n".join(dependencies), encoding="utf-8")
-    outside = tmp_path / "elsewhere"
-    outside.mkdir()
+    for name in (*locked(ROOT / "requirements" / "runtime.lock"), *locked(ROOT / "requirements" / "torch.lock"), "torch"):
+        here = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(str(here.locate_file(top)))
+    return folder
+
+
+def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> None:
+    environment = {"PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(arguments, cwd=outside, env={"PATH": ""}, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
+        assert not TARGETS.search(done.stdout + done.stderr)
         return done.stdout
 
-    strobe_script = str(tmp_path / "venv" / "bin" / "strobe")
-    assert run(strobe_script, "--version").split() == ["strobe", strobe.__version__]
-    assert str(site) in run(str(python), "-c", "import strobe; print(strobe.__file__)")
-    run(strobe_script, "generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "-o", "clip.mp4")
-    assert (outside / "clip.mp4").stat().st_size > 0
+    script, python = str(installed / "bin" / "strobe"), str(installed / "bin" / "python")
+    assert run(script, "--version").split() == ["strobe", strobe.__version__]
+    assert str(installed) in run(python, "-c", "import strobe; print(strobe.__file__)")
+    run(script, "demo", "--rounds", "1", "--blocks", "4", "--device", "cpu")
+    (page,) = tmp_path.glob("demo-out/*/report.html")
+    assert (tmp_path / "demo-out" / "clip.mp4").stat().st_size > 0 and "baseline" in page.read_text("utf-8")
+    (trace,) = page.parent.glob("traces/turbo.json.gz")
+    assert "kernels" in json.loads(run(script, "trace", str(trace), "--json"))
+    assert {check["ok"] for check in json.loads(run(script, "doctor", "--device", "cpu", "--json"))["checks"]} == {True}
+    assert "turbo" in run(script, "presets", "show")
+
+
+def test_an_extra_that_is_not_installed_is_named(installed: Path, tmp_path: Path) -> None:
+    for arguments, extra in ((["serve"], "serve"), (["profile", "dit", "--model", "wan-1.3b"], "diffusers")):
+        done = subprocess.run([str(installed / "bin" / "strobe"), *arguments], cwd=tmp_path, env={"PATH": ""},
+                              capture_output=True, text=True, timeout=600)  # fmt: skip
+        assert done.returncode == 3 and f"pip install 'strobe[{extra}]'" in done.stderr and done.stderr.count("\n") == 1

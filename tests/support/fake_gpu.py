@@ -42,6 +42,14 @@ class FakeGpu:
         patch.setattr(torch.cuda, "memory_reserved", lambda index=None: 0)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
         patch.setattr(torch.cuda, "synchronize", self.synchronize)
+        patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+        patch.setattr(torch.cuda, "get_rng_state", lambda device=None: None)
+        patch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: None)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+        patch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 3 << 20)
+        patch.setattr(torch.cuda, "memory_allocated", lambda device=None: 1 << 20)
+        properties = SimpleNamespace(name="a GPU", total_memory=1 << 30, uuid="none")
+        patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         patch.setattr(torch.cuda, "Event", Event)
 
     def synchronize(self, device: object = None) -> None:

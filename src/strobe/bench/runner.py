@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -98,6 +99,8 @@ def end_line(writer: RunWriter) -> Iterator[None]:
         message, variant = str(error), error.variant if isinstance(error, VariantError) else ""
         raise
     finally:
+        notes: list[str] = getattr(sys.exception(), "__notes__", [])
+        message = notes[-1] if notes else message
         with suppress(StrobeError):
             wall_ns = time.perf_counter_ns() - began
             writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))

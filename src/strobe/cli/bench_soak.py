@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.log import LogClip
@@ -21,7 +22,7 @@ _CLIP: Final = LogClip()
 
 def soak(
     *,
-    preset: str = "balanced",
+    preset: PresetName = "balanced",
     blocks: int = 1000,
     switch_every: int = 0,
     minutes: float | None = None,

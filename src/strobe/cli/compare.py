@@ -1,4 +1,4 @@
-"""`strobe compare`: presets measured against a baseline."""
+"""`strobe compare`: presets measured against each other, or whole programs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from cyclopts import Parameter
 
+from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement, check_names, parse_requirement
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
@@ -40,8 +43,9 @@ class ClipFlags(ModelFlags):
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
@@ -65,7 +69,7 @@ class ClipFlags(ModelFlags):
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
     seed: int = 17
-    device: str = "auto"
+    device: DeviceName = "auto"
 
     def script(self, defaults: ModelDefaults) -> Script:
         """Return the clip's prompts and switches in frame blocks of a model."""
@@ -79,30 +83,35 @@ class ClipFlags(ModelFlags):
 
 
 def compare(
-    baseline: Annotated[str, Parameter(name="BASELINE")],
-    /,
-    *candidates: Annotated[str, Parameter(name="CANDIDATE")],
+    *sides: Annotated[PresetName, Parameter(name="PRESET")],
     rounds: int = 4,
     out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
     clip: ClipFlags = ClipFlags(),
+    programs: ProgramFlags = ProgramFlags(),
     output: Output = Output(),
 ) -> int:
-    """Measure presets against a baseline: interleaved in one process, every sample kept, then the report.
+    """Measure presets against a baseline, or whole programs against each other: interleaved, every sample kept, then the report.
 
-    A preset that cannot run on this machine is left out, and the report says so; exit code 3 if none of the candidates can. A
-    preset against itself (A/A) shows the error of the measurement.
+    `strobe compare PRESET PRESET` runs presets in one process. A preset that cannot run on this machine is left out, and the
+    report says so; exit code 3 if none of the candidates can. A preset against itself (A/A) shows the
+    error of the measurement.
+
+    `strobe compare -- COMMAND -- COMMAND` runs programs, each command behind a `--` of its own, and takes wall time, CPU time
+    and peak memory of each run. The output of the programs is thrown away, and they read nothing. A command in one pair of quotes
+    goes to a shell only if it needs one. A program that fails is an error. Functions in Python: `strobe.compare`.
 
     ```
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
+    strobe compare -o programs -- 'sleep 0.02' -- 'sleep 0.01'
+    strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
     ```
 
     Args:
-        baseline: the preset that every ratio is measured against.
-        candidates: the presets to compare with it.
+        sides: presets, or commands each behind a --; the first is the baseline, which every ratio is measured against.
         rounds: palindromes B C1 C2 C2 C1 B; each gives one pair per candidate, an interval needs two.
         out: the folder that the run's own folder is made in.
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
@@ -114,12 +123,22 @@ def compare(
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
+    if SEPARATOR in sides:
+        told = (*given(clip), *(["--allow-different"] if allow_different else []))
+        refuse(told, "for presets, and these are programs")
+        code, document = compare_programs(sides, programs, rounds, out, requirements, output)
+        output.emit(document)
+        return code
+    refuse(given(programs), "for programs, each behind a -- of its own, and these are presets")
+    if len(sides) < 2:
+        alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
+        raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
         from strobe.perf.measure.order import palindrome
 
-        asked = named_apart([clip.config(name) for name in (baseline, *candidates)])
+        asked = named_apart([clip.config(name) for name in sides])
         configs, absent = runnable(asked, clip.device)  # what is wrong with a name is told before gigabytes are read
         palindrome(configs[0].name, [config.name for config in configs[1:]])
         model = clip.load()
@@ -127,7 +146,7 @@ def compare(
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
     check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), *case.metrics))
     tell_absent(case, output)
-    for config, name in zip(asked, (baseline, *candidates), strict=True):
+    for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
     code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)

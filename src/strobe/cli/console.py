@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
@@ -37,11 +38,13 @@ class Output:
         json: print one JSON document on stdout instead of tables.
         quiet: no progress and no notes on stderr; errors still show.
         debug: show the traceback of an error.
+        config: file of defaults of flags, in place of the strobe.toml that is found.
     """
 
     json: bool = False
     quiet: Annotated[bool, Parameter(alias="-q")] = False
     debug: bool = False
+    config: Path | None = None
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless quiet."""

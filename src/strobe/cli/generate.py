@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
@@ -36,8 +37,9 @@ class Engine(ModelFlags):
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
             best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
@@ -62,9 +64,9 @@ class Engine(ModelFlags):
             default.
     """
 
-    preset: str = "balanced"
+    preset: PresetName = "balanced"
     seed: int = 0
-    device: str = "auto"
+    device: DeviceName = "auto"
     decode_device: str | None = None
     ulysses: int | None = None
     image: Path | None = None

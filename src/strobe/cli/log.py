@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from strobe.cli.ablate import tell
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import ModelFlags
@@ -40,7 +41,7 @@ class Measured:
     full: Annotated[bool, Parameter(negative="")] = False
     latents: int | None = None
     switches: int | None = None
-    presets: tuple[str, ...] = ()
+    presets: tuple[PresetName, ...] = ()
     knobs: Annotated[bool, Parameter(negative="")] = False
     base: str = "baseline"
     rounds: int = 2
@@ -74,8 +75,9 @@ class LogClip(ModelFlags):
         prompt: what to show first.
         then: prompts that it switches to, in turn, one or several.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
@@ -101,7 +103,7 @@ class LogClip(ModelFlags):
         "a white square moving right fast on a forest background",
     )
     seed: int = 0
-    device: str = "auto"
+    device: DeviceName = "auto"
 
 
 def log(

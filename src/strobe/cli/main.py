@@ -14,6 +14,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 
 import strobe
 from strobe.cli.console import styled, terminal
+from strobe.cli.defaults import fill_in
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated, WeightsError
@@ -58,16 +59,17 @@ app = App(
     version_flags=["--version"],
     help_flags=HELP,
     suppress_keyboard_interrupt=False,
-    config=whole_numbers,
+    config=(fill_in, whole_numbers),
     default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
 )
 VERBS: Final = (
     *("demo", "generate", "compare", "report", "trace", "speedup", "doctor", "ablate"),
-    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "train-shapes"),
+    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "track", "train-shapes"),
 )
 for _verb in VERBS:
     _name = _verb.replace("-", "_")
     app.command(f"strobe.cli.{_name}:{_name}", name=_verb)  # imported when it is run or described
+app.command("strobe.cli.completion:install_completion", name="--install-completion", help="Let the shell complete words.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

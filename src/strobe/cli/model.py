@@ -1,6 +1,4 @@
-"""Flags of every verb that loads a model."""
-
-from __future__ import annotations
+"""Flags of every verb that loads a model. Their types are no strings: classes in other files inherit them."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import ModelName, RecipeName
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ class ModelFlags:
     """Flags of the model: weights, text encoder, autoencoder, size, cache and schedule.
 
     Args:
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
+        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+            hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
         vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
@@ -42,7 +42,7 @@ class ModelFlags:
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
     """
 
-    model: str = "shapes"
+    model: ModelName = "shapes"
     weights: Path | None = None
     lora: tuple[str, ...] = ()
     random_weights: bool = False
@@ -50,7 +50,7 @@ class ModelFlags:
     release: Path | None = None
     prompt_cache: Path | None = None
     size: str | None = None
-    recipe: str | None = None
+    recipe: RecipeName | None = None
     window: int | None = None
     sink: int | None = None
     positions: str | None = None
@@ -61,7 +61,7 @@ class ModelFlags:
     random_text: bool = False
     simulate: bool = False
 
-    def config(self, name: str) -> EngineConfig:
+    def config(self, name: str) -> "EngineConfig":
         """Return the configuration of a preset with the flags applied."""
         from strobe.engine.presets import preset
 
@@ -88,13 +88,14 @@ class ModelFlags:
                     words += [flag, str(one)]
         return words
 
-    def load(self) -> Model:
+    def load(self) -> "Model":
         """Load the model of the flags."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
                 raise ConfigError(f"{flag} {folder}: --random-weights has no text encoder that it is for; leave one of them out")
-        from strobe.engine.load import Weights, load
+        from strobe.engine.load import load
+        from strobe.engine.weights import Weights
 
         given = Weights(
             path=self.weights,

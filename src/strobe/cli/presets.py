@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
+from strobe.cli.completion import DeviceName
 from strobe.cli.console import Output, styled
 from strobe.cli.pick import pick
 from strobe.core.errors import ConfigError
@@ -59,7 +60,7 @@ presets.command(pick)
 def show(
     *chosen: Annotated[str, Parameter(name="PRESET")],
     diff: bool = False,
-    device: str = "auto",
+    device: DeviceName = "auto",
     output: Output = Output(),
 ) -> None:
     """Show every setting of the presets side by side, and what is off on this machine.

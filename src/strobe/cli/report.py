@@ -72,9 +72,11 @@ def write(
         exit code, and what was found.
     """
     with output.progress("report"):
+        from strobe.perf.analysis.runs.calls import is_own_code, own_code
         from strobe.perf.records.store import read_run
         from strobe.perf.report.blocks.answer import answers_of
         from strobe.perf.report.build import report_and_findings
+        from strobe.perf.report.calls_page import times_table
         from strobe.perf.report.documents.runs import run_document
         from strobe.perf.report.documents.value import to_json
         from strobe.perf.report.study import damage_of, only_pair
@@ -95,7 +97,10 @@ def write(
     ]
     shown = [each for each in built.speedups if each.candidate not in found.obstacles]
     output.show(*banner_texts(built.banners, ("stop",)))
-    if shown:
+    own = [run for run in runs if is_own_code(run)]
+    if own:
+        output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
+    elif shown:
         output.show(_clip_table(findings, found.obstacles), _table(shown))
     output.show(*(table_text(table) for table in answers))
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))

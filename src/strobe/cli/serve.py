@@ -7,10 +7,11 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -73,8 +74,8 @@ class Where:
 
 def serve(
     *,
-    preset: str = "balanced",
-    device: Annotated[str, Parameter()] = "auto",
+    preset: PresetName = "balanced",
+    device: DeviceName = "auto",
     model: ModelFlags = ModelFlags(),
     where: Where = Where(),
     output: Output = Output(),

@@ -12,6 +12,7 @@ class Settings:
     """Values of the environment variables that strobe reads.
 
     Args:
+        config: `STROBE_CONFIG`: file of defaults of flags; empty if not set: it is looked for.
         check: `STROBE_CHECK` is on: what tensors of indices hold is checked on every device, and each call waits for it.
         cublaslt_workspace: `CUBLASLT_WORKSPACE_SIZE`, KiB; None if not set, or no number: torch chooses.
         launch_blocking: `CUDA_LAUNCH_BLOCKING` is on; timings are then serialised and labelled so.
@@ -27,6 +28,7 @@ class Settings:
         profile_regions: `STROBE_PROFILE_REGIONS`: regions that `strobe profile` marks unless it is told, separated by commas.
     """
 
+    config: str
     check: bool
     cublaslt_workspace: int | None
     launch_blocking: bool
@@ -46,6 +48,7 @@ def read_settings() -> Settings:
     """Read the environment once, now."""
     workspace = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     return Settings(
+        config=os.environ.get("STROBE_CONFIG", ""),
         check=os.environ.get("STROBE_CHECK", "0") not in ("", "0"),
         cublaslt_workspace=int(workspace) if workspace.isdecimal() else None,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
@@ -72,6 +75,21 @@ def forgo_cublaslt_workspace() -> None:
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 
+def silence_downloads() -> None:
+    """Keep the hub's library from showing progress: `HF_HUB_DISABLE_PROGRESS_BARS=1`, unless the user has set it."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def environment(prefix: str) -> dict[str, str]:
+    """Variables whose name begins with a prefix."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefix)}
+
+
+def config_folder() -> Path | None:
+    """Where programs look for what a user has set: `XDG_CONFIG_HOME`, or `~/.config`; None without a home."""
+    return _user_folder("XDG_CONFIG_HOME", ".config")
+
+
 def data_folder() -> Path | None:
     """Return the user's data folder: `XDG_DATA_HOME`, or `~/.local/share`; None without a home."""
     return _user_folder("XDG_DATA_HOME", ".local/share")
@@ -93,3 +111,8 @@ def _user_folder(variable: str, usual: str) -> Path | None:
 def split_list(text: str) -> tuple[str, ...]:
     """Read words separated by commas; blanks around them and empty words do not count."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return all variables of this process, for a program that it starts."""
+    return dict(os.environ)

@@ -7,12 +7,15 @@ run and a profiler recorder for a traced run; nobody else sets it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, Protocol
+from functools import wraps
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from strobe.core.errors import unknown_choice
 
+P = ParamSpec("P")
+T = TypeVar("T")
 E2E: Final = "e2e"
 FRAME_BLOCK: Final = "frame_block"
 DRAW: Final = "draw"
@@ -144,6 +147,20 @@ def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
     if _recorder is None:
         return _NULL
     return _recorder.region(name, index)
+
+
+def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Mark every call of a function as a named region of time: ``@strobe.spanned("attention")``."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(name):
+                return function(*args, **kwargs)
+
+        return within
+
+    return decorated
 
 
 def set_recorder(recorder: Recorder | None) -> Recorder | None:

@@ -28,7 +28,7 @@ DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.
 
 OVERLAP_CORES = 4
 """Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long
-with it (95 % interval 1.02 to 1.09, 30 pairs by `strobe.compare_calls`); three cores and more were not measured."""
+with it (95 % interval 1.02 to 1.09, 30 mirrored pairs); three cores and more were not measured."""
 
 
 def _knob(meaning: str, *, on: bool = True) -> bool:

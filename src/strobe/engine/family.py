@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from strobe.core.errors import ConfigError
+from strobe.core.plugins import FAMILIES, Plugin, plugins
 
 if TYPE_CHECKING:
-    from strobe.engine.load import Model, Parts, Weights
-
-GROUP: Final = "strobe.families"
-"""Entry points of this group name a `Family` each."""
+    from strobe.engine.load import Model, Parts
+    from strobe.engine.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,34 +38,34 @@ class Family:
     parts: Callable[[str, tuple[int, int] | None], Parts]
 
 
-def registered() -> tuple[Family, ...]:
-    """Return the families that other installed packages register.
-
-    Raises:
-        ConfigError: an entry point cannot be imported or names no `Family`, or two families have a model of the same name; says
-            which package.
-    """
-    found: list[Family] = []
-    taken: dict[str, str] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda each: each.name):
-        where = f"family {entry.name!r} ({entry.value}{f' of {entry.dist.name}' if entry.dist else ''})"
-        try:
-            family = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{where} cannot be imported: {error}; mend or uninstall that package") from error
-        if not isinstance(family, Family):
-            raise ConfigError(f"{where} is a {type(family).__name__}, not a strobe.engine.family.Family; mend that package")
-        for model in family.models:
-            if model in taken:
-                raise ConfigError(f"{where} has a model {model!r}, as {taken[model]} has; uninstall one of the two")
-            taken[model] = where
-        found.append(family)
+def registered() -> tuple[Plugin, ...]:
+    """Return the families that other packages register; one that is broken, or has a model that another has, says so."""
+    found: list[Plugin] = []
+    taken: dict[str, Plugin] = {}
+    for plugin in plugins(FAMILIES, _fault):
+        models = plugin.found.models if plugin.found else ()
+        doubled = next((model for model in models if model in taken), None)
+        if doubled is not None:
+            why = f"it has a model {doubled!r}, as {taken[doubled]} has; uninstall one of the two"
+            plugin = replace(plugin, found=None, broken=why)
+        else:
+            taken |= dict.fromkeys(models, plugin)
+        found.append(plugin)
     return tuple(found)
+
+
+def _fault(found: object) -> str:
+    return "" if isinstance(found, Family) else f"it is a {type(found).__name__}, not a strobe.engine.family.Family"
+
+
+def broken() -> str:
+    """What is to be said of families that are broken where a model is asked for and not found; empty if all are well."""
+    return "".join(f"; family {plugin} is broken: {plugin.broken}" for plugin in registered() if plugin.broken)
 
 
 def find(name: str | Path) -> Family | None:
     """Return the registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
-    families = registered()
+    families: list[Family] = [plugin.found for plugin in registered() if plugin.found]
     named = next((family for family in families if str(name) in family.models), None)
     if named is not None or not Path(name).is_dir():
         return named

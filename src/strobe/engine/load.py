@@ -10,16 +10,17 @@ from typing import Final
 
 import torch
 
-from strobe.core.device import resolve_device
-from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest, unknown_choice
+from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
 from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import DTYPES, DType, ModelDefaults
+from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import VideoVAE
-from strobe.engine.family import find, registered
+from strobe.engine.family import broken, find, registered
 from strobe.engine.prepared import Shelf
 from strobe.engine.texts import TextEncoder, random_text, text_encoder
+from strobe.engine.weights import Weights, fetched
 from strobe.models.checkpoint import check_whole
+from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import Lora, combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
@@ -40,8 +41,6 @@ from strobe.models.wan.weights.files import find_files, find_lora
 MODELS: Final = ("shapes", *SIZES)
 RANDOM: Final = "random weights"
 """Part of the name of every model without weights, and so of every record."""
-TINY: Final = "tiny"
-"""Names the tiny autoencoder where weights are random."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,54 +92,6 @@ class Parts:
     loras: tuple[Lora, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weights:
-    """Locations of the weights of a Wan model, and options of loading them.
-
-    Args:
-        path: checkpoint file or folder; None: there are none.
-        loras: LoRA files with their strengths. One beside a base in the folder `path` comes first; named here too, it gets
-            this strength.
-        random: weights are drawn instead.
-        vae: file of another autoencoder: taew2_1 or lighttaew2_1, by name, or a Wan VAE; with `random` "tiny". None: that of
-            `release`.
-        release: folder of Wan2.1 as released, for umT5 and VAE; None: the folder `path` has them too.
-        prompt_cache: folder that keeps the embeddings of prompts; None: they are kept in memory alone.
-        text_device: where the text encoder runs; None: where frames are made if it fits there, else on the CPU.
-        text_dtype: of the text encoder, "bfloat16" or "float32".
-        random_text: with `random`, draw a text encoder of umT5's size too; else prompts become noise.
-        frame_size: height and width in pixels; None: the model's own.
-        recipe: how to run the weights, by name (`strobe.models.wan.recipes`); None: as the checkpoint says.
-
-    Raises:
-        ConfigError: weights that are given and drawn.
-    """
-
-    path: Path | None = None
-    loras: tuple[tuple[Path, float], ...] = ()
-    random: bool = False
-    vae: str | None = None
-    release: Path | None = None
-    prompt_cache: Path | None = None
-    frame_size: tuple[int, int] | None = None
-    recipe: str | None = None
-    text_device: str | None = None
-    text_dtype: DType = "bfloat16"
-    random_text: bool = False
-
-    def __post_init__(self) -> None:
-        if self.text_dtype not in DTYPES:
-            raise unknown_choice("dtype of the text encoder", self.text_dtype, DTYPES)
-        if self.text_device is not None:
-            resolve_device(self.text_device)
-        if self.random_text and not self.random:
-            raise ConfigError("a random text encoder goes with random weights; leave it out")
-        if self.random and (self.path is not None or self.loras):
-            raise ConfigError("give weights or ask for random ones, not both")
-        if self.random and self.vae not in (None, TINY):
-            raise ConfigError(f"with random weights the autoencoder is Wan's or {TINY!r}; got {self.vae!r}")
-
-
 def shapes_defaults() -> ModelDefaults:
     """Return the settings that the bundled model was trained for, without reading its weights."""
     return ModelDefaults(
@@ -190,7 +141,7 @@ def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
 
 def names() -> tuple[str, ...]:
     """List the names of all models, including those that other packages register."""
-    return (*MODELS, *(model for family in registered() for model in family.models))
+    return (*MODELS, *(model for plugin in registered() if plugin.found for model in plugin.found.models))
 
 
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
@@ -215,14 +166,25 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
 
     Args:
         name: "shapes" (bundled), "wan-1.3b", "wan-14b", a model that another package registers (`strobe.engine.family`), or a
-            folder: of weights as `strobe train-shapes` writes them, or a checkpoint of Wan or of a registered family.
+            folder: of weights as `strobe train-shapes` writes them, or a checkpoint of Wan or of a registered family. A folder
+            may be on the hub, `hf:owner/name`; the model's name then says which commit.
         given: weights of a Wan model; see docs/wan.md.
 
     Raises:
         ConfigError: no model and no folder of that name, or weights where none belong or none where some do.
-        WeightsError: a weight file is missing, damaged or of another model.
+        WeightsError: a weight file is missing, damaged or of another model, or cannot be fetched.
     """
-    given = given or Weights()
+    local, sources = fetched(given or Weights())
+    if is_address(name):
+        place, source = fetch(str(name), (*TRANSFORMER, *RELEASE))
+        model = replace(_load(str(place), local), name=source)
+    else:
+        model = _load(str(name), local)
+    return replace(model, name=", ".join((model.name, *sources))) if sources else model
+
+
+def _load(name: str, given: Weights) -> Model:
+    """Load a model whose files are all on the disk."""
     if name in SIZES:
         return _wan(str(name), SIZES[str(name)], given)
     family = find(name) if name not in MODELS else None
@@ -232,7 +194,7 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
         if Path(name).is_file():
             raise ConfigError(f"model {str(name)!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
         allowed = f"give a folder or one of: {', '.join(names())}"
-        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), names())}; {allowed}")
+        raise ConfigError(f"no model or folder {str(name)!r}{nearest(str(name), names())}; {allowed}{broken()}")
     folder = bundled.FOLDER if name == "shapes" else Path(name)
     if name != "shapes" and not (folder / bundled.FILE).is_file():
         if given.path is not None or given.random:

@@ -18,7 +18,7 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.stand_in import PromptNoise
 
 if TYPE_CHECKING:
-    from strobe.engine.load import Weights
+    from strobe.engine.weights import Weights
 
 
 class TextEncoder(Protocol):

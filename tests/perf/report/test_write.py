@@ -57,9 +57,9 @@ def test_what_a_page_is_said_to_take_at_least_is_less_than_it_takes() -> None:
 def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
 
-    def counted(report: Report) -> str:
+    def counted(report: Report, **how: bool) -> str:
         rendered.append(least_bytes(report))
-        return render_html(report)
+        return render_html(report, **how)
 
     monkeypatch.setattr("strobe.perf.report.write.render_html", counted)
     report = report_of(*(Table("t", (Column("n"), Column("m")), (Row((Count(i), Count(-i))),)) for i in range(30_000)))

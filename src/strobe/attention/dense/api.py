@@ -10,11 +10,14 @@ from torch import Tensor
 
 from strobe.attention.dense.impl import blocks, fa3, fa4, reference, sdpa
 from strobe.attention.impls import Choice, Impl, ambient, announce, select
+from strobe.attention.plugged import plugged
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 from strobe.core.errors import ImplUnavailableError
 
-IMPLS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
-_TORCH_FIRST = (sdpa.IMPL, fa4.IMPL, fa3.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
+_OURS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
+PLUGGED = plugged("dense", _OURS)
+IMPLS = (*_OURS, *PLUGGED)
+_TORCH_FIRST = (sdpa.IMPL, *(impl for impl in IMPLS if impl is not sdpa.IMPL))
 _MOST_KEYS: Final = 1024
 """Keys up to which `auto` may take the reference, which holds every pair of a query and a key in memory, several times."""
 _FEW_KEYS: Final = 512

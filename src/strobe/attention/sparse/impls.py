@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
+from strobe.attention.plugged import plugged
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.selection import BlockSelection
@@ -111,7 +112,7 @@ def _operator(name: str, refuses: Callable[[SparseSpec], str | None], *beside: s
     )
 
 
-IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
+_OURS: Final[tuple[Impl[SparseSpec], ...]] = (
     _operator("cudnn", _refuses_cudnn, "entries", "impl/entries_triton", "impl/padding_triton"),
     _operator("fa4", _refuses_fa4, "entries", "lists", "impl/entries_triton", "impl/padding_triton"),
     _operator("triton", _refuses_triton, "launch", portable=True),
@@ -126,6 +127,8 @@ IMPLS: Final[tuple[Impl[SparseSpec], ...]] = (
     ),
     reference.IMPL,
 )
+PLUGGED: Final = plugged("sparse", _OURS)
+IMPLS: Final = (*_OURS, *PLUGGED)
 
 
 def ranked(spec: SparseSpec) -> tuple[Impl[SparseSpec], ...]:

@@ -12,10 +12,19 @@ _HEAD: Final = f"""# JSON documents
 
 Generated from `strobe.cli.documents` by `make docs`; do not edit.
 
-Every verb prints one JSON document on stdout with `--json`. All of them have schema version {SCHEMA_VERSION} in `v`. Units stand
-in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per second, `_per_s` per
-second. Adding a key keeps the version; removing, renaming or redefining one raises it. [python.md](python.md) returns the same
-values to a script. `report.json` is the page as it is laid out, not data.
+With `--json`, every verb prints one JSON document on stdout. The table names the document of each verb. The sections below it
+list the keys of each document, and then the keys of the rows and objects inside documents. A key whose type is a list of rows
+is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.md) returns the same values to a script.
+
+* **Units** stand in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per
+  second, `_per_s` per second.
+* **Sides.** A candidate is compared with a baseline, also called its reference. The ratio, or speedup, of a comparison is
+  time of the baseline / time of the candidate; `saved_ns` is time of the baseline - time of the candidate.
+* **Account (ledger).** The account of a difference splits it into lines that add up to it exactly; `ledger` in a key means
+  account.
+* **Versions.** All documents have the schema version {SCHEMA_VERSION} in `v`. A new key keeps the version; a removed, renamed
+  or redefined key raises it.
+* **Pages.** `report.json` is the layout of a page, not data.
 """
 
 

@@ -6,23 +6,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
+from strobe.cli.documents.extracted import Kernels, Stages, Timers
+from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
+from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
-
-Written = Annotated[dict[str, str], Meta(description="paths of what was written, by what it is; empty without -o")]
-ReportPaths = Annotated[dict[str, str], Meta(description="paths of the report, by suffix")]
-Paths = Annotated[tuple[str, ...], Meta(description="paths of the report's files")]
-NotMet = Annotated[tuple[str, ...], Meta(description="requirements that do not hold, each with the reason; exit code 1 if any")]
-Red = Annotated[dict[str, str], Meta(description="candidates whose gate was red, with the rule and what was measured")]
-Cells = Annotated[tuple[str, ...], Meta(description="names of cells")]
-
-
-class _Printed(Part, frozen=True, kw_only=True):
-    """Base of documents that a verb builds itself."""
-
-    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
 class Traced(TraceDocument, frozen=True, kw_only=True):
@@ -32,7 +22,7 @@ class Traced(TraceDocument, frozen=True, kw_only=True):
 
 
 class Compared(SpeedupDocument, frozen=True, kw_only=True):
-    """`strobe speedup` of logs and traces: speedup at each level, and the ledger of the difference."""
+    """`strobe speedup` of logs and traces: speedup at each level, and the account (ledger) of the difference."""
 
     written: Written
     not_met: NotMet
@@ -44,13 +34,24 @@ class Reported(RunDocument, frozen=True, kw_only=True):
     report: ReportPaths
     figures: Annotated[
         dict[str, dict[str, float | None]],
-        Meta(description="by candidate: every level and metric that --require can name; null where not measured or infinite"),
+        Meta(description="by candidate: value of each level and metric that --require accepts; null: not measured or infinite"),
     ]
     not_met: NotMet
     damaged: Annotated[
         dict[str, tuple[str, ...]],
-        Meta(description="by run folder: what is damaged and left out; empty if nothing is"),
+        Meta(description="by damaged run folder: the damage; damaged records are left out; empty if there is no damage"),
     ]
+
+
+class Tracked(HistoryDocument, frozen=True, kw_only=True):
+    """`strobe track`: figures over commits, and the commits that changed them."""
+
+    report: ReportPaths
+    figures: Annotated[
+        dict[str, dict[str, float | None]],
+        Meta(description="by figure: values that --require accepts, of the last machine to measure; null: none"),
+    ]
+    not_met: NotMet
 
 
 class Measured(Reported, frozen=True, kw_only=True):
@@ -62,18 +63,18 @@ class Measured(Reported, frozen=True, kw_only=True):
 class ClipMade(Part, frozen=True, kw_only=True):
     """A clip that was made: its file, length, speed, preset and device."""
 
-    path: Annotated[str | None, Meta(description="the file; null if no frame was made")]
-    frames: Annotated[int, Meta(description="pixel frames")]
-    frame_blocks: Annotated[int, Meta(description="frame blocks")]
+    path: Annotated[str | None, Meta(description="path of the file; null if no frame was made")]
+    frames: Annotated[int, Meta(description="number of pixel frames")]
+    frame_blocks: Annotated[int, Meta(description="number of frame blocks")]
     fps: Annotated[int | float, Meta(description="frames per second of playback")]
     preset: Annotated[str, Meta(description="preset that ran")]
-    picked: Annotated[str | None, Meta(description="why that preset was picked; null if it was named")]
-    model: Annotated[str, Meta(description="model")]
-    device: Annotated[str, Meta(description="device")]
+    picked: Annotated[str | None, Meta(description="reason why strobe picked this preset; null if the user named it")]
+    model: Annotated[str, Meta(description="name of the model")]
+    device: Annotated[str, Meta(description="device that made the clip")]
     devices: Annotated[int, Meta(description="number of devices")]
-    work_ns: Annotated[int, Meta(description="time from noise to pixel frames, without loading and file writing")]
-    pixel_fps: Annotated[float | None, Meta(description="frames / that time, frames per second; null without frames")]
-    prompts: Annotated[tuple[dict[str, Any], ...], Meta(description="`frame_block` from which each prompt ran, and its `text`")]
+    work_ns: Annotated[int, Meta(description="time from noise to pixel frames, without loading and without file writing")]
+    pixel_fps: Annotated[float | None, Meta(description="`frames` / `work_ns`, in frames per second; null without frames")]
+    prompts: Annotated[tuple[dict[str, Any], ...], Meta(description="prompts: `text` and the `frame_block` where each begins")]
 
 
 class Generated(ClipMade, frozen=True, kw_only=True):
@@ -82,227 +83,232 @@ class Generated(ClipMade, frozen=True, kw_only=True):
     v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
-class Serving(_Printed, frozen=True, kw_only=True):
+class Serving(Printed, frozen=True, kw_only=True):
     """`strobe serve`: the address it listens on; printed before the first viewer can connect."""
 
-    url: Annotated[str, Meta(description="address of the page")]
-    port: Annotated[int, Meta(description="port it listens on")]
-    model: Annotated[str, Meta(description="the model, as it was asked for")]
-    preset: Annotated[str, Meta(description="preset of who asks for none")]
+    url: Annotated[str, Meta(description="URL of the page")]
+    port: Annotated[int, Meta(description="port that the server listens on")]
+    model: Annotated[str, Meta(description="name of the model, as given on the command line")]
+    preset: Annotated[str, Meta(description="preset of viewers who ask for none")]
     device: Annotated[str, Meta(description="device that streams run on")]
 
 
 class Shown(Measured, frozen=True, kw_only=True):
     """`strobe demo`: the comparison, and the clip made before it."""
 
-    clip: Annotated[ClipMade, Meta(description="the clip")]
+    clip: Annotated[ClipMade, Meta(description="clip that was made before the comparison")]
 
 
 class ProfiledStream(Measured, frozen=True, kw_only=True):
-    """`strobe profile stream`: the run of one or several presets."""
+    """`strobe profile stream`: the run that profiles one or several presets."""
 
-    kept: Annotated[tuple[str, ...], Meta(description="where earlier contents of the folder were moved")]
-    attribution: Annotated[tuple[str, ...], Meta(description="path of the page on who calls what, if it was asked for")]
+    kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
+    attribution: Annotated[
+        tuple[str, ...], Meta(description="path of the page that attributes time to callers; empty if not asked for")
+    ]
 
 
-class ProfiledAttention(_Printed, frozen=True, kw_only=True):
-    """`strobe profile attention`: one call by several implementations."""
+class ProfiledAttention(Printed, frozen=True, kw_only=True):
+    """`strobe profile attention`: one attention call by several implementations."""
 
-    run: Annotated[str, Meta(description="run folder")]
+    run: Annotated[str, Meta(description="path of the run folder")]
     report: ReportPaths
-    speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `level`, `ratio`, `low`, `high`")]
-    red: Annotated[tuple[str, ...], Meta(description="implementations whose gate was red")]
+    speedups: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="each speedup: `candidate`, `reference`, `level`, `ratio`, and `low`, `high` of its 95 % interval"),
+    ]
+    red: Annotated[tuple[str, ...], Meta(description="names of the implementations that failed their gate")]
     not_met: NotMet
 
 
 class ProfiledDit(Measured, frozen=True, kw_only=True):
     """`strobe profile dit`: forward passes of one transformer under several kinds of attention."""
 
-    kept: Annotated[tuple[str, ...], Meta(description="where earlier contents of the folder were moved")]
+    kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
 
 
-class ProfiledKernels(_Printed, frozen=True, kw_only=True):
+class ProfiledKernels(Printed, frozen=True, kw_only=True):
     """`strobe profile kernels`: one denoise step, operation by operation."""
 
     written: Paths
     step: Annotated[
         dict[str, Any],
         Meta(
-            description="`n`, `mean_ns`, `parts_ns` by kind, `difference_ns`, `operations` with `calls`, `n`, `mean_ns`, `p50_ns`"
+            description="`n` measured steps, `mean_ns`, `parts_ns` by kind, `difference_ns`, and by operation: `calls`, `n`, "
+            "`mean_ns`, `p50_ns`"
         ),
     ]
-    report: Annotated[dict[str, Any], Meta(description="the page as it is laid out, as in its JSON twin")]
+    report: Annotated[dict[str, Any], Meta(description="layout of the page, as in `report.json`")]
 
 
-class Presets(_Printed, frozen=True, kw_only=True):
+class Presets(Printed, frozen=True, kw_only=True):
     """`strobe presets show`: the settings of each preset."""
 
-    device: Annotated[str, Meta(description="device they would run on")]
-    presets: Annotated[dict[str, str], Meta(description="by preset: what it is")]
-    settings: Annotated[dict[str, dict[str, str]], Meta(description="by setting and preset: the value")]
-    off_here: Annotated[dict[str, dict[str, str]], Meta(description="by preset and setting: why it is off on this device")]
-    lacking: Annotated[dict[str, str], Meta(description="presets that cannot run here, with the reason")]
-    elsewhere: Annotated[dict[str, str], Meta(description="settings that a page explains, with the page")]
+    device: Annotated[str, Meta(description="device that `off_here` and `lacking` are about")]
+    presets: Annotated[dict[str, str], Meta(description="by preset: its description")]
+    settings: Annotated[dict[str, dict[str, str]], Meta(description="value by setting and preset")]
+    off_here: Annotated[dict[str, dict[str, str]], Meta(description="by preset and optimisation: why it is off on this device")]
+    lacking: Annotated[dict[str, str], Meta(description="by preset that cannot run on this device: the reason")]
+    elsewhere: Annotated[dict[str, str], Meta(description="by setting that another page explains: that page")]
 
 
-class Picked(_Printed, frozen=True, kw_only=True):
+class Picked(Printed, frozen=True, kw_only=True):
     """`strobe presets pick`: the preset of best quality that holds a frame rate."""
 
-    preset: Annotated[str, Meta(description="the preset")]
-    holds: Annotated[bool, Meta(description="it holds the frame rate; if not, it is the fastest, and the exit code 1")]
-    fps: Annotated[float | int, Meta(description="frame rate asked for, frames per second")]
-    needed_fps: Annotated[float, Meta(description="what a preset must reach to hold it, frames per second")]
-    why: Annotated[str, Meta(description="why this one")]
+    preset: Annotated[str, Meta(description="name of the preset")]
+    holds: Annotated[bool, Meta(description="true: it holds the frame rate; false: it is the fastest preset, exit code 1")]
+    fps: Annotated[float | int, Meta(description="requested frame rate, frames per second")]
+    needed_fps: Annotated[float, Meta(description="frame rate that the slowest frame block must reach: `fps` and a margin")]
+    why: Annotated[str, Meta(description="reason for the choice")]
     presets: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each trial: `preset`, `reason`, `frames`, `blocks_ns`, `slowest_fps`, `median_fps`, `spread`, `cost_ns`"
+            description="each preset tried: `preset`, `reason`, and where measured `frames`, `blocks_ns`, `slowest_fps`, "
+            "`median_fps`, `spread`, `cost_ns`"
         ),
     ]
-    model: Annotated[str, Meta(description="model")]
+    model: Annotated[str, Meta(description="name of the model")]
 
 
-class Machine(_Printed, frozen=True, kw_only=True):
-    """`strobe doctor`: the state of this machine. Without torch it holds only the checks."""
+class Machine(Printed, frozen=True, kw_only=True):
+    """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
-    checks: Annotated[tuple[dict[str, Any], ...], Meta(description="`name`, `ok`, `detail`, and `fix` if it is not ok")]
-    machine: Annotated[dict[str, Any] | UnsetType, Meta(description="as Machine in docs/records.md")] = UNSET
-    attention: Annotated[Any, Meta(description="which implementations run here, and why the others do not")] = UNSET
-    presets: Annotated[dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason`")] = UNSET
-    lacking: Annotated[dict[str, str] | UnsetType, Meta(description="presets that cannot run here, with the reason")] = UNSET
-    metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why not")] = UNSET
-    memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: bytes that a stream will hold")] = UNSET
-    devices: Annotated[tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number")] = UNSET
+    checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
+    defaults: Annotated[
+        dict[str, Any],
+        Meta(description="`file` of defaults of flags, null if there is none; `tables`: flags that each table sets"),
+    ]
+    machine: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
+    ] = UNSET
+    attention: Annotated[
+        Any,
+        Meta(
+            description="attention implementation that would run (`runs`), reasons against others (`passed_over`), state of "
+            "each (`impls`)"
+        ),
+    ] = UNSET
+    presets: Annotated[
+        dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason` if it is off")
+    ] = UNSET
+    lacking: Annotated[dict[str, str] | UnsetType, Meta(description="by preset that cannot run here: the reason")] = UNSET
+    metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why it is not")] = UNSET
+    plugins: Annotated[
+        tuple[dict[str, str], ...] | UnsetType,
+        Meta(description="plug-ins: `group`, `name`, `place`, `package`, and `broken`: the reason, empty if it loads"),
+    ] = UNSET
+    memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: predicted memory of a stream, bytes")] = UNSET
+    devices: Annotated[
+        tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number of devices")
+    ] = UNSET
 
 
-class Linted(_Printed, frozen=True, kw_only=True):
-    """`strobe lint`: claims that cannot be true."""
+class Linted(Printed, frozen=True, kw_only=True):
+    """`strobe lint`: claims in documents and records that cannot be true."""
 
     files: Annotated[tuple[str, ...], Meta(description="files that were read")]
     findings: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="`rule`, `severity`, `place` (`path`, `line`, `table`, `row`, `column`), `said`, `corrected`, `why`, "
-            "`also`"
+            description="each finding: `rule`, `severity`, `place` (`path`, `line`, `table`, `row`, `column`), `said`, "
+            "`corrected`, `why`, and `also` (further places)"
         ),
     ]
 
 
-class Ablated(_Printed, frozen=True, kw_only=True):
-    """`strobe ablate` and `strobe log`: cells of one setting each."""
+class Ablated(Printed, frozen=True, kw_only=True):
+    """`strobe ablate` and `strobe log`: runs (cells) of changed settings, with their speedups."""
 
     report: ReportPaths
-    measured: Cells
-    kept: Cells
-    failed: Annotated[tuple[str, ...], Meta(description="cells that failed, each with the reason")]
-    stop: Annotated[dict[str, tuple[str, ...]], Meta(description="what voids figures, by title; empty if nothing does")]
-    speedups: Annotated[tuple[dict[str, Any], ...], Meta(description="`candidate`, `reference`, `ratio`, `low`, `high`")]
+    measured: Annotated[tuple[str, ...], Meta(description="names of the cells that this call measured")]
+    kept: Annotated[tuple[str, ...], Meta(description="names of the cells that an earlier call had measured")]
+    failed: Annotated[tuple[str, ...], Meta(description="names of the cells that failed, each with the reason")]
+    stop: Annotated[dict[str, tuple[str, ...]], Meta(description="by title: problems that make figures invalid; empty if none")]
+    speedups: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="each speedup: `candidate`, `reference`, `ratio`, and `low`, `high` of its 95 % interval"),
+    ]
 
 
-class Scored(_Printed, frozen=True, kw_only=True):
+class Scored(Printed, frozen=True, kw_only=True):
     """`strobe bench shapes`: quality scores of the bundled model."""
 
     figures: Annotated[
         tuple[dict[str, Any], ...],
-        Meta(description="`name`, `preset`, `value`, `target`, `reached`, `n`, `definition`"),
+        Meta(description="each score: `name`, `preset`, `value`, `target`, `reached`, `n`, `definition`"),
     ]
 
 
-class Soaked(_Printed, frozen=True, kw_only=True):
-    """`strobe bench soak`: the first part of a long stream against its last."""
+class Soaked(Printed, frozen=True, kw_only=True):
+    """`strobe bench soak`: comparison of the first and the last part of a long stream."""
 
-    run: Annotated[str, Meta(description="run folder")]
-    blocks: Annotated[int, Meta(description="frame blocks")]
-    drift: Annotated[float | None, Meta(description="relative change of a frame block's time; null if too few")]
-    figures: Annotated[dict[str, Any], Meta(description="by figure: `first`, `last`, `may_grow`, `holds`")]
+    run: Annotated[str, Meta(description="path of the run folder")]
+    blocks: Annotated[int, Meta(description="number of frame blocks that were made")]
+    drift: Annotated[
+        float | None,
+        Meta(description="change of a frame block's time over 1,000 frame blocks / median time; null: too few frame blocks"),
+    ]
+    figures: Annotated[
+        dict[str, Any],
+        Meta(
+            description="by figure: value in the `first` and `last` part, allowed growth (`may_grow`), and `holds`: true if "
+            "it grew no more"
+        ),
+    ]
     report: ReportPaths
 
 
-class Loaded(_Printed, frozen=True, kw_only=True):
-    """`strobe bench serve`: what the viewers of a server saw, by load."""
+class Loaded(Printed, frozen=True, kw_only=True):
+    """`strobe bench serve`: what viewers saw of a server under load."""
 
-    run: Annotated[str, Meta(description="run folder")]
+    run: Annotated[str, Meta(description="path of the run folder")]
     loads: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each `load` with `at_once`, `came`, `refused`, `failed`, `on_time` and `play_ratio` (shares), `stalls`, "
-            "`stall_ns`, `first_picture_ns` and `prompt_to_pixel_ns` of each viewer and prompt, and `held`"
+            description="each `load`: `at_once` (mean number of concurrent viewers), numbers of viewers who `came`, were "
+            "`refused` or `failed`, shares `on_time` and `play_ratio`, `stalls`, `stall_ns`, lists "
+            "`first_picture_ns` and `prompt_to_pixel_ns`, and `held`: true if the server held the load"
         ),
     ]
     report: ReportPaths
 
 
-class Benched(_Printed, frozen=True, kw_only=True):
-    """`strobe bench attention`, `tree` and `scaling`: a grid of calls."""
+class Benched(Printed, frozen=True, kw_only=True):
+    """`strobe bench attention`, `tree` and `scaling`: grids of attention calls."""
 
     cells: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each cell with its `contestants` or `strategies`: `name`, `median_ns`, `calls` and what else was found"
+            description="each cell, with its `contestants` or `strategies`: `name`, and `reason` if it was not timed, else "
+            "`median_ns`, `calls` and further figures"
         ),
     ]
-    measured: Cells
-    kept: Cells
-    failed: Annotated[tuple[str, ...], Meta(description="cells that failed, each with the reason")]
+    measured: Annotated[tuple[str, ...], Meta(description="names of the cells that this call measured")]
+    kept: Annotated[tuple[str, ...], Meta(description="names of the cells that an earlier call had measured")]
+    failed: Annotated[tuple[str, ...], Meta(description="names of the cells that failed, each with the reason")]
     report: Paths
 
 
-class _Extracted(_Printed, frozen=True, kw_only=True):
-    """Base of documents with figures from logs and traces."""
+class Trained(Printed, frozen=True, kw_only=True):
+    """`strobe train-shapes`: the weights, and the last figures of each training stage."""
 
-    inputs: Annotated[tuple[dict[str, Any], ...], Meta(description="each file: `path`, `bytes`, `sha256`")]
-    logs: Annotated[
-        tuple[dict[str, Any], ...], Meta(description="each log: `path`, `counts` of its lines, `similar`, `rejected`")
-    ]
-    written: Annotated[str | UnsetType, Meta(description="path of the page, with -o")] = UNSET
+    folder: Annotated[str, Meta(description="path of the folder with the weights")]
+    stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and the last figures")]
 
 
-class Stages(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract stages`: rounds of stages."""
-
-    stages: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(description="`log`, `stage`, `rounds_ns`, `avg_all_rounds_ns`, `avg_excl_warmup_ns`, `excluded`, `ranks`, `note`"),
-    ]
-
-
-class Timers(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract attention`: attention timers."""
-
-    attention: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(description="`log`, `timer`, `rank`, `units`, `values`, `calls` (times in `_ns`), `method`, `excluded`, `outliers`"),
-    ]
-
-
-class Kernels(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract kernels`: focal kernels."""
-
-    focal: Annotated[str, Meta(description="regular expression of the focal kernel")]
-    kernels: Annotated[
-        tuple[dict[str, Any], ...], Meta(description="`trace`, and `devices` with `names` and `calls` (times in `_ns`)")
-    ]
-
-
-class Trained(_Printed, frozen=True, kw_only=True):
-    """`strobe train-shapes`: the weights, and the last figures of each stage."""
-
-    folder: Annotated[str, Meta(description="where the weights lie")]
-    stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and its figures")]
-
-
-class Judged(_Printed, frozen=True, kw_only=True):
+class Judged(Printed, frozen=True, kw_only=True):
     """`strobe quality`: scores of clips against a reference."""
 
-    reference: Annotated[str, Meta(description="name of the reference")]
+    reference: Annotated[str, Meta(description="name of the reference clip")]
     cells: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="`clip`, `metric`, `value` (null: not measured or not defined, see `note`), `unit`, `n`, `better`, "
-            "`reference`, `definition`, `note`"
+            description="each score: `clip`, `metric`, `value` (null: not measured or not defined, see `note`), `unit`, `n`, "
+            "`better`, `reference`, `definition`, `note`"
         ),
     ]
-    vbench: Annotated[str | None, Meta(description="command that judges exported clips; null if none were")]
+    vbench: Annotated[str | None, Meta(description="command that runs VBench on the exported clips; null if none were exported")]
     written: Paths
     not_met: NotMet
 
@@ -335,6 +341,9 @@ DOCUMENTS: Final[dict[str, tuple[type[Part], ...]]] = {
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
     "quality": (Judged,),
+    "track run": (Tracked,),
+    "track report": (Tracked,),
+    "track find": (Tracked,),
     "train-shapes": (Trained,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -37,9 +38,9 @@ class What:
         cold: overwrite a GPU's cache before each call of an operation by itself.
     """
 
-    preset: str = "balanced"
-    model: str = "shapes"
-    device: str = "auto"
+    preset: PresetName = "balanced"
+    model: ModelName = "shapes"
+    device: DeviceName = "auto"
     switches: int = 3
     cold: bool = False
 

@@ -10,32 +10,43 @@ from strobe.perf.records.base import Part
 
 
 class Clocks(Part, frozen=True, kw_only=True):
-    """Clocks and thermal state at one moment, or of a GPU over a clip; null where this machine does not report them."""
+    """Clocks and thermal state at one moment, or of a GPU during a clip; null where the machine does not report a value."""
 
-    source: Annotated[str, Meta(description="where the values come from: `kernel` (CPU only), `nvml`, `nvidia-smi`, `none`")]
+    source: Annotated[str, Meta(description="source of the values: `nvml`, `nvidia-smi`, `kernel` (CPU values only), or `none`")]
     cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
-    governor: Annotated[str | None, Meta(description="CPU frequency governor")] = None
+    governor: Annotated[str | None, Meta(description="CPU frequency governor of the first core")] = None
     load: Annotated[float | None, Meta(description="1-minute load average of the machine")] = None
-    sm_mhz: Annotated[int | None, Meta(description="SM clock, MHz; over a clip: median of the busy readings")] = None
-    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz; over a clip: median")] = None
-    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW; over a clip: mean")] = None
-    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius; over a clip: highest")] = None
-    throttle: Annotated[tuple[str, ...], Meta(description="active GPU throttle reasons; over a clip: of any reading")] = ()
-    samples: Annotated[int | None, Meta(description="readings while the clip ran; null: one reading, not while a clip ran")] = (
+    sm_mhz: Annotated[
+        int | None,
+        Meta(
+            description="SM clock, MHz; during a clip: median of the readings of a busy GPU (of all readings if it was never "
+            "busy)"
+        ),
+    ] = None
+    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz; during a clip: median of the same readings")] = (
         None
     )
-    idle_samples: Annotated[int | None, Meta(description="of these, readings of an idle GPU; no part of `sm_mhz`")] = None
-    sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the busy readings, MHz")] = None
-    sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the busy readings, MHz")] = None
+    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW; during a clip: mean of all readings")] = None
+    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius; during a clip: highest reading")] = (
+        None
+    )
+    throttle: Annotated[
+        tuple[str, ...], Meta(description="active GPU throttle reasons; during a clip: those of any reading")
+    ] = ()
+    samples: Annotated[int | None, Meta(description="number of NVML readings during the clip; null: a single reading")] = None
+    idle_samples: Annotated[int | None, Meta(description="number of these readings in which the GPU was idle")] = None
+    sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the readings behind `sm_mhz`, MHz")] = None
+    sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the readings behind `sm_mhz`, MHz")] = None
     read_ns: Annotated[
-        int | None, Meta(description="time the readings took in all, on a thread of their own: what observing cost at most, ns")
+        int | None,
+        Meta(description="total time that the readings took on their own thread, ns; an upper bound on what they cost the clip"),
     ] = None
 
 
 class GpuState(Part, frozen=True, kw_only=True):
     """Settings of a GPU (persistence, MIG, power limit, highest clock); null where the driver does not report them."""
 
-    persistence: Annotated[bool | None, Meta(description="persistence mode is on")] = None
-    mig: Annotated[bool | None, Meta(description="the GPU is split into instances (MIG)")] = None
+    persistence: Annotated[bool | None, Meta(description="true: persistence mode is on")] = None
+    mig: Annotated[bool | None, Meta(description="true: the GPU is split into instances (MIG)")] = None
     power_limit_mw: Annotated[int | None, Meta(description="enforced power limit, mW")] = None
-    max_sm_mhz: Annotated[int | None, Meta(description="highest SM clock, MHz")] = None
+    max_sm_mhz: Annotated[int | None, Meta(description="highest SM clock that the GPU supports, MHz")] = None

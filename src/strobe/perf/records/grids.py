@@ -54,22 +54,30 @@ Collective = Literal["gather", "exchange", "reduce", "merge"]
 
 
 class Contestant(Part, frozen=True, kw_only=True):
-    """Implementation that is measured in a cell of a grid, and the work it does there."""
+    """Implementation that is measured in a cell of a grid, and the computation that it performs."""
 
-    work: Annotated[Work, Meta(description="what it computes: dense attention, the fine stage alone, or the whole operator")]
-    impl: Annotated[str, Meta(description="implementation that ran")]
-    peer: Annotated[bool, Meta(description="it is not ours")] = False
-    raster: Annotated[bool, Meta(description="a whole operator that takes its tokens in raster order, not in tiles")] = False
+    work: Annotated[
+        Work,
+        Meta(
+            description="`dense`: dense attention; `fine`: fine stage of sparse attention for a given selection; `whole`: "
+            "whole sparse operator"
+        ),
+    ]
+    impl: Annotated[str, Meta(description="name of the implementation")]
+    peer: Annotated[bool, Meta(description="true: the implementation belongs to another library")] = False
+    raster: Annotated[
+        bool, Meta(description="true: a whole sparse operator that takes its tokens in raster order, not in tile order")
+    ] = False
 
 
 class AttentionCell(Line, frozen=True, kw_only=True):
     """One cell of the attention grid."""
 
-    shape: Annotated[str, Meta(description="name of the shape")]
-    sparsity: Annotated[float | None, Meta(description="share of the key tiles skipped; null where `topk` is given")]
-    topk: Annotated[int | None, Meta(description="key tiles selected; null where `sparsity` is given")]
-    block: Annotated[int, Meta(description="tokens of an attention block")]
-    backward: Annotated[bool, Meta(description="the gradient is measured, not the output")]
+    shape: Annotated[str, Meta(description="name of the tensor shape")]
+    sparsity: Annotated[float | None, Meta(description="share of the key tiles skipped, 0 to 1; null where `topk` is given")]
+    topk: Annotated[int | None, Meta(description="number of key tiles selected; null where `sparsity` is given")]
+    block: Annotated[int, Meta(description="number of tokens in an attention block")]
+    backward: Annotated[bool, Meta(description="true: the backward pass is measured; false: the forward pass")]
 
     @property
     def budget(self) -> str:
@@ -83,58 +91,70 @@ class AttentionCell(Line, frozen=True, kw_only=True):
 
 
 class Surroundings(Line, frozen=True, kw_only=True):
-    """State of a cell's machine while the cell ran: busy cores, lost machines, a rank delayed on purpose."""
+    """State of the machine during a cell: busy cores, lost machines, and a rank that was delayed on purpose."""
 
-    busy_cores: Annotated[float | None, Meta(description="cores busy before the ranks began; null: not known")] = None
-    lost_machines: Annotated[int, Meta(description="machines that were lost while the cell ran there")] = 0
-    delayed_rank: Annotated[int | None, Meta(description="rank held back on purpose before each call; null: none")] = None
-    delay_ms: Annotated[float, Meta(description="by how much, ms")] = 0.0
+    busy_cores: Annotated[
+        float | None, Meta(description="number of CPU cores that were busy before the ranks began; null: not known")
+    ] = None
+    lost_machines: Annotated[int, Meta(description="number of machines that were lost while the cell ran on them")] = 0
+    delayed_rank: Annotated[int | None, Meta(description="rank that was delayed on purpose before each call; null: none")] = None
+    delay_ms: Annotated[float, Meta(description="delay of that rank before each call, ms")] = 0.0
 
 
 class LinkRate(Part, frozen=True, kw_only=True):
-    """Latency, bandwidth and host time of one kind of collective; null where too small to measure beside the rest."""
+    """Latency, bandwidth and host time of one kind of collective; null where the measurement gave no finite value."""
 
-    kind: Annotated[Collective, Meta(description="kind of collective, or the merge of partial results")]
-    alpha_s: Annotated[float | None, Meta(description="latency, s")] = None
+    kind: Annotated[Collective, Meta(description="kind of collective; `merge`: merging of partial results")]
+    alpha_s: Annotated[float | None, Meta(description="latency (alpha), s")] = None
     bytes_per_s: Annotated[float | None, Meta(description="bandwidth, bytes per second")] = None
-    host_s: Annotated[float | None, Meta(description="time of the host, s")] = None
+    host_s: Annotated[float | None, Meta(description="time that the host takes to start one on a GPU, s; 0 on a CPU")] = None
 
 
 class Links(Line, frozen=True, kw_only=True):
     """Measured rates of these ranks' links, compute and memory, and the strategy that `auto` chooses with them."""
 
-    flops_per_s: Annotated[float | None, Meta(description="FLOP per second of one rank")] = None
-    memory_bytes_per_s: Annotated[float | None, Meta(description="bytes per second of one rank's memory")] = None
-    launch_s: Annotated[float | None, Meta(description="time of a launch, s")] = None
-    rates: Annotated[tuple[LinkRate, ...], Meta(description="collectives and merges")] = ()
-    auto: Annotated[str, Meta(description="strategy that `auto` takes; empty: it was not asked")] = ""
+    flops_per_s: Annotated[float | None, Meta(description="compute rate of one rank in dense attention, FLOP per second")] = None
+    memory_bytes_per_s: Annotated[float | None, Meta(description="memory bandwidth of one rank, bytes per second")] = None
+    launch_s: Annotated[
+        float | None, Meta(description="time that the host takes to start a local pass on a GPU, s; 0 on a CPU")
+    ] = None
+    rates: Annotated[tuple[LinkRate, ...], Meta(description="rates of each kind of collective and of merging")] = ()
+    auto: Annotated[str, Meta(description="strategy that `auto` chooses with these rates; empty: `auto` was not asked")] = ""
 
 
 class SentMessage(Part, frozen=True, kw_only=True):
     """One predicted collective."""
 
     kind: Annotated[Collective, Meta(description="kind of collective")]
-    payload: Annotated[Prose, Meta(description="what is sent")]
-    sent_bytes: Annotated[float, Meta(description="bytes")]
+    payload: Annotated[Prose, Meta(description="content of the message in words")]
+    sent_bytes: Annotated[float, Meta(description="bytes sent by the rank that sends most")]
     alpha_ns: Annotated[float, Meta(description="latency, ns")]
-    beta_ns: Annotated[float, Meta(description="time of its bytes at the link's bandwidth, ns")]
+    beta_ns: Annotated[float, Meta(description="transfer time of these bytes at the bandwidth of the link, ns")]
 
 
 class WhatIf(Part, frozen=True, kw_only=True):
-    """Predicted time of the whole call if the links were faster."""
+    """Predicted time of a call if the links were faster."""
 
-    faster: Annotated[Literal["bandwidth", "latency"], Meta(description="what of the links is faster")]
-    factor: Annotated[float, Meta(description="how many times")]
-    total_ns: Annotated[float, Meta(description="the whole call, ns")]
+    faster: Annotated[Literal["bandwidth", "latency"], Meta(description="property of the links that is faster")]
+    factor: Annotated[float, Meta(description="factor by which it is faster")]
+    total_ns: Annotated[float, Meta(description="predicted time of the whole call, ns")]
 
 
 class Prediction(Line, frozen=True, kw_only=True):
-    """Predicted time of one strategy with the links as measured, and the parts it is made of."""
+    """Predicted time of one strategy with the links as measured, and its components."""
 
-    variant: Annotated[str, Meta(description="variant")]
-    total_ns: Annotated[float | None, Meta(description="whole call: local + messages - hidden + host, ns; null: not finite")]
-    local_ns: Annotated[float | None, Meta(description="attention and merge by the roofline of one rank, ns; null: not finite")]
-    bound: Annotated[Literal["flop", "memory"], Meta(description="which of the two roofs local attention is under")]
-    hidden_ns: Annotated[float, Meta(description="communication that runs beside attention, ns")] = 0.0
-    messages: Annotated[tuple[SentMessage, ...], Meta(description="collectives in order")] = ()
-    what_if: Annotated[tuple[WhatIf, ...], Meta(description="the same call with faster links")] = ()
+    variant: Annotated[str, Meta(description="name of the strategy")]
+    total_ns: Annotated[
+        float | None, Meta(description="predicted time of the whole call: local + messages - hidden + host, ns; null: not finite")
+    ]
+    local_ns: Annotated[
+        float | None,
+        Meta(description="predicted time of local attention and merging by the roofline of one rank, ns; null: not finite"),
+    ]
+    bound: Annotated[
+        Literal["flop", "memory"],
+        Meta(description="roofline limit of local attention: compute (`flop`) or memory bandwidth (`memory`)"),
+    ]
+    hidden_ns: Annotated[float, Meta(description="communication time hidden behind attention, ns")] = 0.0
+    messages: Annotated[tuple[SentMessage, ...], Meta(description="predicted collectives in order")] = ()
+    what_if: Annotated[tuple[WhatIf, ...], Meta(description="predictions of the same call with faster links")] = ()

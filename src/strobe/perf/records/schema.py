@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import inspect
 
 from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 
 _PLAIN: Final = {
@@ -22,31 +23,49 @@ _PLAIN: Final = {
 
 _HEAD: Final = f"""# Records
 
-Generated from `strobe.perf.records.record` by `make docs`; do not edit.
+Generated from `strobe.records` by `make docs`; do not edit. Each table is a class there: `from strobe.records import Clip`.
 
-A run folder holds `records.jsonl`: UTF-8, one JSON object per line, schema version {SCHEMA_VERSION} in `v`. This version reads \
+A run folder holds its measurements in `records.jsonl`: UTF-8, one JSON object per line. The key `record` of a line names its
+kind; each section below describes one kind of line, or an object inside lines. To load a run into pandas:
+`pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
+
+* **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
+* **Defaults.** A key that is not required may be missing from a line; it then has the default shown.
+* **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
+* **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}; this version of strobe reads the versions \
 {", ".join(map(str, READABLE_VERSIONS))}.
-A published run may hold the same lines as gzip in `records.jsonl.gz` instead, never both; whatever reads a run reads either.
-The key `record` tells the kinds of line apart. Units stand in the key: `_ns` is nanoseconds, whole where a clock measured them,
-`_bytes` bytes, `_mhz` megahertz. Text whose type is `prose` is for a reader: it may be reworded, and no program decides by it.
-Every line ends in its number, from 1, and the CRC-32 of all bytes before
-`,"crc"`: `...,"line":12,"crc":"89abcdef"}}`. A reader passes over a line that does not fit them and leaves the clip out that it
-belongs to; files without these keys are older. After a crash the last line may be cut: a reader keeps the lines before it. A
-field that is not required has the default shown. Adding an optional field keeps the version; removing, renaming or redefining
-one raises it.
+  A new optional key keeps the version; a removed, renamed or redefined key raises it.
+* **Checksums.** Every line ends in its number, from 1, and the CRC-32 of all bytes before `,"crc"`:
+  `...,"line":12,"crc":"89abcdef"}}`. A reader skips a line that does not match, and leaves out the clip that it belongs to.
+  Older files lack these keys. After a crash the last line may be cut short; a reader keeps the lines before it.
+* **Compression.** A published run may hold `records.jsonl.gz` (gzip) instead, never both; `read_run` and every verb read
+  either.
+"""
+
+
+_HISTORY: Final = """# Records of a history
+
+Generated from `strobe.perf.records.history` by `make docs`; do not edit.
+
+`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below,
+versioned and sealed like [the lines of a run](records.md).
 """
 
 
 def schema_markdown() -> str:
     """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
-    parts: dict[type, None] = {}
-    for line in LINES:
-        for part in parts_of(line):
-            parts.setdefault(part)
-    sections = [_HEAD]
-    sections += [struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in LINES]
-    sections += [struct_section(kind.__name__, kind) for kind in parts]
-    return "\n".join(sections)
+    return _page(_HEAD, LINES)
+
+
+def history_markdown() -> str:
+    """Return `docs/histories.md`: the same of the lines of a history."""
+    return _page(_HISTORY, HISTORY_LINES)
+
+
+def _page(head: str, lines: Sequence[type[msgspec.Struct]]) -> str:
+    parts = dict.fromkeys(part for line in lines for part in parts_of(line))
+    sections = [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
+    return "\n".join((*sections, *(struct_section(kind.__name__, kind) for kind in parts)))
 
 
 def struct_section(title: str, kind: type[msgspec.Struct]) -> str:

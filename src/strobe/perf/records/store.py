@@ -17,11 +17,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
+from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
 from strobe.core.files import not_written
 from strobe.core.notebook import html_table
-from strobe.perf.records.base import READABLE_VERSIONS
+from strobe.perf.records.base import Line
 from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
+from strobe.perf.records.lines import read_lines
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
     Clip,
@@ -39,7 +40,7 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
-from strobe.perf.records.seal import check, seal
+from strobe.perf.records.seal import seal
 from strobe.perf.records.upgrade import upgraded
 from strobe.perf.records.viewers import Server, Viewer
 
@@ -65,45 +66,40 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
 
-class _Probe(msgspec.Struct):
-    v: int
-
-
-_probe: Final = msgspec.json.Decoder(_Probe)
-
-
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
 class RunWriter:
-    """Appends records to `folder/records.jsonl`.
+    """Appends records to `folder/records.jsonl`, or to another file of the folder.
 
     Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; after
     `sync` they also survive a crash of the machine. After a failed write the file is cut back to its last whole line.
 
     Args:
         folder: made if absent; must be empty.
+        name: of the file.
 
     Raises:
         ConfigError: the folder holds something already, or is not a folder.
         StrobeError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = RECORDS) -> None:
         self.folder = folder
+        self._file = folder / name
         self._count = 0
         self._length = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise ConfigError(f"run folder {folder} is not empty; a run is never overwritten, name another folder")
-            self._fd = os.open(folder / RECORDS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            self._fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"run folder {folder} cannot be used: {error.strerror}; name another folder") from error
         except OSError as error:
             raise not_written(folder, error) from error
 
-    def append(self, *records: Record) -> None:
+    def append(self, *records: Line) -> None:
         """Write the records, one line each, all or none.
 
         Raises:
@@ -145,7 +141,7 @@ class RunWriter:
         self.close()
 
     def _failed(self, error: OSError, size_bytes: int = 0) -> StrobeError:
-        return not_written(self.folder / RECORDS, error, size_bytes, f"the {self._count} records written before are kept; ")
+        return not_written(self._file, error, size_bytes, f"the {self._count} records written before are kept; ")
 
 
 def create_run(root: Path, slug: str) -> RunWriter:
@@ -305,36 +301,9 @@ def read_run(path: str | Path) -> RunRecords:
         data, broken = read_bytes(file)
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
-    lines = data.split(b"\n")
-    tail = lines.pop()
-    checked = check(lines)
-    found = {
-        number: record
-        for number, line in enumerate(lines, start=1)
-        if number - 1 not in checked.bad and (record := _decode(line, file, number)) is not None
-    }
-    bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    run = _sort(file, upgraded(found), bad, missing=checked.missing, truncated=bool(tail))
+    lines = read_lines(file, data, _decoder)
+    run = _sort(file, upgraded(lines.found), lines.bad, missing=lines.missing, truncated=lines.truncated)
     return replace(run, broken=broken) if broken else run
-
-
-def _decode(line: bytes, file: Path, number: int) -> Record | None:
-    """Return the record in a line, or None if there is none."""
-    try:
-        record = _decoder.decode(line)
-        version = record.v
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        record = None
-        try:
-            version = _probe.decode(line).v
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-    if version not in READABLE_VERSIONS:
-        known = ", ".join(map(str, READABLE_VERSIONS))
-        raise RecordVersionError(
-            f"{file}:{number} has record schema {version}; this strobe reads {known}; use the version that wrote it"
-        )
-    return record
 
 
 def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:

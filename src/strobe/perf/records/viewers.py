@@ -14,43 +14,61 @@ Refusal = Literal["", "refused", "failed"]
 
 
 class Server(Line, frozen=True, kw_only=True):
-    """The server that was loaded, as it described itself."""
+    """The server that a run put under load, as the server described itself."""
 
     url: Annotated[str, Meta(description="address of the server")]
-    own: Annotated[bool, Meta(description="it was started for this run, on this machine")]
+    own: Annotated[bool, Meta(description="true: the run started the server on this machine; false: it was running already")]
     model: Annotated[str, Meta(description="model of the streams")]
-    device: Annotated[str, Meta(description="device that the server runs on; empty if it is not known")]
-    width: Annotated[int, Meta(description="pixels of a picture's row")]
-    height: Annotated[int, Meta(description="rows of a picture")]
+    device: Annotated[str, Meta(description="device that the server runs on; empty: not known")]
+    width: Annotated[int, Meta(description="width of a picture, pixels")]
+    height: Annotated[int, Meta(description="height of a picture, pixels")]
     fps: Annotated[int, Meta(description="pictures per second of video")]
-    block_frames: Annotated[int, Meta(description="pictures of a steady frame block")]
-    start_buffer_ns: Annotated[int, Meta(description="video that a viewer holds before it plays, ns")]
+    block_frames: Annotated[int, Meta(description="number of pictures in a steady frame block")]
+    start_buffer_ns: Annotated[int, Meta(description="length of video that a viewer buffers before it plays, ns")]
 
 
 class Viewer(Line, frozen=True, kw_only=True):
-    """One viewer: when it came, whether it was let in, and what it saw."""
+    """One viewer of the server: arrival, admission and playback."""
 
-    load: Annotated[float, Meta(description="viewers that were asked for at once, on average")]
-    arrivals: Annotated[Arrivals, Meta(description="`poisson`: they come and go at random; `together`: all come and stay")]
-    viewer: Annotated[int, Meta(description="number of the viewer at this load, from 0, in order of arrival")]
-    preset: Annotated[str, Meta(description="preset that it asked for")]
-    codec: Annotated[str, Meta(description="codec of its pictures")]
-    arrived_ns: Annotated[int, Meta(description="from the start of this load until it connected, ns")]
-    watched_ns: Annotated[int, Meta(description="from connecting until it left, ns")]
-    refusal: Annotated[Refusal, Meta(description="empty: it was let in; `failed`: the connection broke")] = ""
-    cause: Annotated[Prose, Meta(description="the answer to a refused viewer, or what broke")] = ""
+    load: Annotated[float, Meta(description="requested mean number of concurrent viewers")]
+    arrivals: Annotated[
+        Arrivals, Meta(description="`poisson`: viewers come and go at random; `together`: all come at once and stay")
+    ]
+    viewer: Annotated[int, Meta(description="number of the viewer within this load, from 0, in order of arrival")]
+    preset: Annotated[
+        str,
+        Meta(
+            description="preset of the stream; for a viewer that was not admitted: the preset it asked for, empty for the "
+            "server's own"
+        ),
+    ]
+    codec: Annotated[str, Meta(description="video codec of the pictures")]
+    arrived_ns: Annotated[int, Meta(description="planned time from the start of this load to the arrival of the viewer, ns")]
+    watched_ns: Annotated[int, Meta(description="time from connecting to leaving, ns")]
+    refusal: Annotated[
+        Refusal, Meta(description="empty: the viewer was admitted; `refused`: by the server; `failed`: the connection broke")
+    ] = ""
+    cause: Annotated[
+        Prose, Meta(description="reason that the server gave for the refusal, or the error that broke the connection")
+    ] = ""
     first_picture_ns: Annotated[
-        int | None, Meta(description="from connecting until the first picture was painted, ns; null if none was")
+        int | None, Meta(description="time from connecting to the first painted picture, ns; null: no picture was painted")
     ] = None
-    painted: Annotated[int, Meta(description="pictures that it painted")] = 0
-    late_ns: Annotated[tuple[int, ...], Meta(description="of each picture, from its due time until it was painted, ns")] = ()
-    block_gaps_ns: Annotated[tuple[int, ...], Meta(description="between the arrivals of consecutive frame blocks, ns")] = ()
+    painted: Annotated[int, Meta(description="number of pictures that were painted")] = 0
+    late_ns: Annotated[
+        tuple[int, ...], Meta(description="lateness of each painted picture: time from its due time to painting, ns")
+    ] = ()
+    block_gaps_ns: Annotated[tuple[int, ...], Meta(description="times between the arrivals of consecutive frame blocks, ns")] = ()
     prompt_to_pixel_ns: Annotated[
-        tuple[int, ...], Meta(description="of each prompt, from sending it until its first picture was painted, ns")
+        tuple[int, ...],
+        Meta(description="latency of each answered prompt: time from sending it to painting its first picture, ns"),
     ] = ()
     unanswered: Annotated[
-        int, Meta(description="prompts of which no picture was painted: refused, replaced by the next one, or too late")
+        int,
+        Meta(description="number of prompts without a painted picture: refused, replaced by the next prompt, or sent too late"),
     ] = 0
-    stalls: Annotated[int, Meta(description="times that it ran dry while playing")] = 0
-    stall_ns: Annotated[int, Meta(description="time that it waited after running dry, ns")] = 0
-    lost: Annotated[int, Meta(description="pictures inside a prompt that never came")] = 0
+    stalls: Annotated[int, Meta(description="number of stalls: times that the playback buffer ran empty")] = 0
+    stall_ns: Annotated[int, Meta(description="total length of the stalls, ns")] = 0
+    lost: Annotated[
+        int, Meta(description="number of pictures that never arrived although later pictures of the same prompt did")
+    ] = 0

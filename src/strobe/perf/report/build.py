@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.analysis.runs.viewers import is_load
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
+from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
+from strobe.perf.report.plugged import plugged_sections
 from strobe.perf.report.run_page.build import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.soak_page import soak_report
@@ -35,8 +40,8 @@ def build_report(
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak and
-    the viewers of a server give the page of their command.
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak, the
+    viewers of a server, and functions or programs give the page of their command.
 
     Raises:
         DataError: no folder, a folder without readable records, or a run with a page of its own among others.
@@ -68,6 +73,11 @@ def report_and_findings(
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
     if soaks:
         return soak_report(soaks[0]), ()
+    own = [run.folder for run in study.runs if is_own_code(run)]
+    if own and len(folders) > 1:
+        raise DataError(f"{own[0]} holds functions or programs: report it without other runs")
+    if own:
+        return calls_report(study, allow_different)
     loads = [run.folder for run in study.runs if is_load(run)]
     if loads and len(folders) > 1:
         raise DataError(f"{loads[0]} holds the viewers of a server: report it without other runs")
@@ -78,7 +88,8 @@ def report_and_findings(
         raise DataError(f"{steps[0]} holds forward passes over a whole clip: report it without other runs")
     if steps and pair is None:
         return dit_report(study, allow_different)
-    return run_report(study, allow_different)
+    report, found = run_report(study, allow_different)
+    return replace(report, sections=(*report.sections, *plugged_sections(study))), found
 
 
 def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:

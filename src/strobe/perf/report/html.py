@@ -146,8 +146,12 @@ def _headline(row: Headline, scale: RatioScale) -> str:
     )
 
 
-def render_html(report: Report) -> str:
-    """Return the whole page; the same report gives the same text."""
+def render_html(report: Report, *, alone: bool = False) -> str:
+    """Return the whole page; the same report gives the same text.
+
+    Args:
+        alone: the page stands by itself, without the other formats beside it.
+    """
     page, own = _Page(report), files("strobe.perf.report")
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
@@ -163,8 +167,8 @@ def render_html(report: Report) -> str:
         f'<p class="subtitle">{esc(report.subtitle)}</p>'
         f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details></header>'
     )
-    twins = '<a href="report.md">report.md</a> and <a href="report.json">report.json</a>'
-    footer = f"<footer>Report schema {report.v}. The same content stands in {twins}.</footer>"
+    twins = ' The same content stands in <a href="report.md">report.md</a> and <a href="report.json">report.json</a>.'
+    footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"
     banners = "".join(_banner(banner) for banner in report.banners)
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{hatch_patterns()}{nav}'

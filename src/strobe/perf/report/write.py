@@ -38,11 +38,14 @@ _ROOMS: Final = tuple(
 )  # fmt: skip
 
 
-def render(report: Report, format: Format) -> str:
+def render(report: Report, format: Format, *, alone: bool = False) -> str:
     """Return the report in one format; the same report gives the same text.
 
     An HTML page above `MAX_PAGE_BYTES` keeps only the first rows of its tables, then only the first tables of its sections, and
     says so; the other formats are always complete.
+
+    Args:
+        alone: a page stands by itself, without the other formats beside it.
     """
     match format:
         case "md":
@@ -52,10 +55,12 @@ def render(report: Report, format: Format) -> str:
         case "html":
             shown = report
             for room in _ROOMS:
-                if least_bytes(shown) <= MAX_PAGE_BYTES and len((page := render_html(shown)).encode()) <= MAX_PAGE_BYTES:
-                    return page
+                if least_bytes(shown) <= MAX_PAGE_BYTES:
+                    page = render_html(shown, alone=alone)
+                    if len(page.encode()) <= MAX_PAGE_BYTES:
+                        return page
                 shown = _shortened(report, room)
-            return render_html(shown)
+            return render_html(shown, alone=alone)
 
 
 def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMATS) -> tuple[Path, ...]:

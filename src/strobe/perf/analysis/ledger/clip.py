@@ -90,9 +90,12 @@ class Explained:
 def block_kinds(run: RunRecords, names: Collection[str]) -> tuple[Kind, ...]:
     """Return the kind of each frame block of a clip: steady only if it is steady in all of these variants.
 
-    A run of the caller's own code says nothing of windows and switches: all blocks but the first count as steady.
+    A run of the caller's own code says nothing of windows and switches: all blocks but the first count as steady. Calls of
+    functions are one block, all alike.
     """
     work = run.header.workload
+    if run.header.kind == "calls":
+        return (Kind.STEADY,)
     if work is None:
         last = max((span.index or 0 for span in run.spans if span.name == spans.FRAME_BLOCK), default=0)
         return (Kind.FIRST, *[Kind.STEADY] * last)

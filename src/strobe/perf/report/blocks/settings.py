@@ -19,7 +19,7 @@ _NONE: Final = Text("none", "muted")
 
 def settings_section(study: Study) -> Section:
     """Build the section on environment, variants and optimisations."""
-    blocks = [_environment(study), _variants(study)]
+    blocks = [environment_table(study), _variants(study)]
     if any(subject.settings.knobs for subject in study.subjects):
         blocks.append(_knobs(study))
     lead = "What ran, as it was resolved on this machine and not as it was asked for."
@@ -131,7 +131,8 @@ def _files(run: RunRecords) -> list[tuple[str, Cell]]:
     return [*rows, *(("log", Text(path)) for path in run.header.logs)]
 
 
-def _environment(study: Study) -> Table:
+def environment_table(study: Study, caption: str = "Environment, model and clip.") -> Table:
+    """Return machine, versions and files of every run; of our own streams model and clip too."""
     columns: list[dict[str, Cell]] = []
     for run in study.runs:
         rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run)
@@ -139,7 +140,7 @@ def _environment(study: Study) -> Table:
     names = dict.fromkeys(name for column in columns for name in column)
     heads = [Column("")] + [Column("value" if len(study.runs) == 1 else run.header.run) for run in study.runs]
     rows_out = tuple(Row((Text(name), *(column.get(name, _NONE) for column in columns))) for name in names)
-    return Table("Environment, model and clip.", tuple(heads), rows_out)
+    return Table(caption, tuple(heads), rows_out)
 
 
 # ------------------------------------------------------------------------------------------------------------- variants

@@ -7,42 +7,56 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from strobe.perf.analysis.critical_path.path import CriticalPath
-from strobe.perf.report.documents.value import Count, Part, TraceLabel
+from strobe.perf.report.documents.value import Part, TraceLabel
 from strobe.perf.report.trace_page.seen import seen_paths
 from strobe.perf.report.trace_study import TraceStudy
 
 
 class CriticalPathRow(Part, frozen=True, kw_only=True):
-    """Longest chain through host, queue and devices in one trace."""
+    """Critical path of one trace: the longest chain through host, queue and devices."""
 
     trace: TraceLabel
-    begin_ns: Annotated[int, Meta(description="start of the first launch call or device event, or of the window")]
-    duration_ns: Annotated[int, Meta(description="from there to the end of the last device event")]
-    events: Annotated[int, Meta(description="device events")]
-    inferred_events: Annotated[int, Meta(description="of these, taken to have waited for another stream")]
-    usual_launch_ns: Annotated[int, Meta(description="latency of a launch whose stream is free, the median")]
-    usual_gap_ns: Annotated[int, Meta(description="gap between queued events of a stream, the median")]
+    begin_ns: Annotated[
+        int,
+        Meta(
+            description="start of the path on the clock of the trace: the first launch call or device event, or start of the "
+            "window"
+        ),
+    ]
+    duration_ns: Annotated[int, Meta(description="time from `begin_ns` to the end of the last device event")]
+    events: Annotated[int, Meta(description="number of device events")]
+    inferred_events: Annotated[
+        int, Meta(description="number of device events that are assumed to have waited for another stream")
+    ]
+    usual_launch_ns: Annotated[int, Meta(description="median latency of launches to a free stream")]
+    usual_gap_ns: Annotated[int, Meta(description="median gap between queued events of a stream")]
 
 
 class PathPartRow(Part, frozen=True, kw_only=True):
-    """One part of a critical path; the parts add up to it."""
+    """One part of a critical path; the parts add up to its duration."""
 
     trace: TraceLabel
-    kind: Annotated[str, Meta(description="kernel, or what passed between two nodes: a word of docs/traces.md")]
-    name: Annotated[str, Meta(description="normalised name of the kernel; empty for a lag")]
-    path_ns: Annotated[int, Meta(description="its time on the path")]
-    n: Count
+    kind: Annotated[
+        str,
+        Meta(
+            description="`kernel`, or the kind of delay between two events, e.g. `host`, `launch latency`; docs/traces.md "
+            "explains them"
+        ),
+    ]
+    name: Annotated[str, Meta(description="normalised name of the kernel; empty for a delay")]
+    path_ns: Annotated[int, Meta(description="time on the critical path")]
+    n: Annotated[int, Meta(description="number of occurrences on the path")]
 
 
 class WhatIfRow(Part, frozen=True, kw_only=True):
-    """Length of one trace if some work took no time."""
+    """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
 
     trace: TraceLabel
-    kind: Annotated[str, Meta(description="kernel, kind of kernel, host or launch latency")]
-    name: Annotated[str, Meta(description="the kernel, or the kind of work; empty for a lag")]
-    removed_ns: Annotated[int, Meta(description="its time in the whole trace, on the path and beside it")]
-    duration_ns: Annotated[int, Meta(description="what the trace then takes")]
-    ratio: Annotated[float | None, Meta(description="duration with it / duration without it; null if nothing is left")]
+    kind: Annotated[str, Meta(description="kind of the removed work: `kernel`, `kind of kernel`, `host` or `launch latency`")]
+    name: Annotated[str, Meta(description="name of the removed kernel or kind of kernel; empty for a delay")]
+    removed_ns: Annotated[int, Meta(description="removed time: total of this work in the trace, on the critical path and off it")]
+    duration_ns: Annotated[int, Meta(description="predicted duration without this work")]
+    ratio: Annotated[float | None, Meta(description="duration with this work / duration without it; null if nothing is left")]
 
 
 class CriticalPathTables(NamedTuple):

@@ -6,73 +6,97 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.value import Count, DeviceNumber, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, Part, TraceLabel
 
-Place = Annotated[int, Meta(description="place of the operator's row in `operator_times` of that device, from 0")]
+Place = Annotated[
+    int,
+    Meta(description="position of the operator's row among the rows of `operator_times` with the same trace and device, from 0"),
+]
 
 
 class OperatorTimeRow(Part, frozen=True, kw_only=True):
-    """Device time of one operator with the same inputs; exclusive times add up to busy."""
+    """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
     device: DeviceNumber
     place: Place
-    source: Annotated[str, Meta(description="operator, or why there is none: no operator, launch not in the trace")]
-    operator: Annotated[str, Meta(description="the innermost one around the launch call; empty where there is none")]
-    input_sizes: Annotated[str, Meta(description="sizes of its tensors; empty where not recorded")]
-    dtypes: Annotated[str, Meta(description="dtypes of its tensors, each once; empty where not recorded")]
-    phase: Annotated[str, Meta(description="forward or backward; empty where autograd took no part")]
-    calls: Annotated[int, Meta(description="calls that launched at least one device event; 0 without an operator")]
-    events: Annotated[int, Meta(description="device events")]
-    exclusive_ns: Annotated[int, Meta(description="time that no other row counts")]
-    sum_ns: Annotated[int, Meta(description="durations of the device events")]
+    source: Annotated[
+        str, Meta(description="`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")
+    ]
+    operator: Annotated[str, Meta(description="name of the innermost operator around the launch call; empty: none")]
+    input_sizes: Annotated[str, Meta(description="sizes of the input tensors; empty: not recorded")]
+    dtypes: Annotated[str, Meta(description="dtypes of the input tensors, each once; empty: not recorded")]
+    phase: Annotated[str, Meta(description="`forward` or `backward`; empty: autograd took no part")]
+    calls: Annotated[int, Meta(description="number of calls that launched a device event; 0 without an operator")]
+    events: Annotated[int, Meta(description="number of device events")]
+    exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
 class OperatorKernelRow(Part, frozen=True, kw_only=True):
-    """One kernel of an operator's row."""
+    """One kernel that an operator of `operator_times` launched."""
 
     trace: TraceLabel
     device: DeviceNumber
     place: Place
-    kernel: Annotated[str, Meta(description="normalised name of the group")]
-    kind: Annotated[str, Meta(description="kernel, comm, memset or memcpy")]
-    events: Count
-    exclusive_ns: Annotated[int, Meta(description="time that no other row counts")]
-    sum_ns: Annotated[int, Meta(description="durations of the device events")]
+    kernel: Annotated[str, Meta(description="normalised name of the kernel")]
+    kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    events: Annotated[int, Meta(description="number of device events")]
+    exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
 class OperatorCallerRow(Part, frozen=True, kw_only=True):
-    """One caller of an operator's row."""
+    """One caller of an operator of `operator_times`."""
 
     trace: TraceLabel
     device: DeviceNumber
     place: Place
-    caller: Annotated[str, Meta(description="the operator around it; empty where there is none")]
+    caller: Annotated[str, Meta(description="name of the operator that calls it; empty: none")]
     scope: Annotated[
-        str, Meta(description="the range or module around it, without its number; of a backward operator that of the forward one")
+        str,
+        Meta(
+            description="range or module around the call, without its number; for a backward operator: that of its forward "
+            "operator"
+        ),
     ]
-    calls: Count
-    exclusive_ns: Annotated[int, Meta(description="time that no other row counts")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
 
 
 class OperatorRateRow(Part, frozen=True, kw_only=True):
-    """Rates of one operator with recorded inputs, against the device's peaks."""
+    """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
 
     trace: TraceLabel
     device: DeviceNumber
     place: Place
-    operator: Annotated[str, Meta(description="its name")]
-    input_sizes: Annotated[str, Meta(description="sizes of its tensors")]
-    dtype: Annotated[str, Meta(description="of its products; empty where the cost is not known")]
-    calls: Count
-    exclusive_ns: Annotated[int, Meta(description="time that no other row counts")]
-    call_ns: Annotated[float | None, Meta(description="mean sum of the durations of a call's device events")]
-    call_flops: Annotated[int | None, Meta(description="matrix FLOPs of one call")]
-    call_bytes: Annotated[int | None, Meta(description="least bytes of one call")]
-    flops_per_s: Annotated[float | None, Meta(description="FLOP/s")]
-    bytes_per_s: Annotated[float | None, Meta(description="bytes/s")]
-    compute_share: Annotated[float | None, Meta(description="of the dtype's matrix peak, 1 is all of it; null without either")]
-    memory_share: Annotated[float | None, Meta(description="of the memory bandwidth; null for an unknown device")]
-    bound: Annotated[str | None, Meta(description="compute or memory: the higher of the two floors")]
-    floor_ns: Annotated[float | None, Meta(description="least time that the device could take")]
-    unknown: Annotated[str, Meta(description="why the cost is not known; empty where it is")]
+    operator: Annotated[str, Meta(description="name of the operator")]
+    input_sizes: Annotated[str, Meta(description="sizes of the input tensors")]
+    dtype: Annotated[str, Meta(description="dtype of the matrix products; empty: the cost is not known")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
+    call_ns: Annotated[
+        float | None, Meta(description="mean over the calls of the summed durations of their device events; null without calls")
+    ]
+    call_flops: Annotated[int | None, Meta(description="FLOPs of the matrix products in one call; null: the cost is not known")]
+    call_bytes: Annotated[int | None, Meta(description="least number of bytes that one call moves; null: the cost is not known")]
+    flops_per_s: Annotated[float | None, Meta(description="FLOPs of a call / its time, FLOP/s; null: the cost is not known")]
+    bytes_per_s: Annotated[
+        float | None, Meta(description="least bytes of a call / its time, bytes/s; null: the cost is not known")
+    ]
+    compute_share: Annotated[
+        float | None,
+        Meta(
+            description="`flops_per_s` / peak matrix rate of the dtype, 1 at the peak; null: no matrix products, or no known "
+            "cost or peak"
+        ),
+    ]
+    memory_share: Annotated[
+        float | None,
+        Meta(description="`bytes_per_s` / memory bandwidth of the device, 1 at the peak; null: cost or bandwidth is not known"),
+    ]
+    bound: Annotated[
+        str | None, Meta(description="`compute` or `memory`, whichever alone would take longer at its peak; null: not known")
+    ]
+    floor_ns: Annotated[float | None, Meta(description="least time that the device could take for one call; null: not known")]
+    unknown: Annotated[str, Meta(description="reason why the cost is not known; empty if it is")]

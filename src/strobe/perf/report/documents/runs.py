@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.runs.calls import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.documents.value import Document, Part
 from strobe.perf.report.findings import Finding
@@ -19,75 +20,122 @@ from strobe.perf.report.model import Report
 class RatioRow(Part, frozen=True, kw_only=True):
     """Speedup of one candidate at one level."""
 
-    candidate: Annotated[str, Meta(description="the variant that is measured")]
-    reference: Annotated[str, Meta(description="what it is measured against")]
-    level: Annotated[str, Meta(description="kernel, section, step, block or e2e")]
+    candidate: Annotated[str, Meta(description="name of the candidate")]
+    reference: Annotated[str, Meta(description="name of the variant that the candidate is compared with")]
+    level: Annotated[str, Meta(description="level of the comparison: `kernel`, `section`, `step`, `block` or `e2e` (end to end)")]
     ratio: Annotated[float, Meta(description="time of the reference / time of the candidate")]
-    low: Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
-    high: Annotated[float | None, Meta(description="high end")]
-    saved_ns: Annotated[float | None, Meta(description="saved in a clip or a traced frame block; null where not known")]
+    low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
+    high: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
+    saved_ns: Annotated[
+        float | None,
+        Meta(
+            description="mean time saved per clip, or per traced frame block at levels that only a trace shows; null: not known"
+        ),
+    ]
 
 
 class QualityRow(Part, frozen=True, kw_only=True):
-    """One quality score of one candidate."""
+    """One quality score of one variant."""
 
-    candidate: Annotated[str, Meta(description="the variant that is scored")]
-    metric: Annotated[str, Meta(description="such as psnr, in dB")]
-    value: Annotated[float | None, Meta(description="the score; null where it is infinite (equal frames) or was not computed")]
-    n: Annotated[int, Meta(description="what it is the mean of")]
+    candidate: Annotated[str, Meta(description="name of the variant")]
+    metric: Annotated[str, Meta(description="name of the metric, e.g. `psnr` (in dB)")]
+    value: Annotated[float | None, Meta(description="score; null: infinite (equal frames) or not computed")]
+    n: Annotated[int, Meta(description="number of samples behind the score")]
 
 
 class AccountRow(Part, frozen=True, kw_only=True):
-    """State of one candidate's ledger: steady frame blocks and explained shares, or the reason why there is none."""
+    """Summary of one candidate's account (ledger) of the time difference, or the reason why there is none."""
 
-    candidate: Annotated[str, Meta(description="the variant that is measured")]
-    reference: Annotated[str, Meta(description="what it is measured against")]
-    missing: Annotated[str, Meta(description="why there is no account; empty if there is one")]
-    steady_blocks: Annotated[int | None, Meta(description="steady frame blocks in a clip; 0: `parts` are of all frame blocks")]
+    candidate: Annotated[str, Meta(description="name of the candidate")]
+    reference: Annotated[str, Meta(description="name of the variant that the candidate is compared with")]
+    missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
+    steady_blocks: Annotated[
+        int | None,
+        Meta(description="number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account"),
+    ]
     explained_time_share: Annotated[
-        float | None, Meta(description="share of the time that has a name, of the side where it is less")
+        float | None, Meta(description="share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
     ]
     explained_saving_share: Annotated[
-        float | None, Meta(description="share of the saving that has a name; null if nothing is saved")
+        float | None, Meta(description="share of the saving in named parts, 0 to 1; null: no saving, or no account")
     ]
 
 
 class PartRow(Part, frozen=True, kw_only=True):
     """One part of a steady frame block; the parts of a candidate add up to the frame block."""
 
-    candidate: Annotated[str, Meta(description="the variant that is measured")]
-    part: Annotated[str, Meta(description="what the time was spent on; several, with commas, that are too small for a row each")]
-    baseline_ns: Annotated[float, Meta(description="mean of a steady frame block of the reference")]
-    candidate_ns: Annotated[float, Meta(description="mean of one of the candidate")]
-    saved_ns: Annotated[float, Meta(description="their difference")]
-    share: Annotated[float | None, Meta(description="of what a steady frame block saves; null if it saves nothing")]
-    elsewhere_saved_ns: Annotated[float, Meta(description="what a clip saves on it outside its steady frame blocks")]
+    candidate: Annotated[str, Meta(description="name of the candidate")]
+    part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
+    baseline_ns: Annotated[float, Meta(description="mean time of the part in a steady frame block of the reference")]
+    candidate_ns: Annotated[float, Meta(description="mean time of the part in a steady frame block of the candidate")]
+    saved_ns: Annotated[float, Meta(description="`baseline_ns` - `candidate_ns`")]
+    share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a steady frame block; null if nothing is saved")]
+    elsewhere_saved_ns: Annotated[float, Meta(description="time that a clip saves on the part outside steady frame blocks")]
 
 
 class BlocksRow(Part, frozen=True, kw_only=True):
-    """The frame blocks of one kind in a clip; the kinds of a candidate add up to the clip."""
+    """Frame blocks of one kind in a clip; the kinds of a candidate add up to the clip."""
 
-    candidate: Annotated[str, Meta(description="the variant that is measured")]
-    kind: Annotated[str, Meta(description="first, filling, steady, switch, or start and end")]
-    frame_blocks: Annotated[int, Meta(description="how many there are in a clip")]
-    baseline_ns: Annotated[float, Meta(description="time of all of them in a clip of the reference")]
-    candidate_ns: Annotated[float, Meta(description="in a clip of the candidate")]
+    candidate: Annotated[str, Meta(description="name of the candidate")]
+    kind: Annotated[
+        str,
+        Meta(description="`first`, `filling`, `steady` or `switch`; `start and end`: time of the clip around its frame blocks"),
+    ]
+    frame_blocks: Annotated[int, Meta(description="number of frame blocks of this kind in a clip")]
+    baseline_ns: Annotated[float, Meta(description="total time of these frame blocks in a clip of the reference")]
+    candidate_ns: Annotated[float, Meta(description="total time of these frame blocks in a clip of the candidate")]
 
 
 class LineRow(Part, frozen=True, kw_only=True):
-    """One line of the ledger of a clip; the lines of a candidate add up to its clip."""
+    """One line of a candidate's account (ledger); its lines add up to the time of a whole clip."""
 
-    candidate: Annotated[str, Meta(description="the variant that is measured")]
-    level: Annotated[str, Meta(description="the first level that contains it")]
-    line: Annotated[str, Meta(description="where the time was spent, and what happened there")]
-    baseline_ns: Annotated[float, Meta(description="in a clip of the reference")]
-    candidate_ns: Annotated[float, Meta(description="in a clip of the candidate")]
-    saved_ns: Annotated[float, Meta(description="their difference")]
-    share: Annotated[float | None, Meta(description="of what a clip saves; null if it saves nothing")]
+    candidate: Annotated[str, Meta(description="name of the candidate")]
+    level: Annotated[
+        str, Meta(description="lowest level that contains the time, e.g. `kernel`, `denoise step`, `frame block`, `e2e`")
+    ]
+    line: Annotated[str, Meta(description="region where the time was spent, and the activity there")]
+    baseline_ns: Annotated[float, Meta(description="mean time of the line in a clip of the reference")]
+    candidate_ns: Annotated[float, Meta(description="mean time of the line in a clip of the candidate")]
+    saved_ns: Annotated[float, Meta(description="`baseline_ns` - `candidate_ns`")]
+    share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a clip; null if nothing is saved")]
+
+
+class CallsRow(Part, frozen=True, kw_only=True):
+    """One function or program of the caller's own: time and memory of one call or one run of it."""
+
+    name: Annotated[str, Meta(description="name of the function or program")]
+    reference: Annotated[str, Meta(description="name of the baseline; equals `name` in the baseline's own row")]
+    command: Annotated[str, Meta(description="command line of a program; empty for a function")]
+    samples: Annotated[
+        int, Meta(description="number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")
+    ]
+    calls_per_sample: Annotated[int, Meta(description="number of calls that one sample averages")]
+    mean_ns: Annotated[float | None, Meta(description="geometric mean of the samples; null: not timed")]
+    low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the mean; null: no interval")]
+    high_ns: Annotated[float | None, Meta(description="upper end of the 95 % interval of the mean; null: no interval")]
+    min_ns: Annotated[float | None, Meta(description="shortest sample; null: not timed")]
+    max_ns: Annotated[float | None, Meta(description="longest sample; null: not timed")]
+    ratio: Annotated[
+        float | None, Meta(description="time of the baseline / time of this row; null for the baseline, or not timed")
+    ]
+    ratio_low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
+    ratio_high: Annotated[float | None, Meta(description="upper end of the 95 % interval of the ratio; null: no interval")]
+    verdict: Annotated[str, Meta(description="`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
+    device_ratio: Annotated[float | None, Meta(description="the same ratio by CUDA events; null on a CPU")]
+    user_ns: Annotated[float | None, Meta(description="mean CPU time of a program in user mode; null for a function")]
+    system_ns: Annotated[float | None, Meta(description="mean CPU time of a program in the kernel; null for a function")]
+    peak_bytes: Annotated[int | None, Meta(description="peak memory, maximum over the samples; null: not known")]
+    added_bytes: Annotated[
+        int | None,
+        Meta(description="memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
+    ]
+    failures: Annotated[int, Meta(description="number of timed runs of a program that ended with a non-zero exit status")]
+    equal_output: Annotated[bool | None, Meta(description="true: the output equals the baseline's; null: not compared")]
+    output: Annotated[str, Meta(description="result of the comparison of outputs in words; empty: not compared")]
 
 
 class RunDocument(Document, frozen=True, kw_only=True):
-    """Speedups of a run's candidates over its reference, with quality and ledgers.
+    """Speedups of a run's candidates over its reference, with quality scores and the account (ledger) of each difference.
 
     `rows()` returns the speedups; `rows("parts")`, `rows("quality")` and the like return the other tables.
     """
@@ -95,16 +143,24 @@ class RunDocument(Document, frozen=True, kw_only=True):
     MAIN: ClassVar[str] = "speedups"
     SHOWN: ClassVar[tuple[str, ...]] = ("speedups", "parts", "quality")
 
-    runs: Annotated[tuple[str, ...], Meta(description="run folders")]
-    comparable: Annotated[dict[str, bool], Meta(description="by candidate: nothing differs that must not")]
-    obstacles: Annotated[dict[str, str], Meta(description="why a candidate is not comparable, for those that are not")]
-    absent: Annotated[dict[str, str], Meta(description="variants that could not run on the machine, and why")]
-    speedups: Annotated[tuple[RatioRow, ...], Meta(description="by candidate and level; none for one that is not comparable")]
-    quality: Annotated[tuple[QualityRow, ...], Meta(description="scores of the frames against the reference's")]
-    accounts: Annotated[tuple[AccountRow, ...], Meta(description="by candidate: how much of the time and saving has a name")]
-    parts: Annotated[tuple[PartRow, ...], Meta(description="by candidate: what a steady frame block is spent on")]
-    kinds: Annotated[tuple[BlocksRow, ...], Meta(description="by candidate: what each kind of frame block adds to a clip")]
-    lines: Annotated[tuple[LineRow, ...], Meta(description="by candidate: the whole ledger of a clip")]
+    runs: Annotated[tuple[str, ...], Meta(description="paths of the run folders")]
+    comparable: Annotated[
+        dict[str, bool],
+        Meta(description="by candidate: true if it is comparable with the reference; only comparable candidates have speedups"),
+    ]
+    obstacles: Annotated[
+        dict[str, str], Meta(description="by candidate that is not comparable: the differences that prevent the comparison")
+    ]
+    absent: Annotated[dict[str, str], Meta(description="by variant that could not run on the machine: the reason")]
+    speedups: Annotated[tuple[RatioRow, ...], Meta(description="speedups, one row per comparable candidate and level")]
+    quality: Annotated[tuple[QualityRow, ...], Meta(description="quality scores, one row per variant and metric")]
+    accounts: Annotated[tuple[AccountRow, ...], Meta(description="summary of the account, one row per candidate")]
+    parts: Annotated[tuple[PartRow, ...], Meta(description="time of a steady frame block, one row per candidate and part")]
+    kinds: Annotated[tuple[BlocksRow, ...], Meta(description="time of a clip, one row per candidate and kind of frame block")]
+    lines: Annotated[tuple[LineRow, ...], Meta(description="full account of a clip, one row per candidate and line")]
+    calls: Annotated[
+        tuple[CallsRow, ...], Meta(description="the caller's own functions or programs, one row each; empty for a run of clips")
+    ]
 
     def title(self) -> str:
         """Return one line with the end-to-end speedups."""
@@ -148,6 +204,36 @@ def run_document(
         parts=tuple(row for each in findings for row in _parts(each)),
         kinds=tuple(row for each in findings for row in _kinds(each)),
         lines=tuple(row for each in findings for row in _lines(each)),
+        calls=tuple(_calls(run, each) for run in runs if is_own_code(run) for each in own_code(run)),
+    )
+
+
+def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
+    interval, speedup = found.interval, found.speedup
+    bounds = None if speedup is None else speedup.interval
+    return CallsRow(
+        name=found.name,
+        reference=run.header.baseline,
+        command=found.command,
+        samples=len(found.samples_ns),
+        calls_per_sample=found.calls_per_sample,
+        mean_ns=found.mean_ns,
+        low_ns=None if interval is None else interval.low,
+        high_ns=None if interval is None else interval.high,
+        min_ns=min(found.samples_ns, default=None),
+        max_ns=max(found.samples_ns, default=None),
+        ratio=None if speedup is None else speedup.ratio,
+        ratio_low=None if bounds is None else bounds.low,
+        ratio_high=None if bounds is None else bounds.high,
+        verdict="" if speedup is None else speedup.verdict,
+        device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
+        user_ns=found.user_ns,
+        system_ns=found.system_ns,
+        peak_bytes=found.peak_bytes,
+        added_bytes=found.added_bytes,
+        failures=found.failures,
+        equal_output=None if found.gate is None else found.gate.passed,
+        output="" if found.gate is None else found.gate.detail,
     )
 
 

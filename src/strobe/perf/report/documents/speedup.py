@@ -10,202 +10,213 @@ from msgspec import Meta
 from strobe.core.errors import unknown_choice
 from strobe.perf.report.documents.value import Document, Part
 
-Exact = Annotated[str, Meta(description="time, exact: whole nanoseconds or a fraction of them, such as `12345/7`")]
-OrExact = Annotated[str | None, Meta(description="time, exact as above; null where it is not known")]
+Exact = Annotated[str, Meta(description="time in ns as exact text: an integer, or a fraction such as `12345/7`")]
+OrExact = Annotated[str | None, Meta(description="time in ns as exact text, such as `12345/7`; null: not known")]
 
 
 class FactPart(Part, frozen=True, kw_only=True):
-    """One fact that a comparison depends on."""
+    """One fact that the comparison depends on."""
 
-    name: Annotated[str, Meta(description="the word that --fact and --allow-different take")]
-    title: Annotated[str, Meta(description="the same in words")]
-    baseline: Annotated[str | tuple[str, ...] | None, Meta(description="value, or several; null where it is not known")]
-    candidate: Annotated[str | tuple[str, ...] | None, Meta(description="likewise")]
-    verdict: Annotated[Literal["same", "differs", "allowed", "unknown"], Meta(description="what that means")]
+    name: Annotated[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
+    title: Annotated[str, Meta(description="title of the fact in words")]
+    baseline: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
+    candidate: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
+    verdict: Annotated[
+        Literal["same", "differs", "allowed", "unknown"],
+        Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it"),
+    ]
     weight: Annotated[
         Literal["must", "should", "told"],
-        Meta(description="a difference is an obstacle, weakens the comparison, or is only shown"),
+        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
     ]
 
 
 class CommonPart(Part, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
-    baseline_share: Annotated[float, Meta(description="part of the baseline's kernel time in them")]
-    candidate_share: Annotated[float, Meta(description="part of the candidate's")]
-    names: Annotated[tuple[str, ...], Meta(description="their normalised names")]
+    baseline_share: Annotated[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: Annotated[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: Annotated[tuple[str, ...], Meta(description="normalised names of the common kernels")]
 
 
 class MeasuredPart(Part, frozen=True, kw_only=True):
     """Time of one side at one level."""
 
     mean_ns: Exact
-    n: Annotated[int, Meta(description="measurements")]
-    groups: Annotated[int, Meta(description="groups of them that do not depend on each other: steps, rounds")]
-    what: Annotated[str, Meta(description="what was averaged")]
+    n: Annotated[int, Meta(description="number of measurements")]
+    groups: Annotated[int, Meta(description="number of independent groups of measurements: steps or rounds")]
+    what: Annotated[str, Meta(description="description of the measurements")]
 
 
 class LevelPart(Part, frozen=True, kw_only=True):
     """Times of both sides and speedup at one level."""
 
-    ratio: Annotated[float | None, Meta(description="time of the baseline / time of the candidate; null if not comparable")]
-    low: Annotated[float | None, Meta(description="low end of its 95 % interval; null without one")]
-    high: Annotated[float | None, Meta(description="high end")]
-    verdict: Annotated[str | None, Meta(description="faster, slower, no difference, inconclusive; null without a ratio")]
-    baseline: Annotated[MeasuredPart | None, Meta(description="null where it was not measured")]
-    candidate: Annotated[MeasuredPart | None, Meta(description="likewise")]
+    ratio: Annotated[float | None, Meta(description="baseline time / candidate time; null if not comparable or not measured")]
+    low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
+    high: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
+    verdict: Annotated[str | None, Meta(description="`faster`, `slower`, `no difference`, `inconclusive`; null without a ratio")]
+    baseline: Annotated[MeasuredPart | None, Meta(description="time of the baseline; null: not measured")]
+    candidate: Annotated[MeasuredPart | None, Meta(description="time of the candidate; null: not measured")]
     saved_ns: OrExact
-    realised: Annotated[float | None, Meta(description="saved / what the focal calls in it saved; null where that says nothing")]
-    unlike: Annotated[str, Meta(description="how the sides differ in what they measure; empty if they do not")]
-    missing: Annotated[str, Meta(description="why a side was not measured; empty if both were")]
+    realised: Annotated[
+        float | None,
+        Meta(description="saving at this level / saving of the focal calls in it; null: not known, or too small to compare"),
+    ]
+    unlike: Annotated[str, Meta(description="difference between the quantities that the two sides measure; empty: none")]
+    missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
 
 
 class IntervalsPart(Part, frozen=True, kw_only=True):
-    """Samples behind the intervals of a ledger, or the reason why it has none."""
+    """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
 
-    steps: Annotated[tuple[int, ...], Meta(description="compared steps of the baseline and of the candidate")]
-    none_because: Annotated[str, Meta(description="why there are none; empty if there are")]
+    steps: Annotated[tuple[int, ...], Meta(description="number of compared steps of the baseline and of the candidate")]
+    none_because: Annotated[str, Meta(description="reason why there are no intervals; empty if there are some")]
 
 
 class LinePart(Part, frozen=True, kw_only=True):
-    """One line of a ledger; the lines add up exactly."""
+    """One line of an account; its lines add up exactly."""
 
-    level: Annotated[str, Meta(description="the first level that contains it")]
-    line: Annotated[str, Meta(description="what the time was spent on")]
+    level: Annotated[str, Meta(description="lowest level that contains the time")]
+    line: Annotated[str, Meta(description="region or activity that the time was spent on")]
     baseline_ns: Exact
     candidate_ns: Exact
     saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="low end of the saving's 95 % interval; null without one")]
-    saved_high_ns: Annotated[float | None, Meta(description="high end")]
-    share: Annotated[float | None, Meta(description="saved / saved by all lines; null if that is 0")]
+    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
+    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
+    share: Annotated[float | None, Meta(description="`saved_ns` / saving of all lines; null if that is 0")]
 
 
 class EffectPart(Part, frozen=True, kw_only=True):
-    """Saving of one kernel: by fewer calls and by faster calls, which add up."""
+    """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
 
-    kernel: Annotated[str, Meta(description="normalised name")]
-    calls: Annotated[tuple[str, str], Meta(description="in one unit of the baseline and of the candidate, exact")]
+    kernel: Annotated[str, Meta(description="normalised name of the kernel")]
+    calls: Annotated[
+        tuple[str, str], Meta(description="number of calls per unit of the baseline and of the candidate, exact text")
+    ]
     saved_ns: Exact
-    by_calls_ns: Exact
-    by_speed_ns: Exact
+    by_calls_ns: Annotated[str, Meta(description="saving by fewer calls, ns as exact text")]
+    by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
 
 
 class LedgerPart(Part, frozen=True, kw_only=True):
-    """Ledger of one unit: its lines, levels and effects, which add up exactly."""
+    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
 
-    ranks: Annotated[str, Meta(description="whose ledger it is; empty if each side is one trace")] = ""
-    unit: Annotated[str, Meta(description="stage, step, call or window")]
-    why: Annotated[str, Meta(description="why this unit")]
-    missing: Annotated[dict[str, str], Meta(description="levels that could not be reached, with the reason")]
+    ranks: Annotated[str, Meta(description="ranks that the account compares; empty if each side is one trace")] = ""
+    unit: Annotated[str, Meta(description="unit of the times: stage, step, call or window")]
+    why: Annotated[str, Meta(description="reason for the choice of the unit")]
+    missing: Annotated[dict[str, str], Meta(description="by level that is not in the account: the reason")]
     baseline_ns: Exact
     candidate_ns: Exact
     saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="low end of the saving's 95 % interval; null without one")]
-    saved_high_ns: Annotated[float | None, Meta(description="high end")]
-    intervals: Annotated[IntervalsPart, Meta(description="what the intervals rest on")]
-    kernel_saved_ns: Exact
-    ideal_ns: Exact
-    realised_share: Annotated[float | None, Meta(description="saved / saved by the focal kernel; null where that says nothing")]
-    lost_ns: Exact
-    lines: Annotated[tuple[LinePart, ...], Meta(description="every line")]
-    kernels: Annotated[tuple[EffectPart, ...], Meta(description="every kernel")]
+    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
+    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
+    intervals: Annotated[IntervalsPart, Meta(description="number of steps behind the intervals")]
+    kernel_saved_ns: Annotated[str, Meta(description="saving of the focal kernel in one unit, ns as exact text")]
+    ideal_ns: Annotated[str, Meta(description="time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
+    realised_share: Annotated[float | None, Meta(description="`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]
+    lost_ns: Annotated[str, Meta(description="sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]
+    lines: Annotated[tuple[LinePart, ...], Meta(description="all lines of the account")]
+    kernels: Annotated[tuple[EffectPart, ...], Meta(description="saving of each kernel, largest first")]
 
 
 class AnswerLine(Part, frozen=True, kw_only=True):
-    """One part of a unit; the parts add up to the account of the slowest ranks exactly."""
+    """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
-    part: Annotated[str, Meta(description="what the time was spent on; several, with commas, that are too small for a row each")]
+    part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
     baseline_ns: Exact
     candidate_ns: Exact
     saved_ns: Exact
-    share: Annotated[float | None, Meta(description="of what a unit saves; null if it saves nothing or is not comparable")]
+    share: Annotated[float | None, Meta(description="`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
 class AnswerPart(Part, frozen=True, kw_only=True):
-    """The answer in a few lines: headline, largest parts, and the explained shares."""
+    """Summary of the account: headline, largest parts and explained shares."""
 
-    headline: Annotated[str, Meta(description="the speedups that count, or why there are none")]
-    levels: Annotated[tuple[str, ...], Meta(description="the levels that the headline is of; empty if there is no speedup")]
-    missing: Annotated[str, Meta(description="why there is no account of the time; empty if there is one")]
-    unit: Annotated[str, Meta(description="what the parts are of: stage, step, focal call or traced window; else empty")]
+    headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
+    levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
+    missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
+    unit: Annotated[str, Meta(description="unit of the times: `stage`, `step`, `focal call`, `traced window`; empty: no account")]
     baseline_ns: OrExact
     candidate_ns: OrExact
     explained_time_share: Annotated[
-        float | None, Meta(description="share of the time that has a name, of the side where it is less")
+        float | None, Meta(description="share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
     ]
     explained_saving_share: Annotated[
-        float | None, Meta(description="share of the saving that has a name; null if nothing is saved or it is not comparable")
+        float | None, Meta(description="share of the saving in named parts, 0 to 1; null: no saving, not comparable, no account")
     ]
-    limit: Annotated[str, Meta(description="what limits the candidate now, with the figure")]
-    parts: Annotated[tuple[AnswerLine, ...], Meta(description="at most eight, what saved most first")]
+    limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
+    parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
 
 
 class SectionsPart(Part, frozen=True, kw_only=True):
-    """The sections of one trace."""
+    """Sections of one trace; a section is the time between two boundaries around a focal event."""
 
-    definition: Annotated[str, Meta(description="boundaries")]
-    found: Annotated[int, Meta(description="how many")]
-    length_ns: Annotated[tuple[int, ...], Meta(description="of each")]
-    busy_ns: Annotated[tuple[int, ...], Meta(description="at least one event of it ran")]
-    focal_inside_ns: Annotated[tuple[int, ...], Meta(description="a focal event ran")]
-    skipped: Annotated[dict[str, int], Meta(description="focal calls without a section, by reason")]
-    merged: Annotated[int, Meta(description="focal calls whose section is that of an earlier one")]
-    overlapping: Annotated[int, Meta(description="sections that start before an earlier one ends")]
+    definition: Annotated[str, Meta(description="definition of the section by its boundaries")]
+    found: Annotated[int, Meta(description="number of sections")]
+    length_ns: Annotated[tuple[int, ...], Meta(description="length of each section")]
+    busy_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which at least one of its events ran")]
+    focal_inside_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which a focal event ran")]
+    skipped: Annotated[dict[str, int], Meta(description="by reason: number of focal calls without a section")]
+    merged: Annotated[int, Meta(description="number of focal calls that share the section of an earlier focal call")]
+    overlapping: Annotated[int, Meta(description="number of sections that start before an earlier one ends")]
 
 
 class TracePart(Part, frozen=True, kw_only=True):
     """One trace of a side."""
 
-    trace: Annotated[str, Meta(description="rank, or name of the file")]
-    device: Annotated[int, Meta(description="the device that was compared")]
-    compared_ns: Annotated[int, Meta(description="length of all compared steps")]
-    steps: Annotated[int, Meta(description="compared steps")]
-    focal_ns: Annotated[tuple[tuple[int, ...], ...], Meta(description="durations of the focal calls, step by step")]
-    sections: Annotated[SectionsPart | None, Meta(description="null if none were asked for")]
+    trace: Annotated[str, Meta(description="label of the trace: its rank, or the name of the file")]
+    device: Annotated[int, Meta(description="number of the device that was compared")]
+    compared_ns: Annotated[int, Meta(description="total length of the compared steps")]
+    steps: Annotated[int, Meta(description="number of compared steps")]
+    focal_ns: Annotated[tuple[tuple[int, ...], ...], Meta(description="durations of the focal calls, one list per compared step")]
+    sections: Annotated[SectionsPart | None, Meta(description="sections of the trace; null: none were requested")]
 
 
 class SidePart(Part, frozen=True, kw_only=True):
-    """Findings on one side: focal kernel, section, log, timers, stage, traces."""
+    """Inputs and findings of one side: focal kernel, section, log, timers, stage, traces."""
 
-    focal: Annotated[str | None, Meta(description="regular expression of the focal kernel")]
-    section: Annotated[str | None, Meta(description="definition of the section")]
-    calls_per_stage: Annotated[int | None, Meta(description="focal calls in a stage; null where not known")]
-    calls_from: Annotated[str, Meta(description="how that is known, or why not")]
-    log: Annotated[dict[str, Any] | None, Meta(description="path, counts of its lines, lines like timings, rejected values")]
-    attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers: as `strobe extract attention` has them")]
-    stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage: as `strobe extract stages` has them")]
+    focal: Annotated[str | None, Meta(description="regular expression of the focal kernel; null: none was given")]
+    section: Annotated[str | None, Meta(description="definition of the section; null: none was given")]
+    calls_per_stage: Annotated[int | None, Meta(description="number of focal calls in a stage; null: not known")]
+    calls_from: Annotated[str, Meta(description="source of `calls_per_stage`, or the reason why it is not known")]
+    log: Annotated[
+        dict[str, Any] | None,
+        Meta(description="log: path, counts of its lines, damage, lines like timings, rejected values; null: no log"),
+    ]
+    attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers of the log: [Timers](#timers)")]
+    stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage in the log: [Stages](#stages); null: none")]
     traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
 
 
 class SidesPart(Part, frozen=True, kw_only=True):
-    """Findings on both sides."""
+    """Inputs and findings of both sides."""
 
-    baseline: Annotated[SidePart, Meta(description="what the other is measured against")]
-    candidate: Annotated[SidePart, Meta(description="what is measured")]
+    baseline: Annotated[SidePart, Meta(description="side that the candidate is compared with")]
+    candidate: Annotated[SidePart, Meta(description="side whose speedup is computed")]
 
 
 class NodePart(Part, frozen=True, kw_only=True):
-    """One node of the tree of modules, operators and kernels: time of one unit in it and below it."""
+    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
 
-    path: Annotated[tuple[str, ...], Meta(description="names from the outermost on; `idle` stands above the causes of idle time")]
+    path: Annotated[tuple[str, ...], Meta(description="names from the outermost inwards; causes of idle time lie below `idle`")]
     baseline_ns: Exact
     candidate_ns: Exact
     saved_ns: Exact
-    leaf: Annotated[bool, Meta(description="nothing lies below it: a kernel or a cause; the leaves add up to the unit")]
+    leaf: Annotated[bool, Meta(description="true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
 
 
 class TreePart(Part, frozen=True, kw_only=True):
     """Tree of both sides by path of modules, operators and kernels."""
 
-    unit: Annotated[str, Meta(description="what the times are of: step, call or window")]
-    operators: Annotated[bool, Meta(description="operators are part of the paths; false if a file was too large to read them")]
+    unit: Annotated[str, Meta(description="unit of the times: step, call or window")]
+    operators: Annotated[bool, Meta(description="true: the paths include operators; false: a file was too large to read them")]
     baseline_ns: Exact
     candidate_ns: Exact
-    nodes: Annotated[tuple[NodePart, ...], Meta(description="every node below the root, each before those below it")]
+    nodes: Annotated[tuple[NodePart, ...], Meta(description="all nodes below the root, each before the nodes below it")]
 
 
 class SpeedupDocument(Document, frozen=True, kw_only=True):
-    """Speedup of the candidate at each level, and the ledger of the difference.
+    """Speedup of the candidate at each level, and the account (ledger) of the difference.
 
     `rows()` returns the lines of the ledgers as numbers, `rows("parts")` the answer, `rows("tree")` the time by module, operator
     and kernel; `rows("levels")`, `rows("kernels")` and `rows("facts")` return the other tables.
@@ -214,21 +225,24 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     MAIN: ClassVar[str] = "lines"
     SHOWN: ClassVar[tuple[str, ...]] = ("parts", "levels", "lines")
 
-    comparable: Annotated[bool, Meta(description="nothing differs that must not; without it there is no ratio")]
-    obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that make the sides not comparable")]
-    not_comparable_because: Annotated[tuple[str, ...], Meta(description="the same in words")]
-    allowed_different: Annotated[tuple[str, ...], Meta(description="facts that differ and are meant to")]
-    unlike: Annotated[str, Meta(description="how the sections differ in what they are; empty if they do not")]
-    facts: Annotated[tuple[FactPart, ...], Meta(description="every fact a comparison depends on")]
-    common_kernels: Annotated[CommonPart | None, Meta(description="null if a side ran no kernel")]
-    levels: Annotated[dict[str, LevelPart], Meta(description="by level: kernel, section, attention, step, stage, e2e")]
-    call_ledger: Annotated[LedgerPart | None, Meta(description="from one kernel to the stage; null without a level of both")]
-    ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="of the traces: of the slowest ranks, then of every rank")]
-    answer: Annotated[AnswerPart, Meta(description="where the saving comes from, in a few lines")]
-    tree: Annotated[TreePart | None, Meta(description="by module, operator and kernel; null unless both sides were traced")]
-    contradictions: Annotated[tuple[str, ...], Meta(description="figures that cannot all be right; they are among the anomalies")]
-    anomalies: Annotated[tuple[str, ...], Meta(description="what cannot be right, or should not be believed without a look")]
-    sides: Annotated[SidesPart, Meta(description="what was read and found of each")]
+    comparable: Annotated[bool, Meta(description="true: the sides are comparable; false: the document has no ratios")]
+    obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that prevent the comparison")]
+    not_comparable_because: Annotated[tuple[str, ...], Meta(description="differences that prevent the comparison, in words")]
+    allowed_different: Annotated[tuple[str, ...], Meta(description="facts that differ and that --allow-different permits")]
+    unlike: Annotated[str, Meta(description="difference between the sections of the two sides; empty: none")]
+    facts: Annotated[tuple[FactPart, ...], Meta(description="all facts that the comparison depends on")]
+    common_kernels: Annotated[CommonPart | None, Meta(description="kernels that both sides ran; null if a side ran no kernel")]
+    levels: Annotated[
+        dict[str, LevelPart],
+        Meta(description="by level (`kernel`, `section`, `attention`, `step`, `stage`, `e2e`): times and speedup"),
+    ]
+    call_ledger: Annotated[LedgerPart | None, Meta(description="account from a focal kernel to the stage; null: not measured")]
+    ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="accounts of traces: of the slowest ranks, then of every rank")]
+    answer: Annotated[AnswerPart, Meta(description="summary of the account of the slowest ranks")]
+    tree: Annotated[TreePart | None, Meta(description="time by module, operator and kernel; null unless both sides have traces")]
+    contradictions: Annotated[tuple[str, ...], Meta(description="figures that contradict each other; `anomalies` has them too")]
+    anomalies: Annotated[tuple[str, ...], Meta(description="figures that are impossible or doubtful")]
+    sides: Annotated[SidesPart, Meta(description="inputs and findings of each side")]
 
     def rows(self, table: str = "") -> list[dict[str, Any]]:
         """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.

@@ -8,54 +8,66 @@ from msgspec import Meta
 
 from strobe.perf.report.documents.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.report.documents.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorTimeRow
-from strobe.perf.report.documents.value import Count, DeviceNumber, Document, Part, TraceLabel
+from strobe.perf.report.documents.value import DeviceNumber, Document, Part, TraceLabel
 
 
 class TraceFile(Part, frozen=True, kw_only=True):
-    """One file that was read."""
+    """One trace file that was read."""
 
-    trace: Annotated[str, Meta(description="label of the trace in every other table: its rank, or the file's name")]
+    trace: Annotated[str, Meta(description="label of the trace in every other table: its rank, or the name of the file")]
     path: Annotated[str, Meta(description="path of the file")]
-    rank: Annotated[int | None, Meta(description="rank of the process; null where the trace does not say")]
-    world_size: Annotated[int | None, Meta(description="processes of the job; null where the trace does not say")]
-    events: Annotated[int, Meta(description="events read, of every category")]
-    lost: Annotated[int, Meta(description="events that could not be read")]
-    mended: Annotated[int, Meta(description="events that were read after something in them was replaced")]
-    truncated: Annotated[bool, Meta(description="the file ends before its JSON does")]
+    rank: Annotated[int | None, Meta(description="rank of the process; null: not in the trace")]
+    world_size: Annotated[int | None, Meta(description="number of processes of the job; null: not in the trace")]
+    events: Annotated[int, Meta(description="number of events read, of every category")]
+    lost: Annotated[int, Meta(description="number of events that could not be read")]
+    mended: Annotated[int, Meta(description="number of events that were repaired to be read")]
+    truncated: Annotated[bool, Meta(description="true: the file ends in the middle of its JSON")]
     base_ns: Annotated[
-        int, Meta(description="nanoseconds since the epoch that the trace's times count from; 0: they count alone")
+        int,
+        Meta(
+            description="start of the trace's clock: nanoseconds since the Unix epoch that its times are relative to; 0: no "
+            "such offset"
+        ),
     ]
     window_start_ns: Annotated[int | None, Meta(description="start of the chosen window; null: the whole trace")]
-    window_end_ns: Annotated[int | None, Meta(description="its end")]
+    window_end_ns: Annotated[int | None, Meta(description="end of the chosen window; null: the whole trace")]
 
 
 class DeviceRow(Part, frozen=True, kw_only=True):
-    """One device: busy and idle add up to the span."""
+    """One device; its busy and idle times add up to the span."""
 
     trace: TraceLabel
     device: DeviceNumber
-    product: Annotated[str, Meta(description="name of the product; empty where the trace does not list it")]
-    span_ns: Annotated[int, Meta(description="from the first event's start to the last one's end, or the window")]
-    busy_ns: Annotated[int, Meta(description="at least one event ran")]
-    idle_ns: Annotated[int, Meta(description="nothing ran")]
-    sum_ns: Annotated[int, Meta(description="durations of all events; more than busy where they overlap")]
-    exposed_communication_ns: Annotated[int, Meta(description="communication ran and neither a kernel nor a memset did")]
-    exposed_copies_ns: Annotated[int, Meta(description="a copy ran and nothing else did")]
-    events: Annotated[int, Meta(description="device events")]
-    unlinked_events: Annotated[int, Meta(description="of these, launched before the trace")]
-    verdict: Annotated[str, Meta(description="what keeps the device from being busy, in a word or two")]
+    product: Annotated[str, Meta(description="product name of the device; empty: not in the trace")]
+    span_ns: Annotated[
+        int, Meta(description="time from the start of the first event to the end of the last, or length of the window")
+    ]
+    busy_ns: Annotated[int, Meta(description="time in which at least one event ran")]
+    idle_ns: Annotated[int, Meta(description="time in which no event ran")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of all events; exceeds `busy_ns` where events overlap")]
+    exposed_communication_ns: Annotated[int, Meta(description="time in which communication ran, and no kernel and no memset")]
+    exposed_copies_ns: Annotated[int, Meta(description="time in which a copy ran and nothing else")]
+    events: Annotated[int, Meta(description="number of device events")]
+    unlinked_events: Annotated[int, Meta(description="number of device events whose launch call is not in the trace")]
+    verdict: Annotated[
+        str,
+        Meta(
+            description="main cause of idle time: `busy`, `host-bound`, `host late, slow launches`, `launch latency`, "
+            "`queued`, `profiler overhead`, `mixed` or `unknown`"
+        ),
+    ]
 
 
 class KindRow(Part, frozen=True, kw_only=True):
-    """Device events of one kind on one device; exclusive times add up to busy."""
+    """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
     device: DeviceNumber
-    kind: Annotated[str, Meta(description="kernel, comm, memset or memcpy")]
-    events: Count
-    exclusive_ns: Annotated[int, Meta(description="time that no kind of higher priority owns")]
-    union_ns: Annotated[int, Meta(description="at least one event of the kind ran")]
-    sum_ns: Annotated[int, Meta(description="durations of its events")]
+    kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    events: Annotated[int, Meta(description="number of device events")]
+    exclusive_ns: Annotated[int, Meta(description="time that is not counted to a kind of higher priority")]
+    union_ns: Annotated[int, Meta(description="time in which at least one event of the kind ran")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
 class StreamRow(Part, frozen=True, kw_only=True):
@@ -64,9 +76,9 @@ class StreamRow(Part, frozen=True, kw_only=True):
     trace: TraceLabel
     device: DeviceNumber
     stream: Annotated[int, Meta(description="number of the stream")]
-    events: Count
-    busy_ns: Annotated[int, Meta(description="at least one event of the stream ran")]
-    sum_ns: Annotated[int, Meta(description="durations of its events")]
+    events: Annotated[int, Meta(description="number of device events")]
+    busy_ns: Annotated[int, Meta(description="time in which at least one event of the stream ran")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
 class IdleRow(Part, frozen=True, kw_only=True):
@@ -74,54 +86,54 @@ class IdleRow(Part, frozen=True, kw_only=True):
 
     trace: TraceLabel
     device: DeviceNumber
-    cause: Annotated[str, Meta(description="what the device waited for, a word of docs/traces.md")]
-    idle_ns: Annotated[int, Meta(description="idle time with that cause")]
+    cause: Annotated[str, Meta(description="cause of the idle time, e.g. `host_late`; docs/traces.md explains them")]
+    idle_ns: Annotated[int, Meta(description="idle time with this cause")]
 
 
 class KernelRow(Part, frozen=True, kw_only=True):
-    """Calls of one kernel on one device; exclusive times add up to busy."""
+    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
     trace: TraceLabel
     device: DeviceNumber
-    kernel: Annotated[str, Meta(description="normalised name of the group; `kernel_names` has the full ones")]
-    shape: Annotated[str, Meta(description="input sizes, or grid and block; empty unless grouped by shape")]
-    kind: Annotated[str, Meta(description="kernel, comm, memset or memcpy")]
-    calls: Count
-    exclusive_ns: Annotated[int, Meta(description="time that no other row counts")]
-    sum_ns: Annotated[int, Meta(description="durations of the calls")]
-    min_ns: Annotated[int, Meta(description="shortest call")]
-    mean_ns: Annotated[float, Meta(description="sum / calls")]
-    p50_ns: Annotated[int, Meta(description="median call")]
-    p99_ns: Annotated[int | None, Meta(description="99th percentile; null below 459 calls")]
-    max_ns: Annotated[int, Meta(description="longest call")]
-    unlinked_calls: Annotated[int, Meta(description="calls launched before the trace")]
+    kernel: Annotated[str, Meta(description="normalised name of the kernel; `kernel_names` has the full names")]
+    shape: Annotated[str, Meta(description="input sizes, or grid and block sizes; empty unless grouped by shape")]
+    kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
+    min_ns: Annotated[int, Meta(description="duration of the shortest call")]
+    mean_ns: Annotated[float, Meta(description="mean duration of a call")]
+    p50_ns: Annotated[int, Meta(description="median duration of a call")]
+    p99_ns: Annotated[int | None, Meta(description="99th percentile of the durations; null below 459 calls")]
+    max_ns: Annotated[int, Meta(description="duration of the longest call")]
+    unlinked_calls: Annotated[int, Meta(description="number of calls whose launch call is not in the trace")]
 
 
 class KernelNameRow(Part, frozen=True, kw_only=True):
-    """One full kernel name inside a group of kernels."""
+    """One full kernel name behind a row of `kernels`."""
 
     trace: TraceLabel
     device: DeviceNumber
-    kernel: Annotated[str, Meta(description="normalised name of the group")]
+    kernel: Annotated[str, Meta(description="normalised name of the kernel, as in `kernels`")]
     shape: Annotated[str, Meta(description="as in `kernels`")]
-    name: Annotated[str, Meta(description="full name, demangled where that is possible")]
-    calls: Count
-    sum_ns: Annotated[int, Meta(description="durations of the calls")]
+    name: Annotated[str, Meta(description="full name of the kernel, demangled where possible")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
 
 
 class LaunchRow(Part, frozen=True, kw_only=True):
-    """Launch calls of one name, of those that launched device events of one device."""
+    """Launch calls of one name that launched events of one device."""
 
     trace: TraceLabel
     device: DeviceNumber
-    call: Annotated[str, Meta(description="such as cudaLaunchKernel")]
-    calls: Count
-    events: Annotated[int, Meta(description="device events that they launched")]
-    host_sum_ns: Annotated[int, Meta(description="time in the calls, on all threads")]
-    host_p50_ns: Annotated[int, Meta(description="median call")]
-    host_max_ns: Annotated[int, Meta(description="longest call")]
-    delay_p50_ns: Annotated[int, Meta(description="start of the call to start of its first device event, median")]
-    delay_max_ns: Annotated[int, Meta(description="the same, longest")]
+    call: Annotated[str, Meta(description="name of the call, e.g. `cudaLaunchKernel`")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    events: Annotated[int, Meta(description="number of device events that the calls launched")]
+    host_sum_ns: Annotated[int, Meta(description="sum of the durations of the calls on the host, over all threads")]
+    host_p50_ns: Annotated[int, Meta(description="median duration of a call on the host")]
+    host_max_ns: Annotated[int, Meta(description="duration of the longest call on the host")]
+    delay_p50_ns: Annotated[int, Meta(description="median time from the start of a call to the start of its first device event")]
+    delay_max_ns: Annotated[int, Meta(description="longest time from the start of a call to the start of its first device event")]
 
 
 class StepRow(Part, frozen=True, kw_only=True):
@@ -129,15 +141,15 @@ class StepRow(Part, frozen=True, kw_only=True):
 
     trace: TraceLabel
     device: DeviceNumber
-    step: Annotated[str, Meta(description="name of its range, or `step N`")]
+    step: Annotated[str, Meta(description="name of the range that marks the step, or `step N`")]
     number: Annotated[int, Meta(description="number of the step")]
-    start_ns: Annotated[int, Meta(description="on the trace's clock")]
-    end_ns: Annotated[int, Meta(description="on the trace's clock")]
-    busy_ns: Annotated[int, Meta(description="at least one event ran")]
-    idle_ns: Annotated[int, Meta(description="nothing ran")]
-    kernels: Annotated[int, Meta(description="kernels that started in it, communication too")]
-    host_ns: Annotated[int | None, Meta(description="length of its range on the host; null if it has none")]
-    left_out: Annotated[str, Meta(description="why it is not among the steady steps; empty if it is")]
+    start_ns: Annotated[int, Meta(description="start on the clock of the trace")]
+    end_ns: Annotated[int, Meta(description="end on the clock of the trace")]
+    busy_ns: Annotated[int, Meta(description="time in which at least one event ran")]
+    idle_ns: Annotated[int, Meta(description="time in which no event ran")]
+    kernels: Annotated[int, Meta(description="number of kernels that started in the step, communication included")]
+    host_ns: Annotated[int | None, Meta(description="duration of the step's range on the host; null if it has none")]
+    left_out: Annotated[str, Meta(description="reason why the step is not among the steady steps; empty if it is")]
 
 
 class RangeRow(Part, frozen=True, kw_only=True):
@@ -145,27 +157,29 @@ class RangeRow(Part, frozen=True, kw_only=True):
 
     trace: TraceLabel
     device: DeviceNumber
-    kind: Annotated[str, Meta(description="range, module, or graph module (a path that the kernels of a graph carry)")]
-    name: Annotated[str, Meta(description="without the number at its end")]
-    calls: Count
-    events: Annotated[int, Meta(description="device events launched in them")]
-    sum_ns: Annotated[int, Meta(description="durations of these events")]
-    union_ns: Annotated[int, Meta(description="at least one of them ran")]
-    span_ns: Annotated[int, Meta(description="from the first start to the last end, added over the calls")]
-    exclusive_ns: Annotated[int, Meta(description="durations of the events launched in no inner call of the same kind")]
+    kind: Annotated[str, Meta(description="`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
+    name: Annotated[str, Meta(description="name of the range or module, without the number at its end")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    events: Annotated[int, Meta(description="number of device events launched in the calls")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of these events")]
+    union_ns: Annotated[int, Meta(description="time in which at least one of these events ran")]
+    span_ns: Annotated[
+        int, Meta(description="time from the first start to the last end of a call's events, summed over the calls")
+    ]
+    exclusive_ns: Annotated[int, Meta(description="sum of the durations of events that no nested call of the same kind launched")]
     host_ns: Annotated[int | None, Meta(description="time of the calls on the host; null for a graph module")]
 
 
 class SectionRow(Part, frozen=True, kw_only=True):
-    """One section around a focal event."""
+    """One section: the time between two boundaries around a focal event."""
 
     trace: TraceLabel
     device: DeviceNumber
-    section: Annotated[str, Meta(description="its definition")]
-    start_ns: Annotated[int, Meta(description="on the trace's clock")]
-    length_ns: Annotated[int, Meta(description="from boundary to boundary")]
-    busy_ns: Annotated[int, Meta(description="at least one event of it ran")]
-    focal_ns: Annotated[int, Meta(description="the focal event ran")]
+    section: Annotated[str, Meta(description="definition of the section by its boundaries")]
+    start_ns: Annotated[int, Meta(description="start on the clock of the trace")]
+    length_ns: Annotated[int, Meta(description="time from boundary to boundary")]
+    busy_ns: Annotated[int, Meta(description="time in which at least one event of the section ran")]
+    focal_ns: Annotated[int, Meta(description="time in which a focal event ran")]
 
 
 class CollectiveRow(Part, frozen=True, kw_only=True):
@@ -173,52 +187,56 @@ class CollectiveRow(Part, frozen=True, kw_only=True):
 
     trace: TraceLabel
     device: DeviceNumber
-    collective: Annotated[str, Meta(description="such as allreduce")]
+    collective: Annotated[str, Meta(description="name of the collective, e.g. `allreduce`")]
     group: Annotated[str, Meta(description="name of the process group")]
-    message_bytes: Annotated[int | None, Meta(description="bytes of the larger side; null where the trace does not say")]
-    dtype: Annotated[str, Meta(description="of the elements")]
-    calls: Count
-    sum_ns: Annotated[int, Meta(description="durations, waiting included")]
-    exposed_ns: Annotated[int, Meta(description="one of them ran and neither a kernel nor a memset did")]
+    message_bytes: Annotated[
+        int | None, Meta(description="size of a message on the side (input or output) where it is larger; null: not in the trace")
+    ]
+    dtype: Annotated[str, Meta(description="dtype of the elements")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations, waiting included")]
+    exposed_ns: Annotated[int, Meta(description="time in which one of them ran, and no kernel and no memset")]
 
 
 class OperatorRow(Part, frozen=True, kw_only=True):
     """Calls of one operator on the host, in a trace without device events."""
 
     trace: TraceLabel
-    operator: Annotated[str, Meta(description="such as aten::mm")]
-    calls: Count
-    self_ns: Annotated[int, Meta(description="it ran and no operator that it called did")]
-    sum_ns: Annotated[int, Meta(description="durations of the calls, with what they call")]
-    p50_ns: Annotated[int, Meta(description="median call")]
-    max_ns: Annotated[int, Meta(description="longest call")]
+    operator: Annotated[str, Meta(description="name of the operator, e.g. `aten::mm`")]
+    calls: Annotated[int, Meta(description="number of calls")]
+    self_ns: Annotated[int, Meta(description="time in the operator without the operators that it calls")]
+    sum_ns: Annotated[int, Meta(description="sum of the durations of the calls, nested operators included")]
+    p50_ns: Annotated[int, Meta(description="median duration of a call")]
+    max_ns: Annotated[int, Meta(description="duration of the longest call")]
 
 
 class MemoryRow(Part, frozen=True, kw_only=True):
-    """Memory of one device whose allocations were recorded."""
+    """Memory of one device; only devices whose allocations were recorded have a row."""
 
     trace: TraceLabel
-    device: Annotated[str, Meta(description="such as cuda:0")]
-    peak_allocated_bytes: Annotated[int, Meta(description="most that was handed out")]
-    peak_reserved_bytes: Annotated[int, Meta(description="most that the allocator held; 0 where not recorded")]
-    start_allocated_bytes: Annotated[int, Meta(description="handed out at the start")]
-    end_allocated_bytes: Annotated[int, Meta(description="handed out at the end")]
+    device: Annotated[str, Meta(description="name of the device, e.g. `cuda:0`")]
+    peak_allocated_bytes: Annotated[int, Meta(description="peak of the allocated memory")]
+    peak_reserved_bytes: Annotated[int, Meta(description="peak of the memory that the allocator reserved; 0: not recorded")]
+    start_allocated_bytes: Annotated[int, Meta(description="allocated memory at the start")]
+    end_allocated_bytes: Annotated[int, Meta(description="allocated memory at the end")]
 
 
 class QueueRow(Part, frozen=True, kw_only=True):
-    """The queue of a device or stream: events whose launch call has started and that have not started themselves."""
+    """Queue of a device or stream: events that have not started although their launch call has."""
 
     trace: TraceLabel
     device: DeviceNumber
-    stream: Annotated[int | None, Meta(description="number of the stream; null: all of the device together")]
+    stream: Annotated[int | None, Meta(description="number of the stream; null: all streams of the device together")]
     span_ns: Annotated[int, Meta(description="length of the window")]
-    empty_ns: Annotated[int, Meta(description="time with a length of 0")]
-    longest: Annotated[int, Meta(description="largest length")]
-    median: Annotated[int, Meta(description="over time: the length that it has for half of the time at most")]
-    mean: Annotated[float, Meta(description="over time")]
-    queued_events: Annotated[int, Meta(description="events that waited in it")]
-    waited_ns: Annotated[int, Meta(description="their waits together")]
-    unlinked_events: Annotated[int, Meta(description="events launched before the trace: not counted")]
+    empty_ns: Annotated[int, Meta(description="time in which the queue was empty")]
+    longest: Annotated[int, Meta(description="maximum queue length, events")]
+    median: Annotated[int, Meta(description="median queue length over time, events")]
+    mean: Annotated[float, Meta(description="mean queue length over time, events")]
+    queued_events: Annotated[int, Meta(description="number of events that waited in the queue")]
+    waited_ns: Annotated[int, Meta(description="sum of the waiting times of these events")]
+    unlinked_events: Annotated[
+        int, Meta(description="number of events that are not counted, as their launch call is not in the trace")
+    ]
 
 
 class TraceDocument(Document, frozen=True, kw_only=True):
@@ -230,33 +248,39 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     MAIN: ClassVar[str] = "kernels"
     SHOWN: ClassVar[tuple[str, ...]] = ("devices", "idle", "kernels", "operator_times", "what_if")
 
-    files: Annotated[tuple[TraceFile, ...], Meta(description="what was read, in the order of ranks and paths")]
-    skipped: Annotated[tuple[str, ...], Meta(description="files in the folders that are no traces, each with the reason")]
+    files: Annotated[tuple[TraceFile, ...], Meta(description="trace files that were read, in order of rank and path")]
+    skipped: Annotated[tuple[str, ...], Meta(description="files in the folders that are not traces, each with the reason")]
     devices: Annotated[tuple[DeviceRow, ...], Meta(description="devices with events; empty for traces of the host alone")]
     kinds: Annotated[tuple[KindRow, ...], Meta(description="busy time by kind of work")]
-    streams: Annotated[tuple[StreamRow, ...], Meta(description="streams of the devices")]
+    streams: Annotated[tuple[StreamRow, ...], Meta(description="busy time by stream")]
     idle: Annotated[tuple[IdleRow, ...], Meta(description="idle time by cause")]
-    kernels: Annotated[tuple[KernelRow, ...], Meta(description="every kernel, those with most exclusive time first")]
-    kernel_names: Annotated[tuple[KernelNameRow, ...], Meta(description="the full names behind them")]
+    kernels: Annotated[tuple[KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
+    kernel_names: Annotated[tuple[KernelNameRow, ...], Meta(description="full names of the kernels")]
     launches: Annotated[tuple[LaunchRow, ...], Meta(description="launch calls")]
-    steps: Annotated[tuple[StepRow, ...], Meta(description="steps of the whole trace, whatever the window")]
+    steps: Annotated[tuple[StepRow, ...], Meta(description="steps of the whole trace; a window does not restrict them")]
     no_steps: Annotated[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
-    ranges: Annotated[tuple[RangeRow, ...], Meta(description="ranges and modules")]
-    sections: Annotated[tuple[SectionRow, ...], Meta(description="sections that were asked for")]
-    collectives: Annotated[tuple[CollectiveRow, ...], Meta(description="communication by kind")]
-    operators: Annotated[tuple[OperatorRow, ...], Meta(description="operators of traces without device events")]
+    ranges: Annotated[tuple[RangeRow, ...], Meta(description="device time by range and module")]
+    sections: Annotated[tuple[SectionRow, ...], Meta(description="sections that were requested")]
+    collectives: Annotated[tuple[CollectiveRow, ...], Meta(description="communication by kind of collective")]
+    operators: Annotated[tuple[OperatorRow, ...], Meta(description="host time by operator, of traces without device events")]
     operator_times: Annotated[
-        tuple[OperatorTimeRow, ...], Meta(description="device time by operator, inputs and pass; needs operators to be read")
+        tuple[OperatorTimeRow, ...],
+        Meta(description="device time by operator, input sizes, dtypes and phase; empty if the trace was read without details"),
     ]
-    operator_kernels: Annotated[tuple[OperatorKernelRow, ...], Meta(description="the kernels of each of these rows")]
-    operator_callers: Annotated[tuple[OperatorCallerRow, ...], Meta(description="the callers of each of these rows")]
-    operator_rates: Annotated[tuple[OperatorRateRow, ...], Meta(description="operators against the device's peaks")]
-    critical_paths: Annotated[tuple[CriticalPathRow, ...], Meta(description="the critical path of each trace; needs details")]
-    critical_path_parts: Annotated[tuple[PathPartRow, ...], Meta(description="what each path consists of; adds up to it")]
-    what_if: Annotated[tuple[WhatIfRow, ...], Meta(description="each path if some of its work took no time")]
-    queues: Annotated[tuple[QueueRow, ...], Meta(description="work that waits in front of devices and streams")]
-    memory: Annotated[tuple[MemoryRow, ...], Meta(description="memory of the devices")]
-    metadata: Annotated[dict[str, dict[str, str]], Meta(description="by trace: further facts that it states, as text")]
+    operator_kernels: Annotated[tuple[OperatorKernelRow, ...], Meta(description="kernels of the rows in `operator_times`")]
+    operator_callers: Annotated[tuple[OperatorCallerRow, ...], Meta(description="callers of the rows in `operator_times`")]
+    operator_rates: Annotated[
+        tuple[OperatorRateRow, ...],
+        Meta(description="rates of the operators in `operator_times`, compared with the peaks of the device"),
+    ]
+    critical_paths: Annotated[
+        tuple[CriticalPathRow, ...], Meta(description="critical path of each trace; empty if the trace was read without details")
+    ]
+    critical_path_parts: Annotated[tuple[PathPartRow, ...], Meta(description="parts of each critical path")]
+    what_if: Annotated[tuple[WhatIfRow, ...], Meta(description="predicted duration of each trace without some of its work")]
+    queues: Annotated[tuple[QueueRow, ...], Meta(description="queue length of devices and streams")]
+    memory: Annotated[tuple[MemoryRow, ...], Meta(description="memory use of the devices")]
+    metadata: Annotated[dict[str, dict[str, str]], Meta(description="by trace: further facts in the file, as text")]
 
     def title(self) -> str:
         """Return one line with the traces and the busy share of each device."""

@@ -15,9 +15,8 @@ from strobe.core.notebook import html_table
 SCHEMA_VERSION: Final = 1
 """Schema version of documents. Adding a key keeps it; removing, renaming or redefining one raises it."""
 
-TraceLabel = Annotated[str, Meta(description="which trace: its `label` in `files`")]
+TraceLabel = Annotated[str, Meta(description="label of the trace, as in `files`")]
 DeviceNumber = Annotated[int, Meta(description="number of the device in the trace")]
-Count = Annotated[int, Meta(description="how many")]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

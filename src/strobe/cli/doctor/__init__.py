@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output, styled
-from strobe.cli.model import at_least, parse_size
+from strobe.cli.defaults import check_file, find_file
+from strobe.cli.doctor.memory import asked, devices_table, memory_table, predict_devices, predict_memory
+from strobe.cli.model import at_least
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
 
@@ -18,10 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from strobe.attention.impls import Gate
-    from strobe.engine.config import ResolvedConfig
-    from strobe.engine.load import Parts
-    from strobe.engine.memory import MemoryPart
-    from strobe.engine.parallel import Degrees
 
 MISSING: Final = 3
 
@@ -42,9 +41,9 @@ class Check:
 
 def doctor(
     *,
-    device: str = "auto",
-    preset: str | None = None,
-    model: str = "shapes",
+    device: DeviceName = "auto",
+    preset: PresetName | None = None,
+    model: ModelName = "shapes",
     size: str | None = None,
     samples: int = 1,
     devices: int | None = None,
@@ -80,14 +79,14 @@ def doctor(
     checks = [check_torch()]
     if checks[0].ok:
         checks += [check_weights(), check_video()]
-    document: dict[str, Any] = {"checks": [asdict(check) for check in checks]}
+    document: dict[str, Any] = {"checks": [asdict(check) for check in checks], "defaults": read_defaults(output)}
     gates: tuple[Gate, ...] = ()
     if checks[0].ok and gate:
         document["gate"], gates = run_gate(device, output)
     if checks[0].ok:
-        document |= look(device, gates)
+        document |= look(device, gates) | {"plugins": read_plugins()}
         if preset is not None:
-            stream = _asked(preset, model, size, samples, device)
+            stream = asked(preset, model, size, samples, device)
             document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
             if devices is not None:
                 document["devices"] = predict_devices(stream, devices)
@@ -99,12 +98,28 @@ def doctor(
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
 
 
+def read_defaults(output: Output) -> dict[str, Any]:
+    """Find the file of defaults and check all of it."""
+    path = find_file(output.config)
+    return {"file": None if path is None else str(path), "tables": {} if path is None else check_file(path)}
+
+
+def read_plugins() -> list[dict[str, str]]:
+    """What other packages add, and what of it is broken."""
+    from strobe.attention import plugged as attention
+    from strobe.engine import family
+    from strobe.perf.report import plugged as report
+
+    found = (*family.registered(), *attention.registered(), *report.registered())
+    return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
+
+
 def check_torch() -> Check:
     """Check that torch can be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Check(name="torch", ok=False, detail=" ".join(str(error).split()), fix="install torch 2.9 or newer, see README.md")
+        return Check(name="torch", ok=False, detail=" ".join(str(error).split()), fix="pip install 'torch>=2.9'")
     return Check(name="torch", ok=True, detail=f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
@@ -199,87 +214,6 @@ def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A stream whose memory is predicted."""
-
-    model: str
-    samples: int
-    parts: Parts
-    config: ResolvedConfig
-
-
-def _asked(preset: str, model: str, size: str | None, samples: int, device: str) -> Asked:
-    from strobe.core.device import resolve_device
-    from strobe.core.errors import unknown_choice
-    from strobe.engine.config import resolve
-    from strobe.engine.load import model_parts, names
-    from strobe.engine.presets import preset as find_preset
-
-    if model not in names():
-        raise unknown_choice("model", model, names())
-    parts = model_parts(model, parse_size(size))
-    config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
-    return Asked(model=model, samples=samples, parts=parts, config=config)
-
-
-def predict_memory(stream: Asked) -> dict[str, Any]:
-    """Predict the memory of a stream, part by part, bytes."""
-    from strobe.engine import memory
-
-    where = stream.config.device
-    return {
-        "preset": stream.config.name,
-        "model": stream.model,
-        "frame_size": list(stream.parts.defaults.frame_size),
-        "samples": stream.samples,
-        "dtype": str(stream.config.dtype).removeprefix("torch."),
-        **_held(memory.predict(stream.parts, stream.config, stream.samples)),
-        "arena_bytes": memory.plan_arena(stream.parts, stream.config, stream.samples).total_bytes,
-        "free_bytes": memory.free_bytes(where),
-    }
-
-
-def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
-    """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
-
-    Rank 0 decodes; of the others, rank 1 holds most.
-    """
-    from strobe.engine.parallel import legal_degrees
-    from strobe.engine.parallel.layout import Layout
-    from strobe.engine.parallel.transformer import on_several
-    from strobe.engine.prepared import latent_shape
-    from strobe.engine.rank_memory import predict_ranks
-
-    dit, config = stream.parts.dit, on_several(stream.config)
-    tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
-    legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
-    layouts = [
-        Layout(degrees=each.degrees, rank=rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
-        for each in legal
-        if each.degrees is not None
-        for rank in range(min(2, each.num_ranks))
-    ]
-    held = zip(layouts, predict_ranks(stream.parts, config, layouts, stream.samples), strict=True)
-    of_grid: dict[Degrees, list[dict[str, Any]]] = {}
-    for layout, parts in held:
-        of_grid.setdefault(layout.degrees, []).append(_held(parts))
-    return [
-        {
-            "devices": each.num_ranks,
-            "tree": each.degrees and each.degrees.tree,
-            "ulysses": each.degrees and each.degrees.ulysses,
-            "reason": each.reason,
-            "ranks": of_grid[each.degrees] if each.degrees else [],
-        }
-        for each in legal
-    ]
-
-
-def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
-    return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
-
-
 def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...], driver: str | None) -> dict[str, Any]:
     """Return the implementation that would run the bundled model's full-window self-attention, and the state of the others."""
     import torch
@@ -309,6 +243,9 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
             yield f"         {check['fix']}"
+    if document["defaults"]["file"] is not None:
+        tables = (f"[{name}] {', '.join(flags)}" for name, flags in document["defaults"]["tables"].items())
+        yield f"defaults of flags: {document['defaults']['file']}: {'; '.join(tables) or 'none'}"
     if "machine" not in document:
         return
     machine = Table(box=None, show_header=False)
@@ -328,10 +265,15 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from (f"  not here: {reason}; --simulate computes what it would give" for reason in document["lacking"].values())
     yield from ("", styled(("quality metrics", "bold")))
     yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
+    if document["plugins"]:
+        yield from ("", styled(("plug-ins", "bold")))
+        for each in document["plugins"]:
+            why = f"broken: {each['broken']}" if each["broken"] else "found"
+            yield f"  {each['group']} {each['name']} ({each['place']} of {each['package']}): {why}"
     if "memory" in document:
-        yield from _memory_table(document["memory"])
+        yield from memory_table(document["memory"])
     if "devices" in document:
-        yield from _devices_table(document["devices"])
+        yield from devices_table(document["devices"])
 
 
 def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
@@ -343,38 +285,6 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
         yield styled(f"  {each['operator']} {each['impl']}: ", *said)
     if gate["record"]:
         yield f"  recorded in {gate['record']}"
-
-
-def _memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the table of a stream's memory by part, and whether it fits."""
-    height, width = memory["frame_size"]
-    yield ""
-    what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
-    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in GiB")
-    table = Table("", Column("", justify="right"), "", box=None, show_header=False)
-    for part in memory["parts"]:
-        table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
-    free = memory["free_bytes"]
-    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {free / 2**30:.2f} free"
-    table.add_row("  total", f"{memory['total_bytes'] / 2**30:.2f}", verdict)
-    yield table
-    if memory["arena_bytes"]:
-        yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
-    yield "  the text encoder is not counted"
-    if memory["lacking"]:
-        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}; --simulate computes what it would give")
-
-
-def _devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Yield the table of numbers of devices and the memory of their fullest ranks."""
-    yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
-    numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
-    table = Table(*numbers, "", box=None, header_style="")
-    for each in devices:
-        grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
-        held = [f"{rank['total_bytes'] / 2**30:.2f}" for rank in each["ranks"]]
-        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
-    yield table
 
 
 def _impl_table(impls: list[dict[str, str]]) -> Table:

@@ -1,0 +1,1 @@
+"""The caller's own code, measured: functions in this process, and whole programs."""

@@ -1,0 +1,268 @@
+"""Whole programs, timed in palindromes: wall time, CPU time and peak memory of each run, as records."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from msgspec.structs import replace
+
+from strobe.bench.case import Progress
+from strobe.bench.clips import ClipNumbers
+from strobe.bench.runner import VariantError, end_line
+from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.settings import inherited_environment
+from strobe.core.spans import E2E
+from strobe.perf.measure.clocks import read_clocks
+from strobe.perf.measure.machine import describe_run
+from strobe.perf.measure.order import palindrome
+from strobe.perf.records import record
+from strobe.perf.records.store import RunWriter
+
+_LAUNCHER: Final = Path(__file__).with_name("launcher.py")
+_QUOTED: Final = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
+_FOR_A_SHELL: Final = re.compile(r"[|&;<>()$`*?\[\]#~{}!\n]|^\s*\w+=")
+_BUILT_IN: Final = frozenset((".", ":", "cd", "eval", "exec", "exit", "export", "for", "if", "ulimit", "umask", "until", "while"))
+_TOLD_LINES: Final = 3
+_TOLD_BYTES: Final = 4096
+_LONGEST_NAME: Final = 60
+_GRACE_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A command line.
+
+    Args:
+        name: in the records.
+        command: as it was given.
+        argv: what is run: its words, or a shell that reads it.
+    """
+
+    name: str
+    command: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramsPlan:
+    """How much is measured.
+
+    Args:
+        rounds: palindromes `B C1 C2 C2 C1 B` of runs; an interval needs 2.
+        warmup: untimed runs of each program before the first round.
+        prepare: a command before every run, not timed; empty for none.
+        ignore_failure: a run counts whatever its exit status.
+
+    Raises:
+        ConfigError: a count is not possible.
+    """
+
+    rounds: int = 4
+    warmup: int = 1
+    prepare: str = ""
+    ignore_failure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.warmup < 0:
+            raise ConfigError(f"give 1 round or more and 0 runs of warm-up or more, got {self.rounds} and {self.warmup}")
+
+
+def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) -> tuple[Program, ...]:
+    """Return the programs of some command lines, each a list of words or one text that holds all of them.
+
+    A text goes to a shell only where it needs one: a pipe, a variable, a pattern or the like outside of quotes.
+
+    Args:
+        names: one for each; by default the command itself, with a number where it is there twice.
+
+    Raises:
+        ConfigError: fewer than two commands, an empty one, a quote without its end, or names that do not fit.
+        StrobeError: there is no such program on this machine.
+    """
+    texts = [words[0] if len(words) == 1 else shlex.join(words) for words in commands]
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise ConfigError(f"command {number} is empty; write each behind a -- of its own: -- 'python a.py' -- 'python b.py'")
+    if len(texts) < 2:
+        raise ConfigError("a comparison needs two commands or more: strobe compare -- 'python a.py' -- 'python b.py'")
+    if names and (len(names) != len(texts) or len(set(names)) < len(names) or not all(name.strip() for name in names)):
+        raise ConfigError(f"--names: give {len(texts)} different names, one for each command, got: {', '.join(names)}")
+    argvs = [argv_of(text) if len(words) == 1 else tuple(words) for text, words in zip(texts, commands, strict=True)]
+    for argv, text in zip(argvs, texts, strict=True):
+        if shutil.which(argv[0]) is None:
+            raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
+    return tuple(
+        Program(name=name, command=text, argv=argv) for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
+    )
+
+
+def argv_of(text: str) -> tuple[str, ...]:
+    """Return the words of a command, or a shell that reads it, where it needs one.
+
+    Raises:
+        ConfigError: a quote without its end.
+    """
+    if text.split()[0] in _BUILT_IN:
+        return ("sh", "-c", text)
+    unquoted = _QUOTED.sub(lambda found: "$" if found[0][0] == '"' and re.search(r"[$`]", found[0]) else "", text)
+    if _FOR_A_SHELL.search(unquoted):
+        return ("sh", "-c", text)
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"the command {text!r} cannot be read: {str(error).lower()}") from error
+
+
+def _apart(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names that differ, from commands that may not."""
+    found: list[str] = []
+    for text in texts:
+        line = " ".join(text.split())
+        name = short = line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 3]}..."
+        number = 2
+        while name in found:
+            name, number = f"{short} ({number})", number + 1
+        found.append(name)
+    return tuple(found)
+
+
+def measure_programs(
+    programs: Sequence[Program], plan: ProgramsPlan, open_run: Callable[[], RunWriter], progress: Progress
+) -> Path:
+    """Run programs in palindromes, the first being the baseline; return the run folder.
+
+    Their output is thrown away, and stdin is empty.
+
+    Raises:
+        VariantError: a program failed, with its exit status and the last lines of its stderr.
+        StrobeError: the command that prepares failed, or the records cannot be written.
+    """
+    with open_run() as writer, tempfile.TemporaryDirectory(prefix="strobe-") as scratch, end_line(writer):
+        _Run({each.name: each for each in programs}, plan, writer, progress, Path(scratch)).measure()
+        return writer.folder
+
+
+class _Run:
+    """One comparison under way."""
+
+    def __init__(
+        self, programs: dict[str, Program], plan: ProgramsPlan, writer: RunWriter, progress: Progress, scratch: Path
+    ) -> None:
+        self._programs, self._plan, self._writer, self._progress = programs, plan, writer, progress
+        self._stderr = scratch / "stderr"
+        self._clips, self._done = ClipNumbers(torch.device("cpu")), 0
+
+    def measure(self) -> None:
+        plan, (baseline, *candidates) = self._plan, list(self._programs)
+        order = palindrome(baseline, candidates)
+        self._writer.append(describe_run(self._writer.folder, torch.device("cpu"), order, plan.rounds, "programs"))
+        for name, program in self._programs.items():
+            self._writer.append(record.Variant(name=name, preset=record.CUSTOM, command=program.command))
+            for number in range(plan.warmup):
+                self._say(f"warming up {name}, run {number + 1} of {plan.warmup}")
+                self._time(program, "warmup", None)
+            if plan.warmup:
+                numbers = tuple(range(plan.warmup))
+                self._writer.append(
+                    record.Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up")
+                )
+        for lap in range(plan.rounds):
+            for name in order:
+                self._say(f"timing {name}, round {lap + 1} of {plan.rounds}")
+                self._time(self._programs[name], "timed", lap)
+
+    def _say(self, what: str) -> None:
+        each = self._plan.warmup + 2 * self._plan.rounds
+        self._progress(self._done, len(self._programs) * each, what)
+        self._done += 1
+
+    def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
+        if self._plan.prepare:
+            prepared = self._launch(argv_of(self._plan.prepare))
+            if why := self._failed(prepared):
+                raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
+        took = self._launch(program.argv)
+        if "not_started" in took:
+            raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
+        if (why := self._failed(took)) and not self._plan.ignore_failure:
+            raise VariantError(program.name, f"{program.command!r} {why}; --ignore-failure times it all the same")
+        clip = replace(
+            self._clips.finish(program.name, phase, lap, 1, read_clocks(torch.device("cpu"))),
+            peak_bytes=took["peak_bytes"],
+            user_ns=took["user_ns"],
+            system_ns=took["system_ns"],
+            exit_status=took["exit_status"],
+        )
+        whole = record.Span(
+            variant=program.name,
+            clip=clip.clip,
+            order=clip.order,
+            palindrome=lap,
+            name=E2E,
+            index=None,
+            start_ns=0,
+            value_ns=took["wall_ns"],
+            clock="perf_counter",
+            warmup=phase == "warmup",
+        )
+        self._writer.append(whole, clip)
+        self._writer.sync()
+
+    def _launch(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Have a program run by the launcher; whatever ends the wait ends both."""
+        asked = json.dumps({"argv": list(argv), "stderr": str(self._stderr), "environment": inherited_environment()})
+        launcher = subprocess.Popen(
+            (sys.executable, "-I", "-S", str(_LAUNCHER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            told, _ = launcher.communicate(asked.encode())
+        finally:
+            if launcher.returncode is None:
+                _end(launcher)
+        found: dict[str, Any] = json.loads(told)
+        return found
+
+    def _failed(self, took: dict[str, Any]) -> str:
+        """Why a run is none; empty if it is one."""
+        if "not_started" in took:
+            return f"it could not be started: {took['not_started']}"
+        status: int = took["exit_status"]
+        if status == 0:
+            return ""
+        how = f"ended with exit status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
+        data = self._stderr.read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
+        lines = [line.strip() for line in data.splitlines() if line.strip()][-_TOLD_LINES:]
+        return f"{how}; the last it wrote to stderr: {' / '.join(lines)}" if lines else f"{how}, and wrote nothing to stderr"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as `SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """End the launcher and all that runs in its session: first politely, then whatever is left of it."""
+    with suppress(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        launcher.wait(_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()

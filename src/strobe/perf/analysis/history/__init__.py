@@ -1,0 +1,1 @@
+"""Figures over commits: series, their steps, and what the machine did meanwhile."""

@@ -1,0 +1,309 @@
+"""The page of the caller's own code: functions called, or programs run, against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from strobe.perf.analysis.ledger.close import Ledger
+from strobe.perf.analysis.runs.calls import OwnCode, own_code
+from strobe.perf.records.record import Header
+from strobe.perf.report.blocks.fields import Field, Unit, count, table_of
+from strobe.perf.report.blocks.kernels import kernels_section
+from strobe.perf.report.blocks.ledger import ledger_blocks
+from strobe.perf.report.blocks.levels import speedups
+from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.blocks.settings import banners, environment_table
+from strobe.perf.report.blocks.spread import slow_end
+from strobe.perf.report.findings import Finding, find
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Axis,
+    Block,
+    Cell,
+    Code,
+    Fact,
+    Figure,
+    Headline,
+    Headlines,
+    Mark,
+    Missing,
+    Notes,
+    Plane,
+    Ratio,
+    Report,
+    Section,
+    Table,
+    Text,
+    Time,
+)
+from strobe.perf.report.study import Study
+from strobe.perf.report.text import bytes_cell
+
+_UNITS: Final[tuple[tuple[float, Unit], ...]] = ((1e3, "ns"), (1e6, "µs"), (1e10, "ms"))
+_NOT_TIMED: Final = "it was not timed"
+
+
+def calls_report(study: Study, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the page of one run, and return the findings it rests on.
+
+    Args:
+        study: one run of functions or programs.
+        allow_different: facts that are meant to differ.
+    """
+    run = study.runs[0]
+    head, found = run.header, own_code(run)
+    findings = find(study, allow_different)
+    programs = head.kind == "programs"
+    parts = (
+        _times(head, found),
+        None if programs else _outputs(head, found),
+        _samples(found),
+        None if programs or not findings else _account(findings),
+        kernels_section(study) if run.traces else None,
+        _settings(study, found),
+        _notes(head),
+    )
+    report = Report(
+        v=SCHEMA_VERSION,
+        speedups=speedups(findings),
+        title=_title(head, found),
+        subtitle=f"{'programs' if programs else 'functions'}, on {head.machine.device_name}",
+        facts=tuple(_facts(head, found)),
+        banners=banners(study),
+        sections=tuple(part for part in parts if part is not None),
+    )
+    return report, findings
+
+
+def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
+    """What one call or run of each takes, and how much faster than the baseline that is."""
+    programs, on_gpu = head.kind == "programs", head.machine.on_gpu
+    unit = _unit(found)
+    fields: list[Field[OwnCode]] = [
+        Field("program" if programs else "function", lambda row: row.name, Code),
+        Field("mean", lambda row: row.mean_ns, Time, unit, hint="geometric mean of the samples", missing=_NOT_TIMED),
+        Field("95 % interval", lambda row: _interval(row, unit), numeric=True, hint=f"of the mean, {unit}", missing=_NOT_TIMED),
+        Field("min", lambda row: min(row.samples_ns, default=None), Time, unit, missing=_NOT_TIMED),
+        Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="baseline time / its own, 95 % interval"),
+        Field("verdict", _verdict),
+    ]
+    if on_gpu:
+        hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
+        fields.append(Field("speedup on the GPU", _on_device, numeric=True, hint=hint))
+    if programs:
+        fields += [
+            Field("user", lambda row: row.user_ns, Time, unit, hint="CPU time outside the kernel", missing=_NOT_TIMED),
+            Field("system", lambda row: row.system_ns, Time, unit, hint="CPU time inside the kernel", missing=_NOT_TIMED),
+        ]
+    hint = _PEAK[head.kind, on_gpu]
+    fields.append(Field("peak memory", lambda row: _bytes(row, row.peak_bytes), numeric=True, hint=hint))
+    if not programs:
+        hint = "most that a sample had above what there was when it began"
+        fields.append(Field("added memory", lambda row: _bytes(row, row.added_bytes), numeric=True, hint=hint))
+    if any(row.failures for row in found):
+        fields.append(count("failed runs", lambda row: row.failures, "exit status other than 0"))
+    what = "run" if programs else "call"
+    return table_of(f"Time and memory of one {what}, against {head.baseline}.", fields, found, sortable=len(found) > 2)
+
+
+_PEAK: Final = {
+    ("calls", True): "most that torch had allocated on the GPU, of the whole process",
+    ("calls", False): "largest resident set of the whole process",
+    ("programs", False): "largest resident set of the program, or of the largest program that it waited for",
+}
+
+
+def _unit(found: Sequence[OwnCode]) -> Unit:
+    largest = max((row.mean_ns for row in found if row.mean_ns is not None), default=1e6)
+    return next((unit for limit, unit in _UNITS if largest < limit), "s")
+
+
+_NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def _interval(row: OwnCode, unit: Unit) -> Cell | None:
+    if row.interval is None:
+        return Missing("two samples or more have one", "-") if row.samples_ns else None
+    low, high = (f"{end / _NS[unit]:.4g}" for end in (row.interval.low, row.interval.high))
+    return Text(f"{low} to {high}")
+
+
+def _speedup(head: Header, row: OwnCode) -> Cell:
+    if row.name == head.baseline:
+        return Text("1", "muted", "baseline")
+    if row.speedup is None:
+        return Missing(_why_none(row), "-")
+    return ratio_cell(row.speedup.ratio, row.speedup.interval)
+
+
+def _verdict(row: OwnCode) -> Text:
+    if row.speedup is None:
+        return Text("") if row.gate is None or row.gate.passed else Text("outputs differ", "bad")
+    return verdict_cell(row.speedup.verdict)
+
+
+def _on_device(row: OwnCode) -> Cell:
+    found = row.device_speedup
+    return Text("") if found is None else ratio_cell(found.ratio, found.interval)
+
+
+def _why_none(row: OwnCode) -> str:
+    if row.gate is not None and not row.gate.passed:
+        return "its output is not that of the baseline"
+    return _NOT_TIMED
+
+
+def _bytes(row: OwnCode, value: int | None) -> Cell:
+    if value is None:
+        small = "not more than what starts it, about 10 MiB" if row.command else "not known"
+        return Missing(small if row.samples_ns else _NOT_TIMED, "-")
+    return bytes_cell(value, "GiB", 2) if value >= 1 << 30 else bytes_cell(value, "MiB", 1)
+
+
+def _times(head: Header, found: Sequence[OwnCode]) -> Section:
+    rows = tuple(_headline(head, row, number) for number, row in enumerate(found) if row.name != head.baseline)
+    what = "one run of the program, from its start to its end" if head.kind == "programs" else "one call"
+    lead = (
+        f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of "
+        "samples; above 1 the candidate is faster."
+    )
+    fields: tuple[Field[OwnCode], ...] = (
+        Field("candidate", lambda row: row.name, Code),
+        Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="median of the pair ratios, 95 % interval"),
+        Field("verdict", _verdict),
+        count("pairs", lambda row: None if row.speedup is None else len(row.speedup.ratios)),
+        Field("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, Ratio, numeric=True),
+        Field(
+            "ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"
+        ),
+    )
+    table = table_of(f"Speedups over {head.baseline}.", fields, [row for row in found if row.name != head.baseline])
+    return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))
+
+
+def _headline(head: Header, row: OwnCode, series: int) -> Headline:
+    found = row.speedup
+    if found is None:
+        why = _why_none(row)
+        return Headline(row.name, series, Missing(why), _verdict(row) if row.gate else Text("not timed", "muted"), why)
+    pairs = f"{len(found.ratios)} pair{'s' if len(found.ratios) != 1 else ''}"
+    detail = f"{pairs}, too few for an interval"
+    if found.interval is not None:
+        detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * found.interval.level:.0f} %, {pairs}"
+    return Headline(row.name, series, ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict), detail)
+
+
+def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:
+    gated = [row for row in found if row.gate is not None]
+    if not gated:
+        return Section("outputs", "Outputs", "", (Notes(("The outputs were not compared: any output was allowed.",)),))
+    fields: tuple[Field[OwnCode], ...] = (
+        Field("function", lambda row: row.name, Code),
+        Field("output", lambda row: Text("equal", "good") if row.gate and row.gate.passed else Text("DIFFERENT", "bad")),
+        Field("rule", lambda row: row.gate.rule if row.gate else ""),
+        Field("measured", lambda row: row.gate.detail if row.gate else ""),
+    )
+    lead = "Each function was called once with equal inputs and equal random numbers before anything was timed."
+    return Section("outputs", "Outputs", lead, (table_of(f"Outputs against {head.baseline}'s.", fields, gated),))
+
+
+def _samples(found: Sequence[OwnCode]) -> Section | None:
+    timed = [row for row in found if row.samples_ns]
+    if not timed:
+        return None
+    unit = _unit(found)
+    fields: tuple[Field[OwnCode], ...] = (
+        Field("name", lambda row: row.name, Code),
+        count("samples", lambda row: len(row.samples_ns)),
+        count("calls in each", lambda row: row.calls_per_sample),
+        Field("min", lambda row: min(row.samples_ns), Time, unit),
+        Field("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], Time, unit),
+        slow_end(lambda row: row.samples_ns, unit, "samples"),
+    )
+    marks = tuple(
+        Mark(number, value, series) for series, row in enumerate(timed) for number, value in enumerate(row.samples_ns, start=1)
+    )
+    plane = Plane(
+        x=Axis("sample, in the order they ran", whole=True),
+        y=Axis("time of one run" if timed[0].command else "time of one call", "ms", from_zero=True),
+        marks=marks,
+        series=tuple(row.name for row in timed),
+    )
+    title = "Every timed sample, in the order they ran."
+    figure = Figure(
+        title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True
+    )
+    lead = "A slope is drift, a lone point a disturbance. Nothing is left out but what compiled or ran on a throttled GPU."
+    return Section("samples", "Samples", lead, (figure,))
+
+
+def _account(findings: Sequence[Finding]) -> Section:
+    blocks: list[Block] = []
+    missing: list[str] = []
+    for finding in findings:
+        if isinstance(finding.ledger, Ledger):
+            blocks += [
+                msgspec.structs.replace(block, collapsed=False) if isinstance(block, Table) else block
+                for block in ledger_blocks(finding, finding.ledger)
+            ]
+        else:
+            missing.append(f"No account for {finding.candidate.label}: {finding.ledger}.")
+    if missing:
+        missing.append('trace=True takes traces; on a CPU strobe.span("name") around parts of the code is enough.')
+        blocks.append(Notes(tuple(missing)))
+    lead = (
+        "Where the samples spent their time, and what the difference is made of. A clip and its frame block are one sample here. "
+        "The lines add up exactly."
+    )
+    return Section("account", "Where the difference went", lead, tuple(blocks))
+
+
+def _settings(study: Study, found: Sequence[OwnCode]) -> Section:
+    blocks: list[Block] = [environment_table(study, "Environment.")]
+    if any(row.command for row in found):
+        fields: tuple[Field[OwnCode], ...] = (
+            Field("program", lambda row: row.name, Code),
+            Field("command", lambda row: row.command, Code),
+        )
+        blocks.insert(0, table_of("Commands.", fields, found))
+    return Section("settings", "What ran, and where", "", tuple(blocks), folded=True)
+
+
+def _notes(head: Header) -> Section:
+    items = [
+        f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
+        f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
+        "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
+        "stays within 5 % of 1. Inconclusive: more rounds are needed.",
+    ]
+    if head.kind == "programs":
+        items.append(
+            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads "
+            "nothing. CPU times are of the program and of those it waited for."
+        )
+    else:
+        items.append(
+            "A sample is wall time from an idle device to an idle device; short calls are repeated in a sample, and their inputs "
+            "are made before it begins. Garbage is collected between samples."
+        )
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _title(head: Header, found: Sequence[OwnCode]) -> str:
+    names = [row.name for row in found if row.name != head.baseline]
+    if len(names) > 3:
+        return f"{len(names)} others against {head.baseline}"
+    return f"{' and '.join(names)} against {head.baseline}"
+
+
+def _facts(head: Header, found: Sequence[OwnCode]) -> Iterator[Fact]:
+    yield Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC")))
+    yield Fact("Run", Text(head.run))
+    yield Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"))
+    yield Fact("torch", Text(head.machine.torch or "not used"))
+    yield Fact("Baseline", Text(head.baseline))
+    timed = sum(len(row.samples_ns) for row in found)
+    yield Fact("Timed samples", Text(f"{timed}, interleaved"))

@@ -1,0 +1,391 @@
+"""`strobe.compare`: order, gate, equal inputs, devices, errors, and the run it leaves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import strobe
+from fake_gpu import FakeGpu, fake_profiler
+from strobe.core.errors import ConfigError
+from strobe.perf.records.store import read_run
+
+
+class Clock:
+    """A clock that only work advances, and that drifts: each call costs a little more than the one before."""
+
+    def __init__(self, drift_ns: int) -> None:
+        self.now_ns = 0
+        self.drift_ns = drift_ns
+        self.calls = 0
+
+    def work(self, cost_ns: int) -> None:
+        self.now_ns += cost_ns + self.drift_ns * self.calls
+        self.calls += 1
+
+
+@pytest.mark.parametrize("drift_ns", [0, 5_000])
+def test_the_ratio_is_exact_under_linear_drift(monkeypatch: pytest.MonkeyPatch, drift_ns: int) -> None:
+    clock = Clock(drift_ns)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)
+    same = strobe.compare({"a": lambda: clock.work(3_000_000), "b": lambda: clock.work(3_000_000)}, rounds=4)["b"]
+    assert (same.ratio, same.verdict) == (1.0, "no difference")
+    found = strobe.compare({"a": lambda: clock.work(3_000_000), "b": lambda: clock.work(2_000_000)}, rounds=4)["b"]
+    assert found.verdict == "faster"
+    assert found.ratio == pytest.approx(1.5, rel=0.1 if drift_ns else 1e-12)
+    assert found.ratio_low <= found.ratio <= found.ratio_high
+    assert (found.calls_per_sample, found.samples) == (1, 8)
+    if not drift_ns:
+        assert found.mean_ns == pytest.approx(2_000_000) and found.min_ns == found.max_ns == 2_000_000
+
+
+def test_a_sample_of_short_calls_is_the_mean_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)
+    row = strobe.compare({"a": lambda: clock.work(1_000), "b": lambda: clock.work(4_000)}, rounds=2)["b"]
+    assert (row.calls_per_sample, row.mean_ns, row.ratio) == (2_000, pytest.approx(4_000), 0.25)
+    row = strobe.compare({"a": lambda: clock.work(1_000), "b": lambda: clock.work(100_000_000)}, rounds=2)["b"]
+    assert row.calls_per_sample == 5, "a slow function is not called as often as the fast one needs"
+
+
+def test_samples_run_forwards_and_back_after_gate_and_warm_up() -> None:
+    log: list[str] = []
+    functions = {name: lambda name=name: log.append(name) for name in "abc"}
+    found = strobe.compare(functions, warmup=2, rounds=3)
+    assert "".join(log[:12]) == "abc" + "aabbcc" + "abc", "gate, warm-up, how long is a call"
+    n = found["b"].calls_per_sample
+    runs = [(name, len(list(group)) // n) for name, group in itertools.groupby(log[12 + 3 * n :])]
+    once = [("a", 1), ("b", 1), ("c", 2), ("b", 1)]
+    assert runs == [*once, ("a", 2), *once[1:], ("a", 2), *once[1:], ("a", 1)]
+
+
+def test_one_round_has_no_interval_and_claims_nothing() -> None:
+    row = strobe.compare({"a": lambda: None, "b": lambda: None}, rounds=1)["b"]
+    assert (row.ratio_low, row.verdict) == (None, "inconclusive")
+
+
+@pytest.mark.parametrize("options", [{"warmup": 0}, {"rounds": 0}, {"tolerance": -1.0}, {"tolerance": math.nan}])
+def test_counts_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1|0 or more"):
+        strobe.compare({"a": lambda: None, "b": lambda: None}, **options)
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        ({"alone": len}, "two functions or more, got 'alone'"),
+        ({}, "two functions or more, got none"),
+        ([len, sum], "give a dictionary of functions"),
+        ({"a": len, "b": 3}, "'b' is a int and cannot be called"),
+        ({"a": len, "": sum}, "'' is no name"),
+        ({"a": len, 1: sum}, "1 is no name"),
+        ({"a": len, "a\n": sum}, "is no name"),
+        ({"a": len, " a": sum}, "names must differ in more than spaces"),
+    ],
+)
+def test_what_is_no_comparison_is_refused_before_anything_is_called(functions: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        strobe.compare(functions, out=tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+def test_unequal_outputs_get_no_numbers_and_the_others_do() -> None:
+    x = torch.ones(4)
+    functions = {"base": lambda x: x + 1, "wrong": lambda x: x + 2, "right": lambda x: 1 + x}
+    found = strobe.compare(functions, inputs=(x,), rounds=2)
+    wrong, right = found["wrong"], found["right"]
+    assert (wrong.equal_output, wrong.samples, wrong.ratio) == (False, 0, None)
+    assert "relative error 0.5" in wrong.output
+    assert right.equal_output and right.samples == 4
+    assert found["base"].samples == 4
+    assert "wrong: not timed, out: relative error 0.5" in str(found)
+
+
+def test_if_no_output_is_equal_nothing_is_timed(tmp_path: Path) -> None:
+    found = strobe.compare({"one": lambda: 1, "two": lambda: 2}, rounds=2)
+    assert [row.samples for row in found] == [0, 0]
+    page = found.report(tmp_path / "page.html").read_text()
+    assert "outputs differ" in page and "2, expected 1" in page
+
+
+def test_outputs_may_be_left_uncompared() -> None:
+    found = strobe.compare({"one": lambda: 1, "model": lambda: torch.nn.Linear(1, 1)}, tolerance=math.inf, rounds=2)
+    assert (found["model"].equal_output, found["model"].samples) == (None, 4)
+
+
+def test_random_numbers_are_equal_in_the_calls_that_are_compared() -> None:
+    def draw() -> tuple[object, ...]:
+        return torch.randn(3), random.random(), np.random.rand()
+
+    assert strobe.compare({"a": draw, "b": draw}, rounds=1, warmup=1)["b"].equal_output
+
+
+def test_the_callers_random_numbers_go_on_as_if_nothing_was_compared() -> None:
+    def once() -> Any:
+        drawn: list[object] = []
+
+        def draw() -> None:
+            if not drawn:
+                drawn.append((torch.randn(3), random.random(), np.random.rand()))
+
+        return draw
+
+    def state() -> tuple[object, ...]:
+        return torch.randn(1).item(), random.random(), np.random.rand()
+
+    seen = []
+    for compares in (False, True):
+        torch.manual_seed(5), random.seed(5), np.random.seed(5)
+        if compares:
+            strobe.compare({"a": once(), "b": once()}, rounds=1)
+        seen.append(state())
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("changes", ["first", "second"])
+def test_every_candidate_gets_equal_inputs_whatever_one_does_to_them(changes: str) -> None:
+    given = torch.zeros(8)
+    seen: dict[str, set[float]] = {"first": set(), "second": set()}
+
+    def function(name: str) -> Any:
+        def run(x: torch.Tensor, many: list[int]) -> float:
+            seen[name].add(float(x.sum()) + len(many))
+            if name == changes:
+                x.add_(1)
+                many.append(1)
+            return 1.0
+
+        return run
+
+    found = strobe.compare({name: function(name) for name in seen}, inputs=(given, []), rounds=2, trace=True)
+    assert found["second"].equal_output
+    assert seen == {"first": {0.0}, "second": {0.0}}, "in every call of the gate, warm-up, samples and trace"
+    assert given.sum() == 0
+
+
+def test_inputs_that_nobody_changes_are_copied_once_for_each() -> None:
+    x, places = torch.zeros(8), {"a": set(), "b": set()}
+    functions = {name: lambda x, own=own: own.add(x.data_ptr()) for name, own in places.items()}
+    strobe.compare(functions, inputs=(x,), rounds=2)
+    assert all(len(own) <= 2 for own in places.values()), "one for the gate, one for all that follows"
+    assert x.data_ptr() not in places["a"] | places["b"]
+
+
+def test_an_error_in_a_round_is_the_callers_with_a_note(tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def breaks() -> None:
+        time.sleep(0.003)  # one call in a sample
+        if next(calls) == 3 + 2 * 2 + 1:  # gate, warm-up, its length, the sample that warms up, two rounds of two
+            raise ZeroDivisionError("by design")
+
+    with pytest.raises(ZeroDivisionError, match="by design") as caught:
+        strobe.compare({"good": lambda: time.sleep(0.003), "bad": breaks}, rounds=3, warmup=1, out=tmp_path)
+    assert caught.value.__notes__ == ["strobe.compare: 'bad' raised this in round 3"]
+    (folder,) = tmp_path.iterdir()
+    end = read_run(folder).end
+    assert (end.status, end.message) == ("failed", "strobe.compare: 'bad' raised this in round 3")
+    kept = strobe.compare_runs(folder).rows("calls")
+    assert [row["samples"] for row in kept] == [5, 4], "what was finished counts"
+
+
+def test_an_error_in_the_first_call_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        strobe.compare({"a": len, "b": abs}, inputs=(-3,), out=tmp_path)
+    assert caught.value.__notes__ == ["strobe.compare: 'a' raised this in its first call"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_it_keeps_what_is_finished(tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def stops() -> None:
+        time.sleep(0.003)
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        strobe.compare({"a": lambda: time.sleep(0.003), "b": stops}, warmup=1, out=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    run = read_run(folder)
+    assert run.end.status == "interrupted" and any(clip.phase == "timed" for clip in run.clips)
+
+
+def test_records_without_a_folder_go_with_the_result(tmp_path: Path) -> None:
+    found = strobe.compare({"a": lambda: None, "b": lambda: None}, rounds=1)
+    folder = found.folder
+    assert folder.is_dir()
+    del found
+    assert not folder.exists()
+    kept = strobe.compare({"a": lambda: None, "b": lambda: None}, rounds=1, out=tmp_path)
+    folder, rows = kept.folder, kept.rows()
+    del kept
+    assert strobe.compare_runs(folder).rows("calls") == rows
+
+
+def test_the_caller_can_look_at_it_in_every_way(tmp_path: Path) -> None:
+    found = strobe.compare({"a": lambda: None, "<b>": lambda: None}, rounds=2)
+    assert [row["name"] for row in found.rows()] == ["a", "<b>"] == [row.name for row in found]
+    assert "&lt;b&gt;" in found._repr_html_() and "<b>" not in found._repr_html_()
+    assert found.rows("speedups")[0]["candidate"] == "<b>"
+    assert {path.suffix for path in (found.report(tmp_path / "new" / f"page.{end}") for end in ("html", "md", "json"))} == {
+        ".html", ".md", ".json",
+    }  # fmt: skip
+    page = (tmp_path / "new" / "page.html").read_text()
+    assert "report.md" not in page and "<b>:" not in page
+    with pytest.raises(ConfigError, match=r"the ending says the format: \.html, \.md, \.json"):
+        found.report(tmp_path / "page.pdf")
+    with pytest.raises(ConfigError, match="unknown function 'c'"):
+        found["c"]
+    with pytest.raises(ConfigError, match="unknown table"):
+        found.rows("nothing")
+    with pytest.raises(ConfigError, match="unknown variant"):
+        found.between("a", "c")
+
+
+def spanned_sum(x: torch.Tensor, times: int) -> torch.Tensor:
+    with strobe.span("sum"):
+        for _ in range(times):
+            y = x.cumsum(0)
+    return y
+
+
+@strobe.spanned("tail")
+def tail(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_the_account_of_regions_adds_up() -> None:
+    x = torch.ones(10_000)
+    functions = {
+        "one": lambda x: tail(spanned_sum(x, 1)),
+        "four": lambda x: tail(spanned_sum(x, 4)),
+        "none": lambda x: x.cumsum(0) * 2,
+    }
+    found = strobe.compare(functions, inputs=(x,), rounds=3)
+    lines = [row for row in found.rows("lines") if row["candidate"] == "four"]
+    assert {"sum: timed", "tail: timed"} <= {row["line"] for row in lines}
+    own = found.between("one", "four").rows("lines")
+    assert [row["line"] for row in own] == [row["line"] for row in lines]
+    saved = sum(row["saved_ns"] for row in lines)
+    whole = next(row for row in found.rows("speedups") if (row["candidate"], row["level"]) == ("four", "e2e"))
+    assert saved == pytest.approx(whole["saved_ns"])
+    assert [row for row in found.rows("lines") if row["candidate"] == "none"], "one without regions has an account too"
+    back = found.between("four", "one").rows("lines")
+    assert sum(row["saved_ns"] for row in back) == pytest.approx(-saved)
+
+
+def test_a_trace_of_each_has_its_operators(tmp_path: Path) -> None:
+    x = torch.ones(64, 64)
+    functions = {"a b/c": lambda x: x @ x, "a b c": lambda x: x.mm(x)}
+    found = strobe.compare(functions, inputs=(x,), rounds=2, trace=True, out=tmp_path)
+    traces = read_run(found.folder).traces
+    assert len({trace.path for trace in traces}) == 2, "names that give the same words have files of their own"
+    assert all((found.folder / trace.path).is_file() for trace in traces)
+    lines = found.rows("lines")
+    assert any("op" in row["line"] for row in lines)
+    assert "aten::mm" in found.report(tmp_path / "page.html").read_text()
+
+
+def test_a_training_step_keeps_its_state() -> None:
+    def step_of(model: torch.nn.Module) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    before = models[0].weight.detach().clone()
+    found = strobe.compare({"a": step_of(models[0]), "b": step_of(models[1])}, inputs=(torch.ones(2, 4),), rounds=2)
+    assert found["b"].equal_output
+    assert torch.equal(models[0].weight, models[1].weight), "both were called equally often"
+    assert not torch.equal(models[0].weight, before)
+
+
+# ------------------------------------------------------------------------------------------------------------- a GPU
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["a GPU in use", "a GPU that the functions use first"])
+def test_by_default_kernels_are_timed_and_not_their_launches(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
+    gpu = FakeGpu(monkeypatch, used=used)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: gpu.now_ns)
+    row = strobe.compare({"a": lambda: gpu.kernel(30_000_000), "b": lambda: gpu.kernel(10_000_000)}, rounds=4)["b"]
+    assert row.ratio == pytest.approx(3, rel=1e-3)
+    assert row.device_ratio == pytest.approx(3, rel=1e-3)
+    assert (row.peak_bytes, row.added_bytes) == (3 << 20, 2 << 20), "of the GPU"
+
+
+def test_what_the_host_does_between_kernels_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: gpu.now_ns)
+
+    def with_work_of_the_host(length_ns: int) -> None:
+        gpu.kernel(length_ns)
+        gpu.synchronize()
+        gpu.now_ns += 20_000_000
+
+    functions = {"a": lambda: with_work_of_the_host(40_000_000), "b": lambda: gpu.kernel(10_000_000)}
+    found = strobe.compare(functions, device="cuda", rounds=2)
+    assert found["b"].ratio == pytest.approx(6, rel=1e-2)
+    assert found["b"].device_ratio == pytest.approx(6, rel=1e-2)
+    assert read_run(found.folder).header.machine.device == "cuda:0"
+
+
+def test_the_cpu_is_refused_for_a_function_that_works_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr(torch.profiler, "profile", fake_profiler(gpu))
+    with pytest.raises(ConfigError, match="device=\"cpu\", but 'b' works on a GPU: .*; leave device out"):
+        strobe.compare({"a": lambda: None, "b": lambda: gpu.kernel(1_000)}, device="cpu")
+    found = strobe.compare({"a": lambda: None, "b": lambda: None}, device="cpu", rounds=1)
+    assert found["b"].device_ratio is None
+
+
+CYCLES = 20_000_000
+FASTEST_HZ = 3e9
+
+
+@pytest.mark.gpu
+def test_kernels_of_known_length_on_a_gpu() -> None:
+    """A kernel that counts cycles of the GPU's clock lasts as long as it says, whatever its launch costs."""
+    torch.cuda.init()
+    functions = {"three": lambda: torch.cuda._sleep(3 * CYCLES), "one": lambda: torch.cuda._sleep(CYCLES)}
+    found = strobe.compare(functions, rounds=6, trace=True)
+    row = found["one"]
+    assert row.ratio == pytest.approx(3, rel=0.05)
+    assert row.device_ratio == pytest.approx(3, rel=0.05)
+    assert row.ratio_low > 2.5
+    assert row.min_ns >= CYCLES / FASTEST_HZ * 1e9
+    assert any("kernel" in line["line"] for line in found.rows("lines"))
+
+
+@pytest.mark.gpu
+def test_one_against_three_products_on_a_gpu_by_default() -> None:
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    functions = {"one": lambda: x @ x, "three": lambda: [x @ x for _ in range(3)]}
+    row = strobe.compare(functions, rounds=10, tolerance=math.inf)["three"]
+    assert row.ratio == pytest.approx(1 / 3, rel=0.1)
+    assert row.verdict == "slower"
+
+
+@pytest.mark.gpu
+def test_the_cpu_is_refused_for_tensors_of_a_gpu() -> None:
+    x = torch.randn(64, 64, device="cuda")
+    with pytest.raises(ConfigError, match="device=\"cpu\", but 'a' works on a GPU"):
+        strobe.compare({"a": lambda: x @ x, "b": lambda: x @ x}, device="cpu")
+    assert strobe.compare({"a": lambda: None, "b": lambda: None}, device="cpu", rounds=1)["b"].device_ratio is None

@@ -1,0 +1,162 @@
+"""Defaults of flags: `strobe.toml` and the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from strobe.cli import defaults
+from strobe.cli.documents.defaults import defaults_schema
+from strobe.perf.measure.machine import describe_run
+from terminal import Strobe
+
+ASKED = ("doctor", "--json", "--device", "cpu", "--preset", "turbo")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory two folders below one that may hold a file, no other file, no variable."""
+    monkeypatch.delenv("STROBE_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(sys, "argv", ["strobe"])
+    (tmp_path / "project" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "inner")
+    return tmp_path
+
+
+def samples(strobe: Strobe, *arguments: str) -> int:
+    found: int = strobe(*ASKED, *arguments).document["memory"]["samples"]
+    return found
+
+
+def test_the_command_line_wins_then_the_environment_then_the_verb_then_the_default(
+    strobe: Strobe, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert samples(strobe) == 1
+    file = place / "project" / "strobe.toml"
+    file.write_text("[default]\nsamples = 2\n")
+    assert samples(strobe) == 2
+    file.write_text("[default]\nsamples = 2\n[doctor]\nsamples = 3\n")
+    assert samples(strobe) == 3
+    monkeypatch.setenv("STROBE_DEFAULT_SAMPLES", "4")
+    assert samples(strobe) == 4
+    monkeypatch.setenv("STROBE_DOCTOR_SAMPLES", "5")
+    assert samples(strobe) == 5
+    assert samples(strobe, "--samples", "6") == 6
+
+
+def test_what_was_filled_in_is_said_without_its_value_and_recorded_with_it(
+    strobe: Strobe, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "project" / "strobe.toml"
+    file.write_text(
+        '[generate]\nswitch = ["1s:a red square moving up", "2s:a blue star moving up"]\nsimulate = true\nblocks = 0\n'
+    )
+    monkeypatch.setenv("STROBE_GENERATE_SEED", "17")
+    done = strobe("generate", "a red circle moving left")
+    assert done.err == (
+        f"defaults of the environment: --seed\ndefaults of {file}: --switch, --simulate, --blocks\n"
+        "error: --blocks 0: give 1 or more\n"
+    )
+    switches = ["--switch", "1s:a red square moving up", "2s:a blue star moving up"]
+    assert sys.argv == ["strobe", "--seed=17", *switches, "--simulate=true", "--blocks=0"]
+    header = describe_run(place, torch.device("cpu"), ("baseline",), 1, "stream")
+    assert header.argv == tuple(sys.argv)
+    assert strobe("generate", "a red circle moving left", "--quiet").err == "error: --blocks 0: give 1 or more\n"
+
+
+def test_the_nearest_file_is_taken_and_only_that(strobe: Strobe, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [place / "user" / "strobe" / "strobe.toml", place / "project" / "strobe.toml", place / "project/inner/strobe.toml"]
+    for number, file in enumerate(files, start=2):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(f"[doctor]\nsamples = {number}\n")
+        found = strobe(*ASKED).document
+        assert found["memory"]["samples"] == number
+        assert found["defaults"] == {"file": str(file), "tables": {"doctor": ["--samples"]}}
+    other = place / "other.toml"
+    other.write_text("[doctor]\nsamples = 9\n")
+    assert samples(strobe, "--config", str(files[0])) == 2
+    monkeypatch.setenv("STROBE_CONFIG", str(other))
+    assert samples(strobe) == 9 and samples(strobe, "--config", str(files[0])) == 2
+    assert samples(strobe, "--config", os.devnull) == 1
+    assert strobe("doctor", "--config", "gone.toml").err == (
+        f"error: --config gone.toml: no such file; give a file such as strobe.toml, or {os.devnull} for none\n"
+    )
+
+
+def test_a_file_of_another_user_is_passed_over(strobe: Strobe, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = place / "project" / "strobe.toml"
+    file.write_text("[doctor]\nsamples = 3\n")
+    monkeypatch.setattr(defaults, "_ours", lambda path: False)
+    done = strobe(*ASKED)
+    assert done.document["memory"]["samples"] == 1
+    assert f"{file} is passed over: it belongs to another user; --config {file} takes it\n" in done.err
+    assert samples(strobe, "--config", str(file)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[doctr]\na = 1", ":1: doctr: no such table (did you mean 'doctor'?); tables: demo, generate,"),
+        ("\n[doctor]\nprest = 'a'", ":3: [doctor] prest: strobe doctor has no such flag (did you mean 'preset'?)"),
+        ("[doctor]\nsamples = 'a'", ":2: [doctor] samples: Expected int, got str"),
+        ("[doctor]\nsamples = 2.5", ":2: [doctor] samples: Expected int, got float"),
+        ("[doctor]\ngate = 1", ":2: [doctor] gate: Expected bool, got int"),
+        ("[default]\ndevixe = 'cpu'", ":2: [default] devixe: no verb has such a flag (did you mean 'device'?)"),
+        ("[default]\nweights = 1", ":2: [default] weights: Expected a path, got int"),
+        ("[default]\ndebug = true", ":2: [default] debug: no verb has such a flag"),
+        ("device = 'cpu'", ":1: device: a flag stands below a table such as [default]"),
+        ("[bench]\nquick = true", ":2: [bench] quick: a flag stands below a table such as [default]; tables: attention,"),
+        ("[bench.atention]\nx = 1", ":1: [bench] atention: no such table (did you mean 'attention'?)"),
+        ("[generate]\nmode = 'sofd'", ":2: [generate] mode: 'sofd' (did you mean 'soft'?); allowed: recache, soft, interpolate"),
+        ("[generate]\nswitch = 'a'", ":2: [generate] switch: Expected a list, got str"),
+        ("doctor = 3", ":1: doctor: write a table [doctor] with the flags below it"),
+        ("[doctor\n", " is not TOML: Expected ']'"),
+        (b"\xff", " is not TOML: 'utf-8' codec"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(strobe: Strobe, place: Path, text: str | bytes, said: str) -> None:
+    file = place / "project" / "strobe.toml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    done = strobe("doctor", "--device", "cpu")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert done.err.startswith(f"error: {file}{said}"), done.err
+
+
+def test_a_variable_of_no_flag_is_an_error(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STROBE_DOCTOR_SAMPLE", "2")
+    assert strobe("doctor").err == (
+        "error: STROBE_DOCTOR_SAMPLE: there is no flag --sample for it (did you mean 'STROBE_DOCTOR_SAMPLES'?); unset it\n"
+    )
+    assert strobe("presets", "show", "--quiet", "--device", "cpu").code == 0, "it is another verb's"
+    monkeypatch.delenv("STROBE_DOCTOR_SAMPLE")
+    monkeypatch.setenv("STROBE_TRAIN_SHAPES_OUT", "x")
+    monkeypatch.setenv("STROBE_DOCTOR_SAMPLES", "many")
+    done = strobe("doctor")
+    assert done.code == 2 and "--samples" in done.err and "many" in done.err
+
+
+def test_a_list_of_the_environment_is_words_of_a_shell(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STROBE_GENERATE_SWITCH", "'1s:a red square' 2s:blue")
+    assert "switch" in strobe("generate", "a red circle moving left", "--blocks", "0").err
+    assert sys.argv == ["strobe", "--switch", "1s:a red square", "2s:blue"]
+
+
+def test_a_flag_of_the_file_can_be_turned_off(strobe: Strobe, place: Path) -> None:
+    (place / "project" / "strobe.toml").write_text("[doctor]\njson = true\n")
+    assert strobe("doctor", "--device", "cpu", "--json=false").out.startswith("ok ")
+
+
+def test_the_schema_knows_every_verb_and_type() -> None:
+    schema = json.loads(defaults_schema())["properties"]
+    assert set(schema) == {*defaults.verbs(), "default"}
+    assert schema["bench"]["properties"]["attention"]["properties"]["quick"]["type"] == "boolean"
+    assert schema["compare"]["properties"]["rounds"]["type"] == "integer" and schema["generate"]["additionalProperties"] is False
+    assert schema["generate"]["properties"]["mode"]["enum"] == ["interpolate", "recache", "soft"]
+    assert set(schema["default"]["properties"]) == {name.removeprefix("--") for name in defaults.every_flag()}
+    assert not {"config", "debug"} & set(schema["default"]["properties"])

@@ -1,0 +1,53 @@
+"""The images: what their files copy is there, and who runs in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from source import ROOT
+
+FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Every instruction of a file and what stands behind it, lines that go on put together."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return [(line.split()[0], line.partition(" ")[2]) for line in "\n".join(lines).replace("\\\n", " ").splitlines() if line]
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_an_image_is_pinned_locked_and_not_run_by_root(path: Path) -> None:
+    found = instructions(path)
+    images = [rest.split()[0] for name, rest in found if name == "FROM"]
+    images += [word.partition("=")[2] for name, rest in found for word in rest.split() if word.startswith("--from=")]
+    assert all(re.search(r":[\w.-]*\d", image) for image in images if image != "build"), images
+    last = max(number for number, (name, _) in enumerate(found) if name == "FROM")
+    users = [rest for name, rest in found[last:] if name == "USER"]
+    assert users == ["strobe"] and any("useradd" in rest and " strobe" in rest for _, rest in found[last:])
+    installs = [rest for name, rest in found if name == "RUN" and "pip install" in rest]
+    locked = [rest for rest in installs if "--require-hashes" in rest]
+    assert len(locked) == 1 and all("torch==" in rest or rest.endswith("--no-deps .") for rest in installs if rest not in locked)
+    assert any(name == "HEALTHCHECK" and "/readyz" in rest for name, rest in found)
+    assert ("ENTRYPOINT", '["strobe"]') in found
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_what_an_image_copies_is_there_and_not_ignored(path: Path) -> None:
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
+    kept = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+    copied = [
+        word for name, rest in instructions(path) if name == "COPY" and "--from" not in rest for word in shlex.split(rest)[:-1]
+    ]
+    assert "*" in ignore and len(copied) > 4
+    for name in copied:
+        assert (ROOT / name).exists(), name
+        assert any(fnmatchcase(name, each) for each in kept), f"{name} is ignored"
+
+
+def test_there_is_one_for_each_kind_of_machine() -> None:
+    assert [path.stem.partition(".")[0] for path in FILES] == ["cpu", "cuda"]

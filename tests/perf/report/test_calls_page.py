@@ -1,0 +1,89 @@
+"""The page of functions and programs, from records that are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import strobe
+from strobe.perf.analysis.runs.calls import own_code
+from strobe.perf.report.build import build_report
+from strobe.perf.report.markdown import render_markdown
+from strobe.records import Clip, Excluded, Gate, Span, Variant
+
+MS = 1_000_000
+ORDER = ("slow", "fast", "fast", "slow")
+SAMPLES = {"slow": (40, 44, 42, 46), "fast": (20, 22, 21, 23)}
+"""Milliseconds of each sample, in order."""
+
+
+def made(root: Path, kind: str, *, calls: int = 1, **clip: Any) -> Path:
+    """A run of two rounds; `odd` has failed its gate."""
+    order = (*ORDER[:2], "odd", "odd", *ORDER[2:])
+    with strobe.create_run(root, "made") as run:
+        run.append(strobe.describe_run(run.folder, torch.device("cpu"), order, 2, kind))
+        run.append(*(Variant(name=name, preset="custom", command=name if kind == "programs" else "") for name in SAMPLES))
+        if kind == "calls":
+            run.append(
+                Gate(variant="fast", reference="slow", rule="the same", passed=True, detail="equal in every bit", exact=True),
+                Gate(variant="odd", reference="slow", rule="the same", passed=False, detail="out: 1, expected 2", exact=True),
+            )
+        done = dict.fromkeys(SAMPLES, 0)
+        for place, name in enumerate(ORDER * 2):
+            number = done[name]
+            done[name] += 1
+            common = {"variant": name, "clip": number, "order": place, "palindrome": place // 4}
+            value_ns = SAMPLES[name][number] * MS * calls
+            span = Span(**common, name="e2e", index=None, start_ns=0, value_ns=value_ns, clock="perf_counter", warmup=False)
+            run.append(span, Clip(**common, phase="timed", num_spans=1, calls=calls, **clip))
+        return run.folder
+
+
+@pytest.mark.parametrize("calls", [1, 50])
+def test_times_are_of_one_call(tmp_path: Path, calls: int) -> None:
+    slow, fast, odd = own_code(strobe.read_run(made(tmp_path, "calls", calls=calls, peak_bytes=90, start_bytes=70)))
+    assert [value / MS for value in slow.samples_ns] == [40, 44, 42, 46]
+    assert fast.mean_ns == pytest.approx((20 * 22 * 21 * 23) ** 0.25 * MS)
+    assert fast.interval.low < fast.mean_ns < fast.interval.high
+    assert fast.speedup.ratio == 2.0 and slow.speedup is None
+    assert (fast.peak_bytes, fast.added_bytes) == (90, 20)
+    assert (odd.samples_ns, odd.mean_ns, odd.interval, odd.speedup, odd.peak_bytes) == ((), None, None, None, None)
+    assert not odd.gate.passed and slow.gate is None
+
+
+def test_a_sample_that_was_excluded_is_none(tmp_path: Path) -> None:
+    folder = made(tmp_path, "calls")
+    run = strobe.read_run(folder)
+    left_out = Excluded(variant="fast", span="clip", clip=None, indices=(1,), kind="compilation", cause="compilation")
+    found = own_code(type(run)(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"excluded": (left_out,)}))
+    assert [value / MS for value in found[1].samples_ns] == [20, 21, 23]
+    assert len(found[1].speedup.ratios) == 1, "its whole round"
+
+
+def test_the_page_of_functions(tmp_path: Path) -> None:
+    report = build_report([made(tmp_path, "calls", peak_bytes=3 << 20, start_bytes=1 << 20)])
+    text = render_markdown(report).replace("\\", "")
+    assert report.title == "fast and odd against slow"
+    assert "2.000x [2.000, 2.000]" in text and "| 3.0 MiB | 2.0 MiB |" in text
+    assert "out: 1, expected 2" in text and "outputs differ" in text
+    assert "No account for fast" in text and 'strobe.span("name")' in text
+    assert [(each.candidate, each.level, each.ratio.value) for each in report.speedups] == [("fast", "e2e", 2.0)]
+
+
+def test_the_page_of_programs(tmp_path: Path) -> None:
+    folder = made(tmp_path, "programs", user_ns=7 * MS, system_ns=2 * MS, exit_status=1)
+    report = build_report([folder])
+    text = render_markdown(report).replace("\\", "")
+    assert "| 7.000 | 2.000 |" in text, "CPU times"
+    assert "about 10 MiB" in text, "why there is no peak"
+    assert "failed runs" in text and "account" not in text.lower()
+    row = strobe.compare_runs(folder).calls[1]
+    assert (row.user_ns, row.system_ns, row.failures, row.peak_bytes, row.equal_output) == (7 * MS, 2 * MS, 4, None, None)
+
+
+def test_two_of_a_run_are_reported_alone(tmp_path: Path) -> None:
+    found = strobe.compare_runs(made(tmp_path, "calls"), pair=("fast", "slow"))
+    assert [(row.name, row.ratio) for row in found.calls] == [("fast", None), ("slow", 0.5)]
