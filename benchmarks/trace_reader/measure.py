@@ -40,7 +40,7 @@ Every figure is one process from its start to its end: the median of {repeats}, 
 
     {command}
 
-on {machine}, {versions}. Others used the machine: its load was {load}.
+on {machine}, {versions}. Others used the machine: its load, this work included, was {load}.
 
 | what | trace | CPU s | least and most | MB/s of CPU | peak MB | least and most |
 |---|---|---:|---:|---:|---:|---:|
