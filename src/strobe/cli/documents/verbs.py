@@ -172,13 +172,13 @@ class Picked(_Printed, frozen=True, kw_only=True):
     preset: Annotated[str, Meta(description="name of the preset")]
     holds: Annotated[bool, Meta(description="true: it holds the frame rate; false: it is the fastest preset, exit code 1")]
     fps: Annotated[float | int, Meta(description="requested frame rate, frames per second")]
-    needed_fps: Annotated[float, Meta(description="frame rate that the slowest frame block must reach: `fps` and a margin")]
+    needed_fps: Annotated[float, Meta(description="frame rate that the slowest frame block must reach")]
     why: Annotated[str, Meta(description="reason for the choice")]
     presets: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each preset tried: `preset`, `reason`, and where measured `frames`, `blocks_ns`, `slowest_fps`, "
-            "`median_fps`, `spread`, `cost_ns`"
+            description="each preset tried: `preset`, `reason`, `frames`, `blocks_ns`, `slowest_fps`, `median_fps`, "
+            "`spread`, `cost_ns`"
         ),
     ]
     model: Annotated[str, Meta(description="name of the model")]
@@ -198,10 +198,7 @@ class Machine(_Printed, frozen=True, kw_only=True):
     ] = UNSET
     attention: Annotated[
         Any,
-        Meta(
-            description="attention implementation that would run (`runs`), reasons against others (`passed_over`), state of "
-            "each (`impls`)"
-        ),
+        Meta(description="attention: what would run (`runs`), reasons against others (`passed_over`), state of each (`impls`)"),
     ] = UNSET
     presets: Annotated[
         dict[str, Any] | UnsetType, Meta(description="by preset and optimisation: `on`, `reason` if it is off")
@@ -259,17 +256,8 @@ class Soaked(_Printed, frozen=True, kw_only=True):
 
     run: Annotated[str, Meta(description="path of the run folder")]
     blocks: Annotated[int, Meta(description="number of frame blocks that were made")]
-    drift: Annotated[
-        float | None,
-        Meta(description="change of a frame block's time over 1,000 frame blocks / median time; null: too few frame blocks"),
-    ]
-    figures: Annotated[
-        dict[str, Any],
-        Meta(
-            description="by figure: value in the `first` and `last` part, allowed growth (`may_grow`), and `holds`: true if "
-            "it grew no more"
-        ),
-    ]
+    drift: Annotated[float | None, Meta(description="frame block time: change over 1,000 blocks / median; null: too few")]
+    figures: Annotated[dict[str, Any], Meta(description="by figure: `first` and `last` part, allowed growth `may_grow`, `holds`")]
     report: ReportPaths
 
 
@@ -294,8 +282,7 @@ class Benched(_Printed, frozen=True, kw_only=True):
     cells: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each cell, with its `contestants` or `strategies`: `name`, and `reason` if it was not timed, else "
-            "`median_ns`, `calls` and further figures"
+            description="each cell: its `contestants` or `strategies` with `name`, and `reason` or `median_ns`, `calls` and more"
         ),
     ]
     measured: Annotated[tuple[str, ...], Meta(description="names of the cells that this call measured")]
@@ -333,8 +320,8 @@ class Timers(_Extracted, frozen=True, kw_only=True):
     attention: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each timer: `log`, `timer`, `rank`, `units`, number of `values`, `calls` (times in `_ns`), "
-            "`method`, `note`, `excluded`, `outliers`, `remarks`"
+            description="each timer: `log`, `timer`, `rank`, `units`, `values` (number), `calls`, `method`, `excluded`, "
+            "`outliers`"
         ),
     ]
 
