@@ -188,10 +188,7 @@ class Machine(_Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
-    defaults: Annotated[
-        dict[str, Any],
-        Meta(description="`file` of defaults of flags, null if there is none; `tables`: flags that each table sets"),
-    ]
+    defaults: Annotated[dict[str, Any], Meta(description="`file` of defaults of flags, or null; `tables`: the flags in each")]
     machine: Annotated[
         dict[str, Any] | UnsetType,
         Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
@@ -208,10 +205,7 @@ class Machine(_Printed, frozen=True, kw_only=True):
     ] = UNSET
     lacking: Annotated[dict[str, str] | UnsetType, Meta(description="by preset that cannot run here: the reason")] = UNSET
     metrics: Annotated[dict[str, str] | UnsetType, Meta(description="by quality metric: `measured`, or why it is not")] = UNSET
-    plugins: Annotated[
-        tuple[dict[str, str], ...] | UnsetType,
-        Meta(description="plug-ins: `group`, `name`, `place`, `package`, and `broken`: the reason, empty if it loads"),
-    ] = UNSET
+    plugins: Annotated[Any, Meta(description="of other packages: `group`, `name`, `place`, `package`, `broken`: why")] = UNSET
     memory: Annotated[dict[str, Any] | UnsetType, Meta(description="with --preset: predicted memory of a stream, bytes")] = UNSET
     devices: Annotated[
         tuple[dict[str, Any], ...] | UnsetType, Meta(description="with --devices: the same by number of devices")
