@@ -65,9 +65,7 @@ def commands() -> str:
     """Every verb with its flags, as `--help` has them."""
     _inherit(app)
     text = app.generate_docs(output_format="markdown", recursive=True, heading_level=2)
-    text = text.replace(
-        "](#strobe-install-completion)", "](#strobe---install-completion)"
-    )  # as a heading of three dashes is named
+    text = text.replace("](#strobe-install-completion)", "](#strobe---install-completion)")  # its anchor
     return f"# Command line\n\nGenerated from `strobe.cli` by `make docs`; do not edit.\n\n{text.strip()}\n"
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_rendered_again_and_held_to_a_requirement(place: Path, capsys: 
 
 
 REFUSED = {
-    "one command": (["--", "true"], "nothing to compare 'true' with; write strobe compare PRESET PRESET, or strobe compare --"),
+    "one command": (["--", "true"], "'true' needs a candidate to compare it with; write strobe compare PRESET PRESET"),
     "nothing": ([], "nothing to compare; write"),
     "an empty command": (["--", "true", "--"], "command 2 is empty"),
     "names": (["--names", "a", "a", "--", "true", "--", "true"], "give 2 different names"),

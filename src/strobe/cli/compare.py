@@ -131,7 +131,7 @@ def compare(
         return code
     refuse(given(programs), "for programs, each behind a -- of its own, and these are presets")
     if len(sides) < 2:
-        alone = f"nothing to compare {sides[0]!r} with" if sides else "nothing to compare"
+        alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
     with output.progress("compare"):
         from strobe.bench.case import Plan

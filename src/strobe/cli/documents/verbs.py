@@ -6,27 +6,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
+from strobe.cli.documents.extracted import Kernels, Stages, Timers
+from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
 from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.report.documents.value import SCHEMA_VERSION, Part
-
-Written = Annotated[
-    dict[str, str], Meta(description="paths of the written files, by kind, e.g. `html`; empty if none was written")
-]
-ReportPaths = Annotated[dict[str, str], Meta(description="paths of the report, by suffix, e.g. `html`")]
-Paths = Annotated[tuple[str, ...], Meta(description="paths of the files of the report")]
-NotMet = Annotated[
-    tuple[str, ...], Meta(description="requirements (--require) that are not met, each with the reason; exit code 1 if any")
-]
-Red = Annotated[dict[str, str], Meta(description="by candidate that failed its gate: the rule and the measured figure")]
-
-
-class _Printed(Part, frozen=True, kw_only=True):
-    """Base of documents that a verb builds itself."""
-
-    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
 class Traced(TraceDocument, frozen=True, kw_only=True):
@@ -97,7 +83,7 @@ class Generated(ClipMade, frozen=True, kw_only=True):
     v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
 
 
-class Serving(_Printed, frozen=True, kw_only=True):
+class Serving(Printed, frozen=True, kw_only=True):
     """`strobe serve`: the address it listens on; printed before the first viewer can connect."""
 
     url: Annotated[str, Meta(description="URL of the page")]
@@ -122,7 +108,7 @@ class ProfiledStream(Measured, frozen=True, kw_only=True):
     ]
 
 
-class ProfiledAttention(_Printed, frozen=True, kw_only=True):
+class ProfiledAttention(Printed, frozen=True, kw_only=True):
     """`strobe profile attention`: one attention call by several implementations."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -141,7 +127,7 @@ class ProfiledDit(Measured, frozen=True, kw_only=True):
     kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
 
 
-class ProfiledKernels(_Printed, frozen=True, kw_only=True):
+class ProfiledKernels(Printed, frozen=True, kw_only=True):
     """`strobe profile kernels`: one denoise step, operation by operation."""
 
     written: Paths
@@ -155,7 +141,7 @@ class ProfiledKernels(_Printed, frozen=True, kw_only=True):
     report: Annotated[dict[str, Any], Meta(description="layout of the page, as in `report.json`")]
 
 
-class Presets(_Printed, frozen=True, kw_only=True):
+class Presets(Printed, frozen=True, kw_only=True):
     """`strobe presets show`: the settings of each preset."""
 
     device: Annotated[str, Meta(description="device that `off_here` and `lacking` are about")]
@@ -166,7 +152,7 @@ class Presets(_Printed, frozen=True, kw_only=True):
     elsewhere: Annotated[dict[str, str], Meta(description="by setting that another page explains: that page")]
 
 
-class Picked(_Printed, frozen=True, kw_only=True):
+class Picked(Printed, frozen=True, kw_only=True):
     """`strobe presets pick`: the preset of best quality that holds a frame rate."""
 
     preset: Annotated[str, Meta(description="name of the preset")]
@@ -184,7 +170,7 @@ class Picked(_Printed, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="name of the model")]
 
 
-class Machine(_Printed, frozen=True, kw_only=True):
+class Machine(Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
@@ -212,7 +198,7 @@ class Machine(_Printed, frozen=True, kw_only=True):
     ] = UNSET
 
 
-class Linted(_Printed, frozen=True, kw_only=True):
+class Linted(Printed, frozen=True, kw_only=True):
     """`strobe lint`: claims in documents and records that cannot be true."""
 
     files: Annotated[tuple[str, ...], Meta(description="files that were read")]
@@ -225,7 +211,7 @@ class Linted(_Printed, frozen=True, kw_only=True):
     ]
 
 
-class Ablated(_Printed, frozen=True, kw_only=True):
+class Ablated(Printed, frozen=True, kw_only=True):
     """`strobe ablate` and `strobe log`: runs (cells) of changed settings, with their speedups."""
 
     report: ReportPaths
@@ -239,7 +225,7 @@ class Ablated(_Printed, frozen=True, kw_only=True):
     ]
 
 
-class Scored(_Printed, frozen=True, kw_only=True):
+class Scored(Printed, frozen=True, kw_only=True):
     """`strobe bench shapes`: quality scores of the bundled model."""
 
     figures: Annotated[
@@ -248,7 +234,7 @@ class Scored(_Printed, frozen=True, kw_only=True):
     ]
 
 
-class Soaked(_Printed, frozen=True, kw_only=True):
+class Soaked(Printed, frozen=True, kw_only=True):
     """`strobe bench soak`: comparison of the first and the last part of a long stream."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -267,7 +253,7 @@ class Soaked(_Printed, frozen=True, kw_only=True):
     report: ReportPaths
 
 
-class Loaded(_Printed, frozen=True, kw_only=True):
+class Loaded(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -282,7 +268,7 @@ class Loaded(_Printed, frozen=True, kw_only=True):
     report: ReportPaths
 
 
-class Benched(_Printed, frozen=True, kw_only=True):
+class Benched(Printed, frozen=True, kw_only=True):
     """`strobe bench attention`, `tree` and `scaling`: grids of attention calls."""
 
     cells: Annotated[
@@ -298,59 +284,14 @@ class Benched(_Printed, frozen=True, kw_only=True):
     report: Paths
 
 
-class _Extracted(_Printed, frozen=True, kw_only=True):
-    """Base of documents with figures from logs and traces."""
-
-    inputs: Annotated[tuple[dict[str, Any], ...], Meta(description="each input file: `path`, `bytes`, `sha256`")]
-    logs: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(description="each log: `path`, `counts` of its lines, `damage`, `similar` lines, `rejected` values"),
-    ]
-    written: Annotated[str | UnsetType, Meta(description="path of the page, with -o")] = UNSET
-
-
-class Stages(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract stages`: rounds of each stage in logs."""
-
-    stages: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(
-            description="each log and stage: `log`, `stage`, `rounds_ns`, `avg_all_rounds_ns`, `avg_excl_warmup_ns`, "
-            "`excluded`, `ranks`, `note`"
-        ),
-    ]
-
-
-class Timers(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract attention`: attention timers in logs."""
-
-    attention: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(
-            description="each timer: `log`, `timer`, `rank`, `units`, number of `values`, `calls` (times in `_ns`), "
-            "`method`, `note`, `excluded`, `outliers`, `remarks`"
-        ),
-    ]
-
-
-class Kernels(_Extracted, frozen=True, kw_only=True):
-    """`strobe extract kernels`: focal kernels in traces."""
-
-    focal: Annotated[str, Meta(description="regular expression of the focal kernel")]
-    kernels: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(description="each trace: `trace`, and its `devices` with `device`, `names` and `calls` (times in `_ns`)"),
-    ]
-
-
-class Trained(_Printed, frozen=True, kw_only=True):
+class Trained(Printed, frozen=True, kw_only=True):
     """`strobe train-shapes`: the weights, and the last figures of each training stage."""
 
     folder: Annotated[str, Meta(description="path of the folder with the weights")]
     stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and the last figures")]
 
 
-class Judged(_Printed, frozen=True, kw_only=True):
+class Judged(Printed, frozen=True, kw_only=True):
     """`strobe quality`: scores of clips against a reference."""
 
     reference: Annotated[str, Meta(description="name of the reference clip")]
