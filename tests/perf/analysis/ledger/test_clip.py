@@ -27,7 +27,7 @@ from strobe.perf.analysis.ledger.clip import (
     explain_by_trace,
     levelled,
 )
-from strobe.perf.analysis.ledger.parts import MEANING, MISMATCH, NOT_APART, UNTRACED, Part, part_of
+from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, MISMATCH, NOT_APART, UNTRACED, Part, part_of
 from strobe.perf.analysis.runs.compare import mirrored_pairs
 from strobe.perf.analysis.runs.partition import Partition, Tile
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, TIMED, Label
@@ -326,6 +326,7 @@ def test_every_label_belongs_to_one_part(path: tuple[str, ...], activity: str, p
 
 def test_every_part_says_what_it_is_and_every_region_has_one() -> None:
     assert MEANING.keys() == set(Part)
+    assert set(Part) - LIMITS.keys() == {Part.PASS, Part.WAITING, Part.REST, Part.ENDS, Part.UNNAMED}
     inside = [name for name in spans.NAMES if name not in (spans.E2E, spans.FRAME_BLOCK)]
     outermost = (spans.DRAW, spans.TEXT, spans.RECACHE, spans.DENOISE_STEP, spans.COMMIT, spans.VAE_DECODE, spans.DECODE_WAIT)
     for name in inside:

@@ -70,6 +70,23 @@ MEANING: Final[dict[Part, str]] = {
     Part.ENDS: "from the call to the first frame block, and from the last one to the end",
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
+LIMITS: Final[dict[Part, str]] = {
+    Part.ATTENTION_KERNEL: "attention FLOPs",
+    Part.ATTENTION_AROUND: "the work around the attention kernel",
+    Part.CROSS_ATTENTION: "cross-attention",
+    Part.FEED_FORWARD: "the matrix products of the feed-forward",
+    Part.NORMS: "memory traffic of norms and glue",
+    Part.FOCAL: "the focal kernel",
+    Part.SECTION: "the work around the focal kernel",
+    Part.OTHER_ATTENTION: "attention kernels",
+    Part.MATRIX: "matrix products",
+    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
+    Part.COPIES: "memory copies",
+    Part.COMMUNICATION: "communication between devices",
+    Part.GAPS: "gaps between kernels",
+    Part.DECODING: "decoding",
+}
+"""Names of what limits a frame block or step whose largest part this is; the other parts are no limit by themselves."""
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
 """Parts that do not count as explained."""
 _NORMS: Final = frozenset(

@@ -11,7 +11,7 @@ from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import MEANING, Part
+from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, Part
 from strobe.perf.measure.stats import Verdict
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.findings import Finding
@@ -27,22 +27,6 @@ SHORT_NS: Final = 100_000_000
 """Times below this are printed with four significant digits, ns."""
 HOST_BOUND: Final = 0.2
 """Share of a frame block from which waiting for the host counts as the limit."""
-_BOUND: Final[dict[Part, str]] = {
-    Part.ATTENTION_KERNEL: "attention FLOPs",
-    Part.ATTENTION_AROUND: "the work around the attention kernel",
-    Part.CROSS_ATTENTION: "cross-attention",
-    Part.FEED_FORWARD: "the matrix products of the feed-forward",
-    Part.NORMS: "memory traffic of norms and glue",
-    Part.FOCAL: "the focal kernel",
-    Part.SECTION: "the work around the focal kernel",
-    Part.OTHER_ATTENTION: "attention kernels",
-    Part.MATRIX: "matrix products",
-    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
-    Part.COPIES: "memory copies",
-    Part.COMMUNICATION: "communication between devices",
-    Part.GAPS: "gaps between kernels",
-    Part.DECODING: "decoding",
-}
 
 
 def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -204,13 +188,13 @@ def limit(label: str, found: Answer, attention_rate: str = "") -> str:
             f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
             f"({_of(times[Part.WAITING], whole)})."
         )
-    largest = max((part for part in times if part in _BOUND), key=lambda part: times[part], default=None)
+    largest = max((part for part in times if part in LIMITS), key=lambda part: times[part], default=None)
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:
         return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
     rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
     share = f"{100 * times[largest] / whole:.0f} % of a {found.unit}"
-    return f"{label} is bound by {_BOUND[largest]} now, {share} ({_of(times[largest], whole)}){rate}."
+    return f"{label} is bound by {LIMITS[largest]} now, {share} ({_of(times[largest], whole)}){rate}."
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
