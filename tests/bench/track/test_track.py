@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from histories import commit, git, twelve_commits
+from sandbox import hears_ctrl_c
 from strobe.bench.track.bisect import narrow
 from strobe.bench.track.builds import Case
 from strobe.bench.track.figures import followed
@@ -224,7 +225,11 @@ def start(repo: Path, history: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "strobe", *words, "--case", CASE.command, "--install", CASE.install, "--environment", "none"]
     source = Path(__file__).parents[3] / "src"
     return subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=os.environ | {"PYTHONPATH": str(source)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=hears_ctrl_c,
     )
 
 
