@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from cyclopts import App, Argument, ArgumentCollection, Token
 
-from strobe.cli.console import terminal
+from strobe.cli.console import Output
 from strobe.core.errors import ConfigError, nearest
 from strobe.core.settings import config_folder, environment, read_settings, silence_downloads
 
@@ -274,12 +274,11 @@ def _app(commands: tuple[str, ...]) -> App:
 
 def _tell(used: Mapping[str, Mapping[str, Words]], others: Iterable[Path], *, quiet: bool) -> None:
     """Say which flags have their value from where, without the values: one may be a secret."""
-    if quiet or read_settings().rank:
-        return
+    output = Output(quiet=quiet or bool(read_settings().rank))
     for source, values in used.items():
-        terminal(stderr=True).print(f"defaults of {source}: {', '.join(values)}")
+        output.note(f"defaults of {source}: {', '.join(values)}")
     for path in others:
-        terminal(stderr=True).print(f"{path} is passed over: it belongs to another user; --config {path} takes it")
+        output.note(f"{path} is passed over: it belongs to another user; --config {path} takes it")
 
 
 def _said(name: str, words: Words) -> tuple[str, ...]:
