@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,14 @@ def test_a_stage_has_at_least_one_call(strobe: Strobe, guide: dict[str, Path], c
     for verb in (flags(guide), ("extract", "attention", "--candidate-log", guide["vsa_log"])):
         result = strobe(*verb, "--calls-per-stage", calls)
         assert result.code == 2 and f"--calls-per-stage {calls}: a stage has 1 or more" in result.err
+
+
+def test_more_focal_kernels_than_fit_into_the_stage_are_refused(strobe: Strobe, guide: dict[str, Path]) -> None:
+    result = strobe(*flags(guide, "--calls-per-stage", 100_000))
+    assert result.code == 2 and "--calls-per-stage 100000: so many focal kernels of the baseline take" in result.err
+    most = int(re.search(r"at most (\d+) fit", result.err)[1])  # type: ignore[index]
+    assert strobe(*flags(guide, "--calls-per-stage", most)).code == 0
+    assert strobe(*flags(guide, "--calls-per-stage", most + 1)).code == 2
 
 
 def test_a_report_can_be_made_again_from_what_it_stored(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def test_a_history_is_measured_told_and_gated(run: Strobe, strobe: Strobe, repo:
     assert "worse_steps" not in again.out
 
 
+def test_a_relative_folder_is_a_history_too(run: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run("--commits", "HEAD~1..HEAD", "-o", "here", "--json")
+    assert found.code == 0, found.err
+    assert [row["failed_at"] for row in found.document["points"]] == ["", ""] and (tmp_path / "here" / "report.md").is_file()
+
+
 def test_the_page_says_what_the_terminal_says(run: Strobe, repo: Path, tmp_path: Path) -> None:
     shown = run("--commits", "HEAD~5..HEAD").out
     page = tmp_path / "history" / "report.html"

@@ -35,6 +35,7 @@ def act(
         "PYTHONPATH": str(ROOT / "src"),
         "HOME": str(folder),
         "RUNNER_TEMP": str(folder),
+        "GITHUB_ACTION_PATH": f"{folder}/action",
     }
     env |= {name: str(folder / name.lower()) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
@@ -82,6 +83,31 @@ def test_a_run_folder_is_reported_gated_and_summed_up(folder: Path) -> None:
     assert summary(folder) == (folder / "a run" / "report.md").read_text(encoding="utf-8")
     outputs = dict(line.split("=", 1) for line in (folder / "github_output").read_text().splitlines())
     assert Path(outputs["json"]).is_file() and outputs["report"] == "a run/report.md"
+
+
+def test_requirements_are_of_the_verb_and_not_of_the_programs_that_it_compares(folder: Path) -> None:
+    command = "compare --rounds 2 --names old new -o programs -- 'sleep 0.02' -- 'sleep 0.01'"
+    done = ran(folder, command=command, require="new:e2e>=1000")
+    assert done.returncode == 1, done.stderr
+    assert "not met: new: e2e is" in done.stdout and ">=1000 required" in done.stdout and summary(folder)
+
+
+def test_a_speedup_of_traces_has_its_summary(folder: Path) -> None:
+    traces = ROOT / "tests" / "data" / "h200"
+    sides = " ".join(
+        f"--{side}-trace {traces}/{name}.json.gz --focal-{side} _forward_kernel"
+        for side, name in (("baseline", "eager"), ("candidate", "graph"))
+    )
+    command = f"speedup {sides} -o page"
+    done = ran(folder, command=command, require="step>=1")
+    assert done.returncode == 1 and "not met" in done.stdout, done.stderr  # they are not comparable
+    assert summary(folder) == (folder / "page" / "report.md").read_text(encoding="utf-8")
+
+
+def test_without_a_package_the_action_installs_itself(folder: Path) -> None:
+    (step,) = (step for step in STEPS if step.get("id") == "install")
+    done = act(step, folder, 'cat "$5"', package="")
+    assert done.returncode == 0 and done.stdout == f"{folder}/action\n"
 
 
 def test_without_a_requirement_it_passes(folder: Path) -> None:

@@ -149,7 +149,7 @@ def run(
         environment = case.environment or ("venv" if case.install else "none")
         tracking = Tracking(
             repo=case.repo,
-            history=out,
+            history=out.absolute(),
             case=limits.case(case.case, case.install, environment),
             figures=figures,
             rounds=rounds,
@@ -222,7 +222,7 @@ def find(
         place = Path(head.repository) if repo is None else repo
         tracking = Tracking(
             repo=place,
-            history=history,
+            history=history.absolute(),
             case=limits.case(head.case, head.install, head.environment),
             figures=head.figures,
             rounds=head.rounds,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, check_allowed, compare_facts
 from strobe.perf.analysis.comparable.records import record_facts
 from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
@@ -175,6 +175,10 @@ class SpeedupStudy:
         return next(figure for figure in self.levels if figure.level == name)
 
 
+_OVERLAP: Final = Fraction(21, 20)
+"""Factor by which the focal kernels of a stage may exceed it: trace and log are of different runs."""
+
+
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
     """Read the files of both sides, cut them into labels, and compare them.
 
@@ -195,6 +199,8 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     sides = request.baseline, request.candidate
     details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
     baseline, candidate = (_load(request, side, details, progress) for side in sides)
+    for loaded in (baseline, candidate):
+        _check_calls(request.calls, loaded.side)
     if not unlike and request.allow_unlike:
         unlike = _stands_in(baseline.side, candidate.side, asked[0])
     lacking = [isinstance(each.side.section(), str) for each in (baseline, candidate)]
@@ -293,6 +299,23 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
         contradicted={name: value for name, value in side.facts.items() if found.get(name, value) != value},
         met=collective_skew(traces),
     )
+
+
+def _check_calls(calls: int | None, side: Side) -> None:
+    """Check that as many focal kernels as a stage is said to have fit into it.
+
+    Raises:
+        DataError: they take longer than the stage.
+    """
+    kernel, stage = side.kernel(), side.timed_stage()
+    if calls is None or isinstance(kernel, str) or isinstance(stage, str):
+        return
+    if calls * kernel.mean_ns > stage.mean_ns * _OVERLAP:
+        took, whole = (f"{float(ns) / 1e6:.4g} ms" for ns in (calls * kernel.mean_ns, stage.mean_ns))
+        raise DataError(
+            f"--calls-per-stage {calls}: so many focal kernels of the {side.name} take {took}, and its stage takes {whole}; "
+            f"at most {int(stage.mean_ns * _OVERLAP / kernel.mean_ns)} fit"
+        )
 
 
 def _processes(traces: Sequence[Trace]) -> int | None:
