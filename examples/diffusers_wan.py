@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
+    if options.weights is not None and not Path(options.weights).is_dir():
+        parser.error(f"--weights {options.weights}: no such folder; give one with model_index.json, as save_pretrained writes it")
     if options.weights is None:
         pipe = random_pipeline(options.full, options.device)
         text = {"prompt_embeds": torch.randn(1, 512, pipe.transformer.config.text_dim), "guidance_scale": 1.0}

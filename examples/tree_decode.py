@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=[str(dtype).removeprefix("torch.") for dtype in ALLOWED], default="float16")
     parser.add_argument("--use-cuda", action="store_true")
     chosen = parser.parse_args()
+    if min(chosen.world_size, chosen.dim, chosen.heads, chosen.batch, chosen.seq_len) < 1:
+        parser.error("--world-size, --dim, --heads, --batch and --seq-len are 1 or more")
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run_rank, args=(f"file://{folder}/ranks", chosen), nprocs=chosen.world_size)
 

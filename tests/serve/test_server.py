@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import av
@@ -19,6 +21,7 @@ from strobe.serve import protocol
 from strobe.serve.client import RefusedError, Viewer, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
+from strobe.serve.streams import Origin
 
 CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
@@ -266,6 +269,33 @@ def test_what_operators_read(running: Running) -> None:
     metrics = httpx.get(f"{running.http}/metrics").text
     for name in ("strobe_streams", "strobe_block_seconds_bucket", "strobe_refused_total", "strobe_device_busy_seconds_total"):
         assert name in metrics
+
+
+def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_device(running: Running) -> None:
+    """The device is busy meanwhile, so that what the viewer asked for waits its turn, and is cancelled there."""
+    hub = running.server.hub
+    assert hub is not None
+    origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
+
+    async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
+        busy = hub.device.submit(lambda: time.sleep(0.2))
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.wrap_future(busy)
+        await hub.on_device(lambda: None)  # what was handed in before is done
+
+    async def both() -> None:
+        await cancelled(hub.new_stream("ghost", lambda: hub.device.open("ghost", origin)))
+        assert "ghost" not in hub.device._playing
+        stream = await hub.new_stream("guest", lambda: hub.device.open("guest", origin))
+        assert "guest" in hub.device._playing
+        await cancelled(hub.drop(hub.add(stream, "jpeg")))
+        assert "guest" not in hub.device._playing
+
+    asyncio.run_coroutine_threadsafe(both(), hub.loop).result(60)
 
 
 def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:

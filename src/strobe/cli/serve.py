@@ -111,7 +111,9 @@ def serve(
     scheme = "https" if settings.tls_cert else "http"
     url = f"{scheme}://{_shown(settings.host)}:{port}/"
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
-    output.note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then http://127.0.0.1:{port}/")
+    output.note(
+        f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then {scheme}://127.0.0.1:{port}/"
+    )
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
     config = uvicorn.Config(
         server.app,

@@ -226,8 +226,9 @@ class Server:
             hub.metrics.refused.labels(admission.reason_kind).inc()
             return PlainTextResponse(f"{admission.reason}\n", status_code=503)
         origin = Origin(prompt=asked.get("prompt", self.examples[0])[:2000], seed=seed, preset=preset)
+        name = secrets.token_hex(4)
         try:
-            stream = await hub.on_device(lambda: device.open(secrets.token_hex(4), origin))
+            stream = await hub.new_stream(name, lambda: device.open(name, origin))
         except StrobeError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         channel = hub.add(stream, "jpeg")

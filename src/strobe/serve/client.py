@@ -43,9 +43,9 @@ class Playback:
     stall_s: float = 0.0
     painted: int = 0
     on_time: int = 0
-    late_ms: list[float] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list, repr=False)
     first_painted: dict[int, float] = field(default_factory=dict)
-    _waiting: list[tuple[float, Picture]] = field(default_factory=list)
+    _waiting: list[tuple[float, Picture]] = field(default_factory=list, repr=False)
     _due: float | None = None
     _dry: float | None = None
     _epoch: int = 0

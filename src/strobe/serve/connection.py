@@ -158,7 +158,7 @@ class Connection:
             return None
         name = secrets.token_hex(4)
         try:
-            stream = await self.hub.on_device(lambda: device.open(name, origin))
+            stream = await self.hub.new_stream(name, lambda: device.open(name, origin))
         except StrobeError as error:
             await self._refuse("prompt", str(error))
             return None
@@ -182,9 +182,14 @@ class Connection:
         """Welcome the viewer; pictures go on with the first one that was not painted."""
         channel.cursor = channel.received = channel.painted
         channel.send, channel.quiet_s = self._post, monotonic()
-        await self._wake(channel)
-        await self._send(self._welcome(channel, stream, resumed))
-        self.hub.tell_worker(channel)
+        try:
+            await self._wake(channel)
+            await self._send(self._welcome(channel, stream, resumed))
+        except BaseException:  # the viewer has gone, and may come back with its secret if it had one before
+            channel.send, channel.left_s = None, monotonic()
+            raise
+        finally:
+            self.hub.tell_worker(channel)
         channel.changed.set()
         return channel
 
@@ -333,7 +338,7 @@ class Connection:
             device.adopt(other)
             return other
 
-        other = self.hub.add(await self.hub.on_device(fork), channel.codec)
+        other = self.hub.add(await self.hub.new_stream(name, fork), channel.codec)
         self._post(protocol.Forked(stream=other.name, secret=other.secret, branch=branch))
 
     async def _record(self, channel: Channel, on: bool) -> None:

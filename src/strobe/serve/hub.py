@@ -74,12 +74,24 @@ class Hub:
         return self.worker
 
     async def on_device(self, work: Callable[[], T]) -> T:
-        """Run a function on the device's thread, and await its result.
+        """Run a function on the device's thread, and await its result. It runs even if whoever awaits it is cancelled.
 
         Raises:
             StrobeError: what it raised.
         """
-        return await asyncio.wrap_future(self.device.submit(work))
+        return await asyncio.shield(asyncio.wrap_future(self.device.submit(work)))
+
+    async def new_stream(self, name: str, make: Callable[[], Stream]) -> Stream:
+        """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
+
+        Raises:
+            StrobeError: what `make` raised.
+        """
+        try:
+            return await self.on_device(make)
+        except asyncio.CancelledError:
+            self.device.submit(lambda: self.device.drop(name))
+            raise
 
     async def admission(self, preset: str) -> Admission:
         """Decide whether one more stream fits, after unwatched and paused ones were moved to main memory."""
@@ -116,8 +128,8 @@ class Hub:
         channel.frames.clear()
         channel.changed.set()
         self.stop_recording(channel)
-        await self.on_device(lambda: self.device.drop(channel.name))
         log_event("stream closed", stream=channel.name)
+        await self.on_device(lambda: self.device.drop(channel.name))
 
     def made(self, name: str, block: Block) -> None:
         """Take a new frame block over to the event loop. Called on the device's thread."""

@@ -58,6 +58,9 @@ class ServeSettings:
                 raise ConfigError(f"{name} {value:g} is out of bounds; give {least:g} to {most:g}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("a certificate needs its key: give both tls_cert and tls_key, or neither")
+        for path in (self.tls_cert, self.tls_key):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"no file {path}: give the certificate and its key as PEM files")
         if not is_loopback(self.host):
             if not self.token:
                 raise ConfigError(f"{self.host} can be reached by others: give a token, or listen on 127.0.0.1")
