@@ -182,13 +182,14 @@ class Connection:
         """Welcome the viewer; pictures go on with the first one that was not painted."""
         channel.cursor = channel.received = channel.painted
         channel.send, channel.quiet_s = self._post, monotonic()
+        welcomed = False
         try:
             await self._wake(channel)
             await self._send(self._welcome(channel, stream, resumed))
-        except BaseException:  # the viewer has gone, and may come back with its secret if it had one before
-            channel.send, channel.left_s = None, monotonic()
-            raise
+            welcomed = True
         finally:
+            if not welcomed:  # the viewer has gone, and may come back with its secret if it had one before
+                channel.send, channel.left_s = None, monotonic()
             self.hub.tell_worker(channel)
         channel.changed.set()
         return channel
