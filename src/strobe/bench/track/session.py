@@ -173,7 +173,7 @@ def measure_commits(
         lacking |= dict.fromkeys((*again, *([anchor] if anchor else [])), most)
         now = datetime.now(UTC)
         head = Session(
-            session=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+            session=f"{now:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(3)}",
             date=utc_now(),
             strobe=strobe.__version__,
             repository=str(tracking.repo.resolve()),
