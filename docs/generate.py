@@ -64,6 +64,7 @@ def _sentence(thing: object) -> str:
 def commands() -> str:
     """Every verb with its flags, as `--help` has them."""
     _inherit(app)
+    app.help_format = "markdown"  # as the docstrings are written; a terminal draws them itself
     text = app.generate_docs(output_format="markdown", recursive=True, heading_level=2)
     text = text.replace("](#strobe-install-completion)", "](#strobe---install-completion)")  # its anchor
     return f"# Command line\n\nGenerated from `strobe.cli` by `make docs`; do not edit.\n\n{text.strip()}\n"

@@ -2,8 +2,8 @@
 
 `dense` is a capture without operators and without the marks inside a step, so that almost everything is a kernel, its launch call
 or the arrow between them; `marked` is the same with all its marks; `host` is one of a model that its host holds up, most of it
-operators. What a tracked capture was slimmed of is written again with made-up
-values: the arrows, and the facts of a kernel that no page reads. Times are shifted as the decimal numbers they are, so the copies
+operators, six around each call. What a tracked capture was slimmed of is written again with made-up values: the operators, the
+arrows, and the facts of a kernel that no page reads. Times are shifted as the decimal numbers they are, so the copies
 are exact; the numbers that tie launches, operators and device events to each other are shifted too, so no two copies share one.
 What a capture has once (names of threads, the end of the window) is written once, at the end. Nothing is held but one capture.
 
@@ -25,16 +25,18 @@ from typing import Any, Final, NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of trace: the capture that it is made of, below the folder of published results, and how short its marks may be."""
+    """A kind of trace: the capture that it is made of, below the folder of published results, how short its marks may be, and how
+    many operators are around each call."""
 
     capture: str
     shortest_mark_ns: int
+    operators: int = 0
 
 
 KINDS: Final = {
     "dense": Kind("engine-h200/compare/traces/baseline.json.gz", 5_000_000),
     "marked": Kind("engine-h200/compare/traces/baseline.json.gz", 0),
-    "host": Kind("presets-h200/traces/baseline.json.gz", 0),
+    "host": Kind("presets-h200/traces/baseline.json.gz", 0, 6),
 }
 _NUMBER: Final = re.compile(rb'("(?:ts|correlation|External id|id)": )([0-9]+)(?:\.([0-9]{3}))?')
 _GAP_NS: Final = 1_000_000
@@ -43,6 +45,7 @@ _KERNEL_FACTS: Final = {
 }  # fmt: skip
 _DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS: Final = ("cuda_runtime", "cuda_driver")
+_OPERATORS: Final = ("aten::linear", "aten::addmm", "aten::reshape", "aten::view", "aten::to", "aten::copy_")
 
 
 class Piece:
@@ -79,7 +82,11 @@ def _ns(microseconds: str | int) -> int:
 
 
 def _time(microseconds: str | int) -> str:
-    return "{}.{:03d}".format(*divmod(_ns(microseconds), 1000))
+    return _text(_ns(microseconds))
+
+
+def _text(ns: int) -> str:
+    return "{}.{:03d}".format(*divmod(ns, 1000))
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +121,18 @@ def _arrow_text(event: dict[str, Any], phase: str, rest: str = "") -> str:
     return f'  {{\n    "ph": "{phase}", {place},\n    "cat": "ac2g", "name": "ac2g"{rest}\n  }},\n'
 
 
+def _operators(events: list[dict[str, Any]], number: int) -> Iterator[dict[str, Any]]:
+    """So many operators around each call, each inside the one before."""
+    calls = [event for event in events if event["cat"] in _CALLS]
+    for at, call in enumerate(calls):
+        for depth in range(number):
+            early = 200 * (number - depth)  # nanoseconds
+            place = {"cat": "cpu_op", "name": _OPERATORS[depth % len(_OPERATORS)], "pid": call["pid"], "tid": call["tid"]}
+            args = {"External id": at * number + depth + 1, "Record function id": 0, "Ev Idx": at * number + depth}
+            start, length = _ns(call["ts"]) - early, _ns(call["dur"]) + 2 * early
+            yield {"ph": "X", **place, "ts": _text(start), "dur": _text(length), "args": args}
+
+
 def _in_order(events: list[dict[str, Any]]) -> Iterator[str]:
     """Operators and ranges by start, then each call with what it launched before it, as kineto has them."""
     calls, work, others = dict[int, dict[str, Any]](), dict[int, list[dict[str, Any]]](), list[dict[str, Any]]()
@@ -146,6 +165,7 @@ def generate(out: Path, size: int, kind: Kind) -> int:
     events = capture.pop("traceEvents")
     spans = [event for event in events if event["ph"] == "X" and event.get("cat", "Trace") != "Trace"]
     spans = [event for event in spans if event["cat"] != "user_annotation" or _ns(event["dur"]) >= kind.shortest_mark_ns]
+    spans += _operators(spans, kind.operators)
     once = ",\n".join("  " + json.dumps(event) for event in events if event["ph"] in ("M", "i") or event.get("cat") == "Trace")
     once = re.sub(r'"(ts|dur)": "?([0-9.]+)"?', lambda found: f'"{found[1]}": {_time(found[2])}', once)
     body, tail = Piece("".join(_in_order(spans)).encode()), Piece(once.encode())

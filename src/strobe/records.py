@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from strobe.perf.records.checks import Check
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import (
     AttentionCell,
@@ -45,6 +46,7 @@ from strobe.perf.records.viewers import Server, Viewer
 __all__ = [
     "Absent",
     "AttentionCell",
+    "Check",
     "Clip",
     "Clocks",
     "Contestant",

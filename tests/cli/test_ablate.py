@@ -85,7 +85,10 @@ def test_an_interrupted_soak_counts_its_frame_blocks(strobe: Strobe, tmp_path: P
     folder = tmp_path / "soak"
     cut = strobe("bench", "soak", "--preset", "turbo", "--blocks", 12, "--device", "cpu", "--out", folder)
     assert cut.code == 130 and f"the 7 finished frame blocks are kept: strobe report {folder}" in cut.err
-    assert "interrupted; its 7 finished frame blocks count" in strobe("report", folder).err
+    assert (
+        "the run was interrupted: the report is of 7 frame blocks, and what came after them is missing"
+        in strobe("report", folder).err
+    )
 
 
 @pytest.mark.parametrize(

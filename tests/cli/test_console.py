@@ -12,7 +12,7 @@ import pytest
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from strobe.cli.console import Output, styled, terminal
+from strobe.cli.console import Output, _Pace, styled, terminal
 from terminal import Strobe
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,32 @@ def test_a_bar_obeys_itself_alone() -> None:
     shown = console.file.getvalue()
     assert "]0;owned" in shown and "\x1b[?25l" in shown  # the bar hides the cursor
     assert not re.search("\x1b\\]|\x1b\\[2J|\x9b|\u202e", shown)
+
+
+def test_the_time_left_is_that_of_the_pieces_done() -> None:
+    now = [0.0]
+    pace = _Pace(clock=lambda: now[0])
+    assert pace.left(0, 10) == "", "nothing is known yet"
+    for at, done, said in ((8.0, 1, "about 72 s left"), (100.0, 5, "about 2 min left"), (120.0, 10, "")):
+        now[0] = at
+        assert pace.left(done, 10) == said
+    assert pace.left(2, 4) == "", "other pieces"
+
+
+def test_the_time_left_is_expected_before_the_first_piece() -> None:
+    now = [0.0]
+    pace = _Pace(30.0, clock=lambda: now[0])
+    assert pace.left(0, 4) == "about 2 min left"
+    now[0] = 7200.0
+    assert pace.left(1, 4) == "about 6.0 h left", "measured, and no longer expected"
+
+
+def test_a_log_has_the_time_left(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.cli.console._Log.EVERY_S", 0.0)
+    with Output().progress("demo", piece_s=20) as advance:
+        advance(0, 3, "baseline")
+        advance(3, 3)
+    assert capfd.readouterr().err.splitlines() == ["demo 0/3 baseline, about 60 s left", "demo 3/3"]
 
 
 def test_a_folder_that_looks_like_markup_is_written_and_named(strobe: Strobe, tmp_path: Path) -> None:
@@ -94,4 +120,4 @@ def test_no_other_way_out_of_the_command_line() -> None:
     found = {
         path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if ways.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"console.py", "main.py"}
+    assert found == {"console.py", "main.py", "help_page.py"}, "the last one draws our own docstrings on the console of --help"

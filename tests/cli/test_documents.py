@@ -55,6 +55,16 @@ def test_every_kernel_is_a_row_whatever_a_page_shows(many: Path, strobe: Strobe)
     assert printed["v"] == 1 and strobe("trace", many, "--top", 1, "--json").document["kernels"] == printed["kernels"]
 
 
+def test_print_shows_a_few_lines(many: Path) -> None:
+    trace = strobe_package.read_trace(many)
+    other = strobe_package.compare_traces(many, many, focal="workaa")
+    for found in (trace, other, strobe_package.compare_runs(RUN, pair=("quality", "turbo"))):
+        lines = str(found).splitlines()
+        assert repr(found) == str(found) and 3 < len(lines) <= 18 and max(map(len, lines)) <= 150, found
+        assert lines[0] == found.title()
+    assert "... and 41 more" in str(trace) and trace.rows()[0]["kernel"][:40] in str(trace)
+
+
 def test_tables_add_up(many: Path, tmp_path: Path) -> None:
     for path in (many, write_model_trace(tmp_path / "m.json")):
         found = strobe_package.read_trace(path)

@@ -48,6 +48,22 @@ def test_the_list_of_verbs_says_what_each_does(strobe: Strobe) -> None:
     assert all(f" {verb} " in listed.out for verb in module.VERBS)
 
 
+@pytest.mark.parametrize("verb", module.VERBS)
+def test_a_verb_is_listed_with_its_first_sentence(verb: str) -> None:
+    assert module.VERBS[verb] == " ".join(module.app[verb].help.split("\n\n")[0].split())
+
+
+def test_the_list_of_verbs_imports_none_and_a_page_no_reader_of_markdown() -> None:
+    code = (
+        "import sys; from strobe.cli.main import main; main(['--help']); listed = set(sys.modules); main(['lint', '--help']);"
+        "sys.stderr.write(' '.join({m for m in listed if m.startswith('strobe.cli.')}) + '\\n'"
+        " + str('rich.markdown' in sys.modules or 'markdown_it' in sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.splitlines()
+    assert not {f"strobe.cli.{verb.replace('-', '_')}" for verb in module.VERBS} & set(said[0].split())
+    assert said[1] == "False"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
     result = strobe(*verb.split(), "--help")

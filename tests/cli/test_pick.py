@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -53,6 +53,24 @@ def test_if_none_holds_the_exit_code_and_the_table_say_so(strobe: Strobe, hold: 
     for words in ("turbo: its slowest frame block came at 10.0 FPS, below 15.6", "turbo_fp8: ", "no FP8 matrix units"):
         assert words in result.out
     assert "balanced: its slowest" not in result.out
+
+
+def test_ctrl_c_shows_what_was_measured(strobe: Strobe, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(10)
+    opened = module.Session
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["preset"].name == "turbo":
+            raise KeyboardInterrupt
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(module, "Session", interrupted)
+    result = strobe("presets", "pick", "--device", "cpu")
+    assert result.code == 130
+    assert result.err.splitlines() == [
+        "balanced: 10.0 FPS, the slowest of 2 frame blocks 10.0",
+        "error: interrupted",
+    ]
 
 
 @pytest.mark.parametrize("fps", [24, 10])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from strobe.core.tolerances import tolerance
 from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, quantize_tensor, store_rows
 
 FORMATS: list[EightBit] = ["fp8", "int8"]
@@ -44,7 +45,7 @@ def test_every_number_is_the_nearest_of_its_format(width: int, dtype: torch.dtyp
     assert scale.dtype == torch.float32 and scale.shape == (*x.shape[:-1], 1)
     exact, steps = x.double().numpy(), numbers_of(to)
     expected = np.maximum(np.abs(exact).max(-1, keepdims=True) / LIMITS[to], 1e-12)
-    np.testing.assert_allclose(scale.numpy(), expected, rtol=3e-7)
+    np.testing.assert_allclose(scale.numpy(), expected, rtol=tolerance("scale of a row", "float32"))
     given_values, wanted = values.double().numpy(), exact / scale.double().numpy()
     assert np.isin(given_values, steps).all()
     nearest = np.abs(wanted[..., None] - steps).min(-1) if width <= 100 else None

@@ -207,7 +207,7 @@ def test_the_decoder_warms_up_outside(tiny: Model) -> None:
     decoder.place(arena)
     shared = decoder.share()
     for each in (shared, decoder):
-        ((frames, _, (_, left)),) = each.start(torch.zeros(pieces[0]), each.state())
+        ((frames, _, (_, left), _),) = each.start(torch.zeros(pieces[0]), each.state())
         assert frames.any() and all((memory in arena) == (each is decoder) for memory in left if memory is not None)
         each.close()
     elsewhere = replace(config, decode_device=torch.device("meta"))

@@ -244,7 +244,7 @@ class TestSnapshots:
         next(iter(late.stream()))
         late.snapshot().save(tmp_path / "s")
         expected = list(late.stream(4))
-        monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 1000)
+        monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 1000)
         resumed = Session.resume(tmp_path / "s", model=tiny, device="cpu")
         assert not resumed.config.knobs.late_frames
         assert same(expected, list(resumed.stream(4)))

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from strobe.core.shapes import VaeStride
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise
@@ -124,7 +125,7 @@ def config(**changes: Any) -> EngineConfig:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("element", "float32"))
 
 
 KNOBS = pytest.mark.parametrize("knobs", [Knobs(), OFF, replace_knobs(OFF, ring_cache=True)], ids=["all", "none", "ring"])

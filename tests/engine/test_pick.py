@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -32,11 +33,15 @@ class Clock:
     def __init__(self, rates: dict[str, float], late: float = 1.0) -> None:
         self._rates, self._late = rates, late
         self._now_ns, self._readings, self.measured = 0.0, 0, list[str]()
+        self.told = 0
 
     def progress(self, done: int, total: int, what: str) -> None:
-        assert done < total
-        self.measured.append(what.removeprefix("measuring "))
-        self._readings = 0
+        assert self.told <= done <= total, "frame blocks are counted over all candidates"
+        self.told = done
+        name = what.removeprefix("measuring ")
+        if name not in self.measured:
+            self.measured.append(name)
+            self._readings = 0
 
     def __call__(self) -> int:
         self._readings += 1
@@ -78,6 +83,22 @@ def test_the_first_that_holds_is_taken_and_no_other_measured(choose: Choose, ses
     assert rest.rate is None and rest.reason == "not measured: good is of better quality and holds"
     assert "good has the best quality that holds 16 FPS with 30% to spare here" in found.why
     assert [session.config.name for session in sessions] == ["best", "good"]
+
+
+def test_each_frame_block_is_told_and_each_trial_as_soon_as_it_is_over(choose: Choose) -> None:
+    told: list[tuple[int, int, str]] = []
+    tried: list[tuple[str, int]] = []
+    clock = Clock({"best": 1.0, "good": 1.0, "least": 1000.0})
+
+    def progress(*now: Any) -> None:
+        clock.progress(*now)
+        told.append(now)
+
+    choose({}, clock=clock, progress=progress, tried=lambda trial: tried.append((trial.config.name, len(told))))
+    done = [each[0] for each in told]
+    assert {each[1] for each in told} == {max(done)} and sorted(set(done)) == list(range(max(done) + 1))
+    assert [name for name, _ in tried] == ["best", "good", "least"]
+    assert [told[count - 1][2] for _, count in tried] == ["measuring best", "measuring good", "measuring least"]
 
 
 def test_what_is_timed_are_steady_frame_blocks(choose: Choose, sessions: list[Session]) -> None:

@@ -6,7 +6,6 @@ the sink, and the last ``window - sink`` frames with the current ones among them
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,58 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from plain_wan import Weights, attend, gelu, linear, norm, rms, silu, turn
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.noise import draw
-from strobe.engine.prompts import blocks_for, parse_switch
+from strobe.engine.prompts import Switch, blocks_for, parse_switch
 from strobe.engine.session import Session
-
-Weights = dict[str, Tensor]
-
-
-def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-
-def norm(x: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def rms(weights: Weights, name: str, x: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[f"{name}.weight"]
-
-
-def gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """q [S, dim], k and v [T, dim]: heads are runs of channels."""
-    out = []
-    for one_q, one_k, one_v in zip(*(tensor.chunk(heads, dim=-1) for tensor in (q, k, v)), strict=True):
-        out.append(torch.softmax(one_q @ one_k.T / math.sqrt(one_q.shape[-1]), dim=-1) @ one_v)
-    return torch.cat(out, dim=-1)
-
-
-def turn(x: Tensor, time: int, size: tuple[int, int], heads: int) -> Tensor:
-    """Rotate one frame's tokens [h * w, dim] to a place in time."""
-    pairs = x.shape[-1] // heads // 2
-    side = pairs // 3
-    angles = torch.zeros(*size, pairs, dtype=torch.float64)
-    for row in range(size[0]):
-        for column in range(size[1]):
-            shares = ((time, pairs - 2 * side), (row, side), (column, side))
-            angles[row, column] = torch.tensor([at * 10_000.0 ** (-i / n) for at, n in shares for i in range(n)])
-    turned = x.unflatten(-1, (heads, pairs, 2)).unbind(-1)
-    cos, sin = angles.flatten(0, 1).unsqueeze(1).cos(), angles.flatten(0, 1).unsqueeze(1).sin()
-    return torch.stack((turned[0] * cos - turned[1] * sin, turned[0] * sin + turned[1] * cos), dim=-1).flatten(-3)
+from strobe.engine.start import fitted
 
 
 @dataclass(kw_only=True)
@@ -134,27 +91,40 @@ SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
 
 @torch.no_grad()
 def plain_stream(
-    model: Model, config: EngineConfig, sizes: Sequence[int], start: Tensor | None = None, sample: int = 0
+    model: Model,
+    config: EngineConfig,
+    sizes: Sequence[int],
+    start: Tensor | None = None,
+    sample: int = 0,
+    told: Sequence[Sequence[str]] = (),
 ) -> Tensor:
-    """x0 [F, C, Y, X] of frame blocks of these sizes; the first frames are `start`, if given."""
+    """x0 [F, C, Y, X] of frame blocks of these sizes; the first frames are `start`, if given, or made from it with a strength.
+
+    `told` has the prompt of every pass of every frame block, the commit pass last; all are "red circle" without.
+    """
     weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
     wan = model.dit.config
     plain = Plain(weights=weights, heads=wan.num_heads, num_layers=wan.num_layers, config=config)
     sigmas = SIGMAS[config.shift or 5.0]
-    text = model.text.encode(["red circle"])[0].double()
+    texts = {prompt: model.text.encode([prompt])[0].double() for prompt in ("red circle", "blue square")}
     done = torch.zeros(0, *SHAPE, dtype=torch.float64)
     for block, size in enumerate(sizes):
         frames = range(len(done), len(done) + size)
-        if start is not None and frames.stop <= len(start):
-            x = start[frames.start : frames.stop].double()
+        prompts = told[block] if told else ["red circle"] * (len(sigmas) + 1)
+        given = None if start is None or frames.stop > len(start) else start[frames.start : frames.stop].double()
+        if given is not None and not config.strength:
+            x = given
         else:
             x = draw(0, sample, block, 0, torch.empty(size, *SHAPE)).double()
-            for step, sigma in enumerate(sigmas):
-                x0 = x - sigma * plain.flow(x, 1000 * sigma, text, frames)
+            first = 0 if given is None else sum(sigma > config.strength for sigma in sigmas)
+            if given is not None:
+                x = (1 - sigmas[first]) * given + sigmas[first] * x
+            for step, sigma in [*enumerate(sigmas)][first:]:
+                x0 = x - sigma * plain.flow(x, 1000 * sigma, texts[prompts[step]], frames)
                 after = sigmas[step + 1] if step + 1 < len(sigmas) else 0.0
                 noise = draw(0, sample, block, step + 1, torch.empty(size, *SHAPE)) if after else torch.zeros_like(x0)
                 x = (1 - after) * x0 + after * noise.double()
-        plain.flow(x, 0.0, text, frames)
+        plain.flow(x, 0.0, texts[prompts[-1]], frames)
         done = torch.cat((done, x))
     return done
 
@@ -164,7 +134,7 @@ def x0(blocks: Sequence[FrameBlock]) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("stream", "float32"))
 
 
 @pytest.mark.parametrize("positions", ["absolute", "rebased"])
@@ -198,6 +168,77 @@ def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Mod
     close(x0(blocks)[0], expected)
     assert torch.equal(x0(blocks)[0, :given], start.double())
     assert (expected[given:] - plain_stream(tiny, config, [first, 3, 3, 3, 3])[given:]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("strength", "steps"), [(0.625, 1), (0.9, 2), (0.95, 3), (1.0, 4)])
+def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, strength: float, steps: int) -> None:
+    start = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(5))
+    config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
+    session = make(preset=config, start=start)
+    assert session.config.again is not None and len(session.config.again.sigmas) == steps
+    found = x0([*session.stream(5)])[0]
+    close(found, plain_stream(tiny, config, [1, 3, 3, 3, 3], start=start))
+    free = plain_stream(tiny, replace(config, strength=0.0, first_block=1), [1, 3, 3, 3, 3])
+    assert (found[:7] - start).abs().max() > 0.1
+    if strength == 1.0:
+        close(found, free)  # nothing of it is left
+    else:
+        assert (found[:7] - free[:7]).abs().max() > 0.1
+
+
+def test_a_followed_clip_goes_on_after_a_snapshot(make: Callable[..., Session], tiny: Model, tmp_path: Any) -> None:
+    config = EngineConfig(window=8, sink=3, positions="rebased", strength=0.9)
+    start = torch.randn(9, *SHAPE, generator=torch.Generator().manual_seed(9))
+    whole = [*make(preset=config, start=start).stream(5)]
+    session = make(preset=config, start=start)
+    first = [*session.stream(1)]
+    session.snapshot().save(tmp_path / "early")
+    again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
+    assert torch.equal(x0([*first, *again.stream(4)]), x0(whole))
+    assert torch.equal(x0([*session.fork().stream(4)]), x0(whole[1:]))
+
+
+@pytest.mark.parametrize(
+    ("strength", "said"),
+    [
+        (0.5, r"strength 0.5 leaves no denoise step: .* noise levels 1, 0.938, 0.833, 0.625; give 0.625 or more, or 0"),
+        (-0.1, r"strength -0.1 is not valid: give 0 \(the clip as it is\) to 1"),
+        (1.5, r"strength 1.5 is not valid"),
+    ],
+)
+def test_strengths_that_cannot_be(make: Callable[..., Session], strength: float, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(preset=EngineConfig(strength=strength), start=torch.zeros(3, *SHAPE))
+
+
+def test_a_clip_is_fitted_to_the_frame_and_to_whole_groups_of_frames(tiny: Model) -> None:
+    ramp = torch.arange(64).mul(4).to(torch.uint8)
+    clip = ramp.view(1, 1, 64, 1).expand(12, 32, 64, 3)  # twice as wide as the frame
+    found = fitted(clip, (32, 32), tiny.defaults.stride)
+    assert found.shape == (9, 32, 32, 3) and torch.equal(found, clip[:9, :, 16:48])
+    larger = fitted(clip[:1], (64, 64), tiny.defaults.stride)
+    assert larger.shape == (1, 64, 64, 3) and larger[0, 0, 0, 0] < larger[0, 0, -1, 0]
+    flat = torch.full((6, 50, 70, 3), 77, dtype=torch.uint8)
+    assert torch.equal(fitted(flat, (32, 32), tiny.defaults.stride), torch.full((5, 32, 32, 3), 77, dtype=torch.uint8))
+
+
+def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Callable[..., Session], tiny: Model) -> None:
+    config = EngineConfig(window=8, sink=3, positions="rebased")
+    switch = Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4)
+    old, new = "red circle", "blue square"
+    told = [
+        [old] * 5,
+        [old, old, old, new, old],  # a quarter of the way: keys and values are those of the old prompt
+        [old, old, new, new, new],
+        [old, new, new, new, new],
+        [new] * 5,
+        [new] * 5,
+    ]
+    found = x0([*make(preset=config).stream(6, switches=[switch])])[0]
+    close(found, plain_stream(tiny, config, [3] * 6, told=told))
+    soft = x0([*make(preset=config).stream(6, switches=[replace(switch, mode="soft")])])[0]
+    close(soft, plain_stream(tiny, config, [3] * 6, told=[told[0], *[told[4]] * 5]))
+    assert (found[3:] - soft[3:]).abs().max() > 1e-3
 
 
 def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) -> None:

@@ -80,8 +80,8 @@ def test_formats_that_are_none_are_refused(changes: dict[str, object], words: st
 
 
 def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.config.find_spec", lambda name: name)
-    monkeypatch.setattr("strobe.engine.config.shutil.which", lambda name: name)
+    monkeypatch.setattr("strobe.engine.knob_states.find_spec", lambda name: name)
+    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda name: name)
     gpu = torch.device("cuda", 0)
     assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
     for changes, words in (
@@ -107,13 +107,14 @@ def test_only_one_compile_mode_makes_graphs_of_its_own(monkeypatch: pytest.Monke
 def test_resolved_leaves_nothing_open(name: str) -> None:
     config = resolve(simulated(name), DEFAULTS, torch.device("cpu"))
     assert config.dtype == torch.float32 and config.schedule.shift == 5.0
-    assert all(getattr(config, each.name) is not None for each in fields(config))
+    assert config.again is None, "no clip is followed"
+    assert all(getattr(config, each.name) is not None for each in fields(config) if each.name != "again")
     for state in config.knob_states:
         assert state.meaning and state.on == getattr(config.knobs, state.name)
 
 
 def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
+    monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 4)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
     states = {state.name: state for state in config.knob_states}
     assert not states["compile"].on and "CUDA" in states["compile"].reason
@@ -131,7 +132,7 @@ def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytes
 
 
 def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.config.OVERLAP_CORES", 4)
+    monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 4)
     late = EngineConfig(knobs=Knobs(late_frames=True))
     assert resolve(late, DEFAULTS, torch.device("cuda", 0)).knobs.late_frames
     for config, cores, device in (
@@ -162,7 +163,7 @@ def test_the_autoencoder_runs_where_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = {"triton", "clang"}
     for finder in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"strobe.engine.config.{finder}", lambda tool: tool if tool in tools else None)
+        monkeypatch.setattr(f"strobe.engine.knob_states.{finder}", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     assert config.dtype == torch.bfloat16 and config.knobs.compile
     assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
@@ -171,7 +172,7 @@ def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "Triton, which is not"), ({"triton"}, "gcc nor clang")])
 def test_a_gpu_without_compilers_does_not_compile(monkeypatch: pytest.MonkeyPatch, tools: set[str], reason: str) -> None:
     for finder in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"strobe.engine.config.{finder}", lambda tool: tool if tool in tools else None)
+        monkeypatch.setattr(f"strobe.engine.knob_states.{finder}", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     (state,) = (state for state in config.knob_states if state.name == "compile")
     assert not config.knobs.compile and not state.on and reason in state.reason

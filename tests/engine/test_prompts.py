@@ -68,10 +68,24 @@ def test_blocks_for_is_the_smallest_that_lasts(seconds: float, first: int) -> No
     assert lasts(count) >= seconds - 1e-9 and lasts(count - 1) < seconds
 
 
-def test_blend_moves_in_equal_steps_and_ends_on_the_target() -> None:
+@pytest.mark.parametrize(
+    ("total", "num_steps", "steps"),
+    [
+        (4, 4, [1, 2, 3, 4]),
+        (4, 2, [1, 1, 2, 2]),
+        (8, 4, [1, 1, 2, 2, 3, 3, 4, 4]),
+        (2, 4, [2, 4]),
+        (3, 1, [1, 1, 1]),
+        (1, 4, [4]),
+    ],
+)
+def test_a_blend_gives_ever_more_denoise_steps_to_the_target(total: int, num_steps: int, steps: list[int]) -> None:
     start, target = torch.zeros(1, 2, 3), torch.rand(1, 2, 3)
-    blend = Blend(start=start, target=target, done=1, total=4)
-    for done in (1, 2, 3):
-        torch.testing.assert_close(blend.text, target * done / 4)
-        blend = blend.advance()
-    assert blend.finished and torch.equal(blend.text, target) and blend.advance() == blend
+    blend, found, nearer = Blend(start=start, target=target, done=1, total=total), [], []
+    for _ in range(total):
+        found.append(blend.steps(num_steps))
+        nearer.append(blend.text is target)
+        assert blend.text is (target if blend.nearer_to_target else start)
+        last, blend = blend, blend.advance()
+    assert found == steps and nearer == [2 * done >= total for done in range(1, total + 1)]
+    assert last.finished and blend == last

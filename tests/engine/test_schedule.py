@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -40,7 +41,7 @@ def test_timesteps_between_the_whole_ones() -> None:
     assert schedule.warped[1] == pytest.approx(1000 * schedule.sigmas[1], rel=2e-7)
 
 
-@pytest.mark.parametrize("timesteps", [(), (999, 500), (1000, 500, 500), (1000, 500, 750), (1000, 0), (1000, -5)])
+@pytest.mark.parametrize("timesteps", [(), (999, 500), (1000, 500, 500), (1000, 500, 750), (0,), (1000, -5)])
 def test_impossible_timesteps(timesteps: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="start at 1000"):
         NoiseSchedule(timesteps=timesteps, shift=5)
@@ -49,3 +50,10 @@ def test_impossible_timesteps(timesteps: tuple[float, ...]) -> None:
 def test_impossible_shift() -> None:
     with pytest.raises(ConfigError, match="shift"):
         NoiseSchedule(timesteps=(1000,), shift=0)
+
+
+def test_a_last_step_is_told_0_and_takes_away_the_weakest_noise_of_the_table() -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 500, 0), shift=5.0)
+    assert schedule.warped[-1] == 0
+    assert math.isclose(schedule.sigmas[-1], 0.005 / 1.004)
+    assert schedule.sigmas[:2] == NoiseSchedule(timesteps=(1000, 500), shift=5.0).sigmas

@@ -219,13 +219,15 @@ class TestWhatIsRefused:
 
 @pytest.mark.parametrize(("size", "tokens"), [((480, 832), 30 * 52), ((320, 576), 20 * 36), ((704, 1280), 44 * 80)])
 def test_every_size_is_derived(size: tuple[int, int], tokens: int) -> None:
-    for config in SIZES.values():
+    for config in (SIZES["wan-1.3b"], SIZES["wan-14b"]):
         defaults = wan_defaults(config, size)
         latents = latent_shape(defaults, config)
         assert (latents.frames, latents.channels, latents.height, latents.width) == (3, 16, size[0] // 8, size[1] // 8)
         assert latents.token_grid(config.patch).tokens_per_frame == tokens
         resolved = resolve(EngineConfig(), defaults, torch.device("cpu"))
         assert resolved.schedule.warped == (1000, 937.5, 833.3333129882812, 625)
+    latents = latent_shape(wan_defaults(SIZES["wan-5b"], size), SIZES["wan-5b"])
+    assert (latents.frames, latents.channels, latents.height, latents.width) == (8, 48, size[0] // 16, size[1] // 16)
 
 
 def test_a_small_model_at_full_frame_size(make: Callable[..., Session], tiny: Model) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from run_fuzz import MEMORY_BYTES, fuzz, run_batch
+from run_fuzz import MEMORY_BYTES, fuzz, fuzz_all, page, run_batch
 from strobe.core.errors import DataError, StrobeError
 from targets import Mutator, Target, kept, targets
 
@@ -35,6 +37,9 @@ def _check(data: bytes, folder: Path) -> None:
             raise ValueError("no")
         case b"refuse":
             raise DataError("refused")
+        case b"spin":
+            while True:
+                pass
         case b"hang":
             time.sleep(60)
         case b"grow":
@@ -50,10 +55,17 @@ TARGET = Target((b"fine",), (), _check)
 
 @pytest.mark.parametrize(
     ("bad", "said"),
-    [(b"raise", "ValueError at "), (b"grow", "MemoryError at "), (b"die", "crash: signal 6"), (b"hang", "hang: over 1 s")],
+    [
+        (b"raise", "ValueError at "),
+        (b"spin", "hang: over 1 s"),
+        (b"grow", "MemoryError at "),
+        (b"die", "crash: signal 6"),
+        (b"hang", "hang: over 1 s"),
+    ],
 )
 def test_every_way_to_fail_is_seen_with_its_input(bad: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("run_fuzz.HANG_S", 1)
+    monkeypatch.setattr("run_fuzz.STALL", 5)
     done, data, how = run_batch(TARGET, [b"fine", b"refuse", bad, b"fine"], tmp_path)
     assert (done, data) == (3, bad) and how.startswith(said)
 
@@ -61,4 +73,54 @@ def test_every_way_to_fail_is_seen_with_its_input(bad: bytes, said: str, tmp_pat
 def test_executions_are_counted(tmp_path: Path) -> None:
     assert run_batch(TARGET, [b"fine"] * 7, tmp_path) == (7, b"", "")
     executions, spent, found = fuzz("none", TARGET, 0.2, 1, tmp_path)
-    assert executions >= 300 and spent >= 0.2 and not found and not list(tmp_path.iterdir())
+    assert executions > 0 and spent >= 0.2 and not found and not list(tmp_path.iterdir())
+
+
+def test_a_batch_ends_with_the_time(tmp_path: Path) -> None:
+    assert run_batch(TARGET, [b"fine"] * 7, tmp_path, -math.inf) == (1, b"", "")
+
+
+def test_processes_draw_different_inputs_and_their_counts_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def check(data: bytes, folder: Path) -> None:
+        with (tmp_path / "seen").open("ab") as file:
+            file.write(data.hex().encode() + b"\n")
+        if data == b"bad":
+            raise ValueError("no")
+
+    monkeypatch.setattr("run_fuzz.targets", lambda: {"toy": lambda: Target((b"bad", b"x" * 40), (), check)})
+    (count,) = fuzz_all(["toy"], 0.5, 7, 2, tmp_path / "findings")
+    seen = (tmp_path / "seen").read_bytes().splitlines()
+    assert count["executions"] == len(seen) and count["s"] >= 1.0 and count["findings"] == 2  # each process found it
+    assert len(set(seen)) > len(seen) / 4  # the same seeds, then inputs of their own
+    assert [path.read_bytes() for path in (tmp_path / "findings").iterdir()] == [b"bad"]
+    assert "toy: ValueError at " in capfd.readouterr().out
+
+
+def test_the_page_adds_up_all_runs() -> None:
+    counts = [{"target": name, "executions": 600, "s": 36.0, "findings": wrong} for name in targets() for wrong in (0, 1)]
+    lines = page(counts).splitlines()
+    assert "| traces | 1,200 | 0.02 | 1,000 | 1 |" in lines and lines[-1] == "| all | 8,400 | 0.14 | 1,000 | 7 |"
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("kernel", ".kd" * 100_000 + "!"),
+        ("kernel", " [clone ]" * 30_000 + "!"),
+        ("kernel", "triton_poi_fused_0" + "d" * 300_000 + "!"),
+        ("kernel", "void " + "_GLOBAL__N__" * 25_000),
+        ("cuda_runtime", "cuda" + "Get" * 100_000 + "!"),
+        ("cuda_runtime", "cuda" + "Synchronize" * 30_000 + "!"),
+        ("cuda_runtime", "cudaDevice" + "DeviceSynchronize" * 18_000 + "!"),
+    ],
+    ids=lambda text: text[:14].strip(),
+)
+def test_a_name_of_300_kb_takes_no_longer_than_its_length(category: str, name: str, tmp_path: Path) -> None:
+    """Each was once tried at every place it could end."""
+    target = targets()["pages"]()
+    document = json.loads(target.seeds[0])
+    event = next(event for event in document["traceEvents"] if event["cat"] == category)
+    event["name"] = name
+    assert run_batch(target, [json.dumps(document).encode()], tmp_path) == (1, b"", "")

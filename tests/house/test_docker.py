@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import yaml
 
 from source import ROOT
 
@@ -51,3 +52,14 @@ def test_what_an_image_copies_is_there_and_not_ignored(path: Path) -> None:
 
 def test_there_is_one_for_each_kind_of_machine() -> None:
     assert [path.stem.partition(".")[0] for path in FILES] == ["cpu", "cuda"]
+
+
+def test_only_the_proxy_of_the_compose_file_is_reached_from_outside() -> None:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert [name for name, each in services.items() if "ports" in each] == ["caddy"]
+    assert re.search(r":\d", services["caddy"]["image"]) and services["strobe"]["build"]["dockerfile"].endswith(
+        "cuda.Dockerfile}"
+    )
+    command = services["strobe"]["command"]
+    assert command[0] == "serve" and {"--keep", "--allow-host", "--insecure-http"} <= set(command)
+    assert "STROBE_SERVE_TOKEN" in services["strobe"]["environment"] and "--token" not in command

@@ -1,6 +1,9 @@
-"""Run every command and snippet of the README and docs, marked or not, and write docs/docs_check.md: `make docs-check-full`.
+"""Run the commands and snippets of the README and docs, marked or not, and write docs/docs_check.md: `make docs-check-full`.
 
-Usage: python tests/manual/check_all.py [--only TEXT] [--without MARK ...] [--page FILE]
+Results add up in tests/manual/results.jsonl, so that a run may take a few of them, be interrupted, and go on another day.
+
+Usage: python tests/manual/check_all.py [--only TEXT] [--without MARK ...] [--since DATE] [--timeout SECONDS] [--folder DIR]
+       python tests/manual/check_all.py --render
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from typing import Final
 
 import torch
 
-import strobe
+from check_results import Result, latest, read, text_key, write
+from check_results_page import page
 from manual_text import MARKS, PAGES, ROOT, commands, snippets
-from sandbox import furnish, run, run_snippet
+from sandbox import TIMEOUT_S, furnish, run, run_alone, run_snippet
 from strobe.perf.records.environment import cpu_cores, cpu_name
 
-RESULT: Final = ROOT / "docs" / "docs_check.md"
+PAGE: Final = ROOT / "docs" / "docs_check.md"
+RESULTS: Final = ROOT / "tests" / "manual" / "results.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,111 +36,91 @@ class Item:
     """Something that a page tells the reader to run."""
 
     what: str
+    key: str
     marks: frozenset[str]
     run: Callable[[Path], str | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of it: passed, failed with a reason, or left out with one."""
-
-    item: Item
-    state: str
-    reason: str = ""
-
-
-def items() -> Iterator[Item]:
-    """Every command once, then every snippet."""
+def items(timeout_s: float = TIMEOUT_S) -> Iterator[Item]:
+    """Every command once, then every snippet; a marked command runs in a process of its own, which can be stopped."""
     seen: set[str] = set()
-    for page in PAGES:
-        for command in commands(page):
+    for place in PAGES:
+        for command in commands(place):
             if command.text not in seen and command.words[0] != "make":
                 seen.add(command.text)
-                yield Item(what=f"{command.page}: {command.text}", marks=command.marks, run=partial(run, command))
-    for page in PAGES:
-        for snippet in snippets(page):
+                how = partial(run_alone, command, timeout_s=timeout_s) if command.marks else partial(run, command)
+                yield Item(what=f"{command.page}: {command.text}", key=command.text, marks=command.marks, run=how)
+    for place in PAGES:
+        for snippet in snippets(place):
             what = f"{snippet.page}:{snippet.line}: Python"
-            yield Item(what=what, marks=snippet.marks, run=partial(run_snippet, snippet))
+            yield Item(what=what, key=text_key(snippet.code), marks=snippet.marks, run=partial(run_snippet, snippet))
 
 
-def left_out(item: Item, without: list[str]) -> str:
-    """Why it does not run here; empty if it does."""
-    if item.marks.intersection(without):
-        return f"not asked for (--without {' '.join(without)})"
-    if "needs-files" in item.marks:
+def obstacle(marks: frozenset[str]) -> str:
+    """What it needs that is not here; empty if it can run."""
+    if "needs-files" in marks:
         return "needs files that the repository does not have"
-    if "network" in item.marks:
+    if "network" in marks:
         return "needs a network"
-    if "gpu" in item.marks and not torch.cuda.is_available():
+    if "gpu" in marks and not torch.cuda.is_available():
         return "needs a GPU"
     return ""
 
 
-def check(item: Item, folder: Path, without: list[str]) -> Outcome:
-    """Run it if it can run here."""
-    reason = left_out(item, without)
-    if reason:
-        return Outcome(item=item, state="left out", reason=reason)
+def check(item: Item, folder: Path) -> Result:
+    """Run it and say what became of it."""
     for clip in folder.glob("clip*"):
         clip.unlink()  # of an earlier page, which no command replaces without being told
-    began = time.monotonic()
+    date, began = datetime.now(UTC), time.monotonic()
     try:
         failure = item.run(folder) or ""
     except Exception as error:  # noqa: BLE001
         failure = f"{type(error).__name__}: {error}"
-    said = f"{'FAILED' if failure else 'ok'} {time.monotonic() - began:6.1f} s  {item.what} {failure}"
-    sys.stdout.write(said + "\n")
+    seconds = time.monotonic() - began
+    sys.stdout.write(f"{'FAILED' if failure else 'ok'} {seconds:6.1f} s  {item.what} {failure}\n")
     sys.stdout.flush()
-    return Outcome(item=item, state="failed" if failure else "passed", reason=failure)
-
-
-def page(outcomes: list[Outcome]) -> str:
-    """The result as Markdown."""
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu_name()}, {cpu_cores()} cores, no GPU"
-    states = ("passed", "failed", "left out")
-    rows = []
-    for kind in ("not marked", *MARKS):
-        counts = [sum(each.state == state and kind in kinds(each) for each in outcomes) for state in states]
-        rows.append(f"| {kind} | {' | '.join(map(str, counts))} |")
-    listed = [f"* `{o.item.what}`: {o.state}, {' '.join(o.reason.split())}" for o in outcomes if o.state != "passed"]
-    return "\n".join(
-        [
-            "# Commands of the docs, run",
-            "",
-            "`make docs-check-full` runs every command and Python snippet of the README, these pages and `--help` as it stands, "
-            "and writes this page. Those that are not marked also run in the test suite.",
-            "",
-            f"Last run: {date}, strobe {strobe.__version__}, torch {torch.__version__}, {device}.",
-            "",
-            "| marked | passed | failed | left out |",
-            "|---|---:|---:|---:|",
-            *rows,
-            "",
-            *(["What did not pass:", "", *listed, ""] if listed else []),
-        ]
+    return Result(
+        key=item.key,
+        date=date.strftime("%Y-%m-%d"),
+        passed=not failure,
+        reason=" ".join(failure.split()),
+        seconds=round(seconds, 1),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"{cpu_name()}, {cpu_cores()} cores, no GPU",
+        torch=torch.__version__,
     )
 
 
-def kinds(outcome: Outcome) -> frozenset[str]:
-    """The rows of the table that it counts in."""
-    return outcome.item.marks or frozenset({"not marked"})
-
-
 def main() -> int:
-    """Run them in a fresh folder."""
+    """Run them in one folder, and keep each result as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="those with this text, and write no page")
+    parser.add_argument("--only", default="", help="those with this text")
     parser.add_argument("--without", nargs="*", default=[], choices=MARKS, help="leave out what is marked so")
-    parser.add_argument("--page", type=Path, default=RESULT)
+    parser.add_argument("--since", default="", metavar="DATE", help="leave out what passed on this day (2026-11-20) or later")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="of a marked command")
+    parser.add_argument("--folder", type=Path, help="run in this folder and keep it, for commands that read what others wrote")
+    parser.add_argument("--render", action="store_true", help="run nothing; write the page from the results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
+    failed = False
+    everything = list(items(options.timeout))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        furnish(folder)
-        outcomes = [check(item, folder, options.without) for item in items() if options.only in item.what]
-    if not options.only:
-        options.page.write_text(page(outcomes), encoding="utf-8")
-    return int(any(outcome.state == "failed" for outcome in outcomes))
+        folder = options.folder or Path(name)
+        if not folder.is_dir() or not any(folder.iterdir()):
+            folder.mkdir(parents=True, exist_ok=True)
+            furnish(folder)
+        for item in everything:
+            known = latest(read(options.results)).get(item.key)
+            done = options.since and known is not None and known.passed and known.date >= options.since
+            left = options.render or options.only not in item.what or item.marks.intersection(options.without)
+            if left or done or obstacle(item.marks):
+                continue
+            result = check(item, folder.resolve())
+            write(options.results, result, keep={each.key for each in everything})
+            failed |= not result.passed
+    rows = [(each.what, each.key, each.marks, obstacle(each.marks)) for each in everything]
+    options.page.write_text(page(rows, latest(read(options.results))), encoding="utf-8")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from mutants import Project, main
+from mutants import Project, batches, main
 from mutate import mutants
+from warm_pool import left_out
 
 SOURCE = '''"""A module."""
 from dataclasses import dataclass
@@ -67,7 +71,8 @@ def test_what_is_made_wrong() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr("warm_pytest.LIBRARIES", ())  # the toy needs none
     for name, text in {
         "src/toy/__init__.py": "",
         "src/toy/room/__init__.py": "",
@@ -81,10 +86,7 @@ def project(tmp_path: Path) -> Project:
     return Project(root=tmp_path, name="toy", results=tmp_path / "results.jsonl")
 
 
-def test_survivors_are_found_and_counted(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # nine times quickly
+def test_survivors_are_found_and_counted(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--number", "3", "--packages", "room"], project)
     first = project.entries()
     assert len(first) == 3 and "3 of 9 mutants that have not run" in capsys.readouterr().out  # none of what no test runs
@@ -108,8 +110,77 @@ def test_survivors_are_found_and_counted(
         main(["equivalent", survivors["(1)"], "it was killed"], project)
 
 
-def test_tests_that_fail_are_no_map(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    (project.root / "tests/room/test_clamp.py").write_text("def test_wrong():\n    assert False\n")
-    with pytest.raises(SystemExit, match="the tests of room fail without a mutant"):
-        main(["run", "--packages", "room"], project)
+def test_what_fails_without_a_mutant_is_left_out(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = "\n\ndef test_wrong():\n    clamp(2)\n    assert False\n"
+    (project.root / "tests/room/test_clamp.py").write_text(TESTS + wrong)
+    (project.root / "tests/room/test_lost.py").write_text("import a_library_that_is_not_there\n")
+    main(["run", "--packages", "room", "--processes", "1"], project)
+    found = capsys.readouterr().out
+    assert (
+        "tests/room/test_clamp.py: 1 tests fail without a mutant" in found
+        and "tests/room/test_lost.py: no map, its tests are left out" in found
+    )
+    assert "6 of 9 mutants killed" in found
+
+
+def test_a_copy_has_every_package(tmp_path: Path) -> None:
+    """A package may have the name of a folder that is left out of the root."""
+    for name in ("runs/run.txt", "src/toy/runs/run.py", "build/lib.py", "src/toy/build/page.py", "src/toy/__pycache__/run.pyc"):
+        (tmp_path / "root" / name).parent.mkdir(parents=True)
+        (tmp_path / "root" / name).touch()
+    shutil.copytree(tmp_path / "root", tmp_path / "copy", ignore=left_out(tmp_path / "root"))
+    found = {path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*.*")}
+    assert found == {"src/toy/runs/run.py", "src/toy/build/page.py"}
+
+
+def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["map", "--packages", "room"], project)
+    (kept,) = (project.root / "build/mutants/room").iterdir()
+    found = json.loads(gzip.decompress(kept.read_bytes()))
+    assert [test for test, _ in found["tests"]] == [f"tests/room/test_clamp.py::test_{name}" for name in ("high", "low", "kept")]
+    flag = project.root / "elsewhere"  # a map that was made where the test passed
+    test = f"\n\ndef test_it_is_here():\n    clamp(2)\n    from pathlib import Path\n    assert Path({str(flag)!r}).exists()\n"
+    (project.root / "tests/room/test_clamp.py").write_text(TESTS + test)
+    flag.touch()
+    main(["map", "--packages", "room"], project)
+    flag.unlink()
+    main(["run", "--packages", "room", "--processes", "1"], project)
+    said = capsys.readouterr().out
+    assert "left out, for it fails without a mutant too: tests/room/test_clamp.py::test_it_is_here" in said
+    assert "6 of 9 mutants killed" in said
+
+
+def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project.root / "src/toy/room/clamp.py").write_text("def count(x):\n    while x > 0:\n        x -= 1\n    return x\n")
+    (project.root / "tests/room/test_clamp.py").write_text(
+        "from toy.room.clamp import count\n\ndef test_count():\n    assert count(2) == 0\n"
+    )
+    (project.root / "tests/room/conftest.py").unlink()
+    monkeypatch.setattr("mutants.SLACK_S", 5)
+    main(["run", "--packages", "room"], project)
+    outcomes = {entry["after"]: entry["outcome"] for entry in project.entries().values()}
+    assert outcomes["x += 1"] == outcomes["pass"] == "hung" and outcomes["return None"] == "killed", outcomes
+
+
+def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("1/2", "2/2"):
+        main(["run", "--packages", "room", "--shard", part, "--out", str(tmp_path / part[0])], project)
+    assert not project.entries()
+    main(["merge", str(tmp_path / "1" / "results.jsonl"), str(tmp_path / "2" / "results.jsonl")], project)
+    assert len(project.entries()) == 9 and "6 of 9 mutants killed" in capsys.readouterr().out.splitlines()[-4]
+
+
+def test_nothing_begins_after_the_given_time(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["map", "--packages", "room"], project)
+    main(["run", "--packages", "room", "--seconds", "0"], project)
+    assert "9 did not end in the time given" in capsys.readouterr().out and not project.entries()
+
+
+def test_fast_tests_of_different_functions_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mutants.FIRST", 3)
+    monkeypatch.setattr("mutants.ALIKE", 1)
+    tests = [("a.py::x[1]", 1.0), ("a.py::x[2]", 2.0), ("b.py::y", 3.0), ("a.py::z", 4.0), ("b.py::w", 5.0)]
+    assert [[test for test, _ in part] for part in batches(tests)] == [
+        ["a.py::x[1]", "a.py::z", "b.py::y"],
+        ["a.py::x[2]", "b.py::w"],
+    ]

@@ -15,6 +15,56 @@ globalThis.pageChecks = {
     for (const value of this.pixels()) sum = (sum * 31 + value) % 1000000007;
     return String(sum);
   },
+  // Where a colour is, in shares of width and height. The picture has no edges, so it is a mean of angles.
+  place(colour) {
+    const canvas = document.getElementById("picture");
+    const data = this.pixels();
+    const sums = [0, 0, 0, 0];
+    for (let at = 0; at < data.length; at += 4) {
+      if (![0, 1, 2].every((part) => Math.abs(data[at + part] - colour[part]) < 60)) continue;
+      const x = (2 * Math.PI * ((at / 4) % canvas.width)) / canvas.width;
+      const y = (2 * Math.PI * Math.floor(at / 4 / canvas.width)) / canvas.height;
+      [Math.sin(x), Math.cos(x), Math.sin(y), Math.cos(y)].forEach((value, part) => (sums[part] += value));
+    }
+    return [Math.atan2(sums[0], sums[1]), Math.atan2(sums[2], sums[3])].map((angle) => (angle / (2 * Math.PI) + 1) % 1);
+  },
+  // How far a colour moves from each picture to the next, over so many pictures.
+  async moves(colour, count) {
+    const found = [];
+    let [before, last] = [this.picture(), this.place(colour)];
+    while (found.length < count) {
+      await new Promise((wake) => requestAnimationFrame(wake));
+      const now = this.picture();
+      if (now === before) continue;
+      const place = this.place(colour);
+      found.push(place.map((value, part) => ((value - last[part] + 1.5) % 1) - 0.5));
+      [before, last] = [now, place];
+    }
+    return found;
+  },
+  visible(selector) {
+    return [...document.querySelectorAll(selector)].filter((each) => each.checkVisibility() && !each.closest("[hidden]"));
+  },
+  // What axe-core calls violations, as far as this page could have them.
+  broken() {
+    const all = [...document.querySelectorAll("*")];
+    const ids = all.map((each) => each.id).filter(Boolean);
+    const told = (kind, list) => list.map((each) => `${kind}: ${each.outerHTML?.slice(0, 80) ?? each}`);
+    const levels = this.visible("h1, h2, h3, h4").map((each) => Number(each.tagName[1]));
+    const lost = (each, name) => (each.getAttribute(name) ?? "").split(/\s+/).filter((id) => id && !document.getElementById(id)).length;
+    return [
+      ...told("an id twice", ids.filter((id, at) => ids.indexOf(id) !== at)),
+      ...told("names what is not there", all.filter((each) => ["aria-labelledby", "aria-describedby", "for"].some((name) => lost(each, name)))),
+      ...told("no language or title", document.documentElement.lang && document.title ? [] : ["html"]),
+      ...told("not one first heading", levels.filter((level) => level === 1).length === 1 ? [] : [levels.join()]),
+      ...told("a heading level is left out", levels.filter((level, at) => at && level > levels[at - 1] + 1)),
+      ...told("a label on what has no role", all.filter((each) => /^(DIV|SPAN|P)$/.test(each.tagName) && each.hasAttribute("aria-label") && !each.hasAttribute("role"))),
+      ...told("a picture without alternative", all.filter((each) => each.tagName === "IMG" && !each.hasAttribute("alt"))),
+      ...told("an order of its own", all.filter((each) => each.tabIndex > 0)),
+      ...told("too small to touch", this.visible("button, a, input, select").filter((each) => Math.min(each.offsetWidth, each.offsetHeight) < 24)),
+      ...told("out of its panel", this.visible(".panel *, .stage *").filter((each) => each.getBoundingClientRect().right > each.closest(".panel, .stage").getBoundingClientRect().right + 0.5)),
+    ];
+  },
   unlabelled() {
     return [...document.querySelectorAll("button, input, select, a, canvas, svg, progress")]
       .filter((each) => each.checkVisibility() && !each.closest("[hidden]"))
@@ -34,11 +84,12 @@ globalThis.pageChecks = {
       const [r, g, b] = rgb.slice(0, 3).map((v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
       return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
-    return [...document.querySelectorAll("p, button, dt, dd, h1, h2, small, label, li, figcaption, span, kbd")]
-      .filter((each) => each.checkVisibility() && [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()))
+    return [...document.querySelectorAll("p, button, a, dt, dd, h1, h2, small, label, li, figcaption, span, kbd, option, input, select, svg text")]
+      .filter((each) => each.checkVisibility() && (each.value || [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())))
       .filter((each) => !each.classList.contains("hidden"))
       .map((each) => {
-        const [a, b] = [light(parse(getComputedStyle(each).color)), light(behind(each))];
+        const style = getComputedStyle(each);
+        const [a, b] = [light(parse(each instanceof SVGElement ? style.fill : style.color)), light(behind(each))];
         return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), each.outerHTML.slice(0, 60)];
       })
       .filter(([ratio]) => ratio < 4.5);

@@ -75,8 +75,9 @@ def wait_for(page: Any, what: str, check: Any, seconds: float = 30) -> None:
 def test_the_first_frame_shows_the_prompt_and_it_moves(page: Any) -> None:
     wait_for(page, "no red circle on the canvas", lambda: share(page, RED) > 0.03)
     before = picture(page)
-    page.wait_for_timeout(1500)
-    assert picture(page) != before
+    wait_for(page, "the picture stands still", lambda: picture(page) != before)
+    moves = page.evaluate("(colour) => pageChecks.moves(colour, 12)", list(RED))
+    assert all(x < 0 for x, _ in moves) and sum(abs(y) for _, y in moves) < 0.05, moves  # to the left, as it was asked for
     assert "h264" in page.inner_text("#facts") and page.inner_text("#state-text") in ("live", "waiting for frames")
 
 
@@ -158,18 +159,74 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (390, "light"), (390, "dark")])
+def test_two_tabs_are_two_streams(page: Any, here: Running) -> None:
+    other = page.context.new_page()
+    said: list[str] = []
+    other.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    other.on("pageerror", lambda error: said.append(str(error)))
+    other.goto(here.http)
+    seen(other)
+    other.fill("#prompt", "a blue square moving up fast")
+    other.press("#prompt", "Enter")
+    wait_for(other, "no blue square in the second tab", lambda: share(other, BLUE) > 0.03)
+    assert all(y < 0 for _, y in other.evaluate("(colour) => pageChecks.moves(colour, 8)", list(BLUE)))
+    page.bring_to_front()
+    wait_for(page, "the first tab shows no circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
+    other.close()
+    before = picture(page)
+    wait_for(page, "the first tab stopped with the second", lambda: picture(page) != before)
+    assert not said, said
+
+
+def sound(page: Any) -> None:
+    """Everything has a name, can be read, and stays where it belongs."""
+    assert page.evaluate("() => pageChecks.unlabelled()") == []
+    assert page.evaluate("() => pageChecks.lowContrast()") == []
+    assert page.evaluate("() => pageChecks.broken()") == []
+    assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [1400, 390])
 def test_everything_has_a_name_and_can_be_read(browser: Any, here: Running, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
     context.add_init_script(SCRIPTS)
     page = context.new_page()
     page.goto(here.http)
     seen(page)
+    page.fill("#prompt", "a purple elephant")
+    page.press("#prompt", "Enter")
+    page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
+    sound(page)
+    page.click("#record")
+    page.click("#branch")
+    page.locator("#branches li").wait_for(timeout=20_000)
+    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
     page.wait_for_timeout(600)
-    assert page.evaluate("() => pageChecks.unlabelled()") == []
-    assert page.evaluate("() => pageChecks.lowContrast()") == []
-    assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    sound(page)
+    page.evaluate("() => strobe.player.on.refused({reason: 'two streams are open', fits: ['turbo']})")
+    page.get_by_text("Use turbo").wait_for(timeout=10_000)
+    sound(page)
     context.close()
+
+
+def test_keys_alone_reach_everything(page: Any) -> None:
+    """Each control is reached by Tab, in the order in which it is seen, and shows that it has the focus."""
+    page.evaluate("() => document.activeElement.blur()")
+    reached = []
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            "() => { const at = document.activeElement; return [at.id || at.dataset.word || at.textContent.trim(), "
+            "at.matches(':focus-visible') && getComputedStyle(at).outlineStyle !== 'none'] }"
+        )
+        if found[0] in [name for name, _ in reached]:
+            break
+        reached.append(tuple(found))
+    names = [name for name, _ in reached]
+    wanted = ["prompt", "mode", "Show it", "play", "reset", "branch", "record", "recipe", "red", "preset", "seed", "image"]
+    assert [name for name in names if name in wanted] == wanted
+    assert all(shown for name, shown in reached if name in wanted)
 
 
 def test_jpeg_where_there_is_no_decoder(browser: Any, here: Running) -> None:

@@ -298,6 +298,45 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
     asyncio.run_coroutine_threadsafe(both(), hub.loop).result(60)
 
 
+def test_a_stream_that_is_closed_while_it_is_suspended_stops_no_housekeeping(running: Running) -> None:
+    hub = running.server.hub
+    assert hub is not None
+    origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
+
+    async def both() -> list[Any]:
+        channel = hub.add(await hub.new_stream("brief", lambda: hub.device.open("brief", origin)), "jpeg")
+        told: list[Any] = []
+        channel.send = told.append
+        busy = hub.device.submit(lambda: time.sleep(0.2))
+        dropping = asyncio.create_task(hub.drop(channel))
+        await asyncio.sleep(0.05)
+        await hub.suspend(channel)
+        await dropping
+        await asyncio.wrap_future(busy)
+        return told
+
+    assert asyncio.run_coroutine_threadsafe(both(), hub.loop).result(60) == []
+
+
+def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: Running, run: Run) -> None:
+    hub = running.server.hub
+    assert hub is not None
+
+    async def stream() -> str:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 2)
+            secret = viewer.welcome.secret
+            viewer.socket.transport.abort()
+        hub.device.submit(lambda: hub.device.drop(viewer.welcome.stream)).result(60)
+        try:
+            async with watch(running.ws, resume=secret):
+                return "welcome"
+        except SessionError as error:
+            return str(error)
+
+    assert "closed" in run(stream())
+
+
 def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
     with serving() as here:
 
@@ -306,7 +345,7 @@ def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
                 await pictures(viewer, 3)
                 hub = here.server.hub
                 assert hub is not None
-                hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server._drain(hub)))
+                hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server.drain()))
                 return await answer(viewer, protocol.Ended)
 
         assert "shutting down" in run(stream()).reason

@@ -113,7 +113,7 @@ def write_frozen(values: dict[str, Any]) -> None:
     """Write the packed file; equal values of one commit make equal bytes."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     content = {"command": COMMAND, "commit": asked.stdout.strip(), "values": values}
-    VALUES.write_bytes(lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=9))
+    VALUES.write_bytes(lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 # ------------------------------------------------------------------------------------------------------------- subjects

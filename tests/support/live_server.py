@@ -12,20 +12,25 @@ from typing import Any
 
 import httpx
 import torch
-import uvicorn
 
 from strobe.engine.load import load
 from strobe.serve.app import Server
+from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings
 
 
 class Running:
     """A server that listens."""
 
-    def __init__(self, server: Server, port: int) -> None:
+    def __init__(self, server: Server, listening: Listening, port: int) -> None:
         self.server, self.port = server, port
+        self._listening = listening
         self.http = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        self._listening.should_exit = True
 
     @property
     def open_streams(self) -> int:
@@ -37,12 +42,12 @@ class Running:
 def serving(**settings: Any) -> Iterator[Running]:
     listening = socket.create_server(("127.0.0.1", 0))
     model = load("shapes")
-    server = Server(lambda: model, torch.device("cpu"), preset="turbo", settings=ServeSettings(port=0, **settings))
-    config = uvicorn.Config(server.app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
-    running = uvicorn.Server(config)
+    given = ServeSettings(port=0, **settings)
+    server = Server(lambda: model, torch.device("cpu"), preset="turbo", settings=given)
+    running = Listening(server, given, log_level="error")
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    here = Running(server, listening.getsockname()[1])
+    here = Running(server, running, listening.getsockname()[1])
     try:
         ends = time.monotonic() + 120
         while True:

@@ -4,45 +4,50 @@
     python tests/support/mutants.py again                        those that survived so far, after tests were added
     python tests/support/mutants.py list                         the count, and the survivors
     python tests/support/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
+    python tests/support/mutants.py map                          only find out which test runs which line
+    python tests/support/mutants.py merge FILE ...               results from another machine
 
-A mutant runs the tests that run its line, of the folder that mirrors its package, the fastest first, until one fails. Which those
-are is found by running all of them once under a tracer; that is kept in `build/mutants` until a source or a test changes. What
-comes of each mutant is added to `results.jsonl` beside this file; of one key the last line counts.
+A mutant runs the tests that run its line, of the folder that mirrors its package, the fastest first, until one fails. That test
+must pass without the mutant, else it is left out from then on. Which tests run a line is found by running each test file once
+under a tracer; that is kept in `build/mutants` (`--map`) until a source of the package, what its tests share or that file
+changes, and can be taken to another machine with the same checkout.
+
+`--processes N` run at a time, each in a copy of the checkout; `--shard 2/5` takes the second fifth of what is drawn; after
+`--seconds S` nothing more is begun, and what has not ended does not count. What comes of each mutant is added at once to
+`results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import queue
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maps_of_tests import Maps
 from mutate import Mutant, mutants
+from warm_pool import Pool, pool, say
+from warm_pytest import Answer, Warm
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
     "engine", "cache", "attention", "eightbit", "perf/trace", "perf/analysis", "perf/measure", "perf/records",
 )  # fmt: skip
-NOT_COPIED = (".git", ".venv", "build", "runs", "dist", "__pycache__", ".hypothesis", ".*_cache")
-SLACK_S, SLOWER = 60, 4
-"""A mutant may take so many seconds, and so many times as long as its tests took under the tracer; then it hangs, and counts as
-killed."""
+SLACK_S, SLOWER = 30, 4
+"""A run may take so many seconds, and so many times as long as its tests took under the tracer; then it hangs. A mutant that
+hangs counts as killed if the same tests end without it."""
+FIRST, ALIKE = 60, 4
+"""Tests that a mutant runs first, and how many of them may be the same function; all others follow if none of them fails."""
 NO_TESTS = 5
-"""Exit code of pytest for a file without any, such as one for a device that is not there."""
+"""Exit code of pytest when no test was chosen."""
 Entry = dict[str, Any]
+Tests = list[tuple[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,114 +66,140 @@ class Project:
 
     def entries(self) -> dict[str, Entry]:
         """Read the result of each mutant so far, by key."""
-        lines = self.results.read_text(encoding="utf-8").splitlines() if self.results.exists() else []
-        return {entry["key"]: entry for entry in map(json.loads, lines)}
+        return read(self.results)
 
-    def add(self, entry: Entry) -> None:
-        """Append the result of a mutant."""
-        with self.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def covered(self, package: str, jobs: int) -> Entry:
-        """Return the tests of a package and the lines that each runs, cached until a source or a test changes."""
-        tests, digest = self.root / "tests" / package, hashlib.sha256()
-        for path in sorted([*(self.root / "src" / self.name / package).rglob("*.py"), *tests.rglob("*.py")]):
-            digest.update(f"{path.relative_to(self.root)} {len(path.read_bytes())} ".encode() + path.read_bytes())
-        name = package.replace("/", ".")
-        folder = self.root / "build" / "mutants" / f"{name}-{digest.hexdigest()[:16]}"
-        if not folder.exists():
-            say(f"{package}: finding out which test runs which line")
-            for old in folder.parent.glob(f"{name}-*"):
-                shutil.rmtree(old)
-            folder.mkdir(parents=True)
-        found: Entry = {"tests": [], "lines": defaultdict(lambda: defaultdict(list))}
-        with ThreadPoolExecutor(jobs) as pool:
-            for each in pool.map(lambda file: self._map(package, file, folder), sorted(tests.rglob("test_*.py"))):
-                first = len(found["tests"])
-                found["tests"] += each["tests"]
-                for path, lines in each["lines"].items():
-                    for line, numbers in lines.items():
-                        found["lines"][path][line] += [first + number for number in numbers]
-        return found
-
-    def _map(self, package: str, file: Path, folder: Path) -> Entry:
-        """Make the map of one test file, and keep it at once, so that an interrupted run loses little."""
-        kept = folder / f"{str(file.relative_to(self.root)).replace('/', '.')}.json"
-        if not kept.exists():
-            source, beside = self.root / "src" / self.name / package, kept.with_suffix(".partial")
-            options = ["-p", "covered", f"--covered={source}", f"--covered-to={beside}", str(file)]
-            done = pytest(options, self.root, path=HERE)
-            if done.returncode not in (0, NO_TESTS) or json.loads(beside.read_text(encoding="utf-8"))["failed"]:
-                raise SystemExit(f"the tests of {package} fail without a mutant; mend them first\n{done.stdout[-2000:]}")
-            beside.replace(kept)
-        result: Entry = json.loads(kept.read_text(encoding="utf-8"))
-        return result
-
-    def candidates(self, packages: Iterable[str], jobs: int) -> dict[str, tuple[Mutant, list[tuple[str, float]]]]:
+    def candidates(self, packages: Iterable[str], pool: Pool, maps: Path) -> dict[str, tuple[Mutant, Tests]]:
         """List all mutants on lines that tests run, by key, with these tests and their seconds, the fastest first."""
         found = {}
+        held = Maps(self.root, self.name, maps)
+        held.make(packages, pool)
         for package in packages:
-            covered = self.covered(package, jobs)
+            covered = held.covered(package)
             for path, lines in covered["lines"].items():
                 for mutant in mutants(path, (self.root / path).read_text(encoding="utf-8")):
                     numbers = {number for line in mutant.lines for number in lines.get(str(line), ())}
-                    tests = sorted((covered["tests"][number] for number in numbers), key=lambda test: test[1])
+                    tests = sorted((tuple(covered["tests"][number]) for number in numbers), key=lambda test: test[1])
                     if tests:
                         found[mutant.key] = mutant, tests
         return found
 
 
-def pytest(options: list[str], root: Path, *, path: Path | None = None, limit_s: float | None = None) -> Any:
-    """Run pytest on one thread in a checkout, with its own sources, and another folder, to import from."""
-    paths = os.pathsep.join(map(str, [root / "src", *([path] if path else [])]))
-    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, timeout=limit_s, check=False)
+def batches(tests: Tests) -> list[Tests]:
+    """Split tests into some fast ones of different functions and all others, both ordered by file."""
+    alike, first = Counter[str](), []
+    for test in tests:
+        function = test[0].split("[")[0]
+        if len(first) < FIRST and alike[function] < ALIKE:
+            alike[function] += 1
+            first.append(test)
+    chosen = {test for test, _ in first}
+    parts = [first, [test for test in tests if test[0] not in chosen]]
+    ordered = []
+    for part in filter(None, parts):
+        files = {test.split("::")[0]: index for index, (test, _) in reversed(list(enumerate(part)))}
+        ordered.append(sorted(part, key=lambda test: (files[test[0].split("::")[0]], test[1])))
+    return ordered
 
 
-def outcome(mutant: Mutant, tests: list[tuple[str, float]], root: Path) -> tuple[str, str]:
-    """Run the tests of a mutant in a copy of the checkout: "killed", "hung" or "survived", and the test that failed."""
-    original = (root / mutant.path).read_text(encoding="utf-8")
-    names = root / "tests.txt"
-    names.write_text("\n".join(name for name, _ in tests), encoding="utf-8")
-    (root / mutant.path).write_text(mutant.source, encoding="utf-8")
+def limit(tests: Tests, warm: Warm) -> float:
+    """Return the seconds after which a run of tests counts as hanging."""
+    return min(SLACK_S + SLOWER * sum(seconds for _, seconds in tests), warm.left())
+
+
+def passes(tests: list[str], limit_s: float, warm: Warm, sound: dict[str, bool]) -> bool:
+    """Return whether tests pass without a mutant, in time; each is asked once."""
+    named = " ".join(tests)
+    if named not in sound:
+        code = warm.run(["-x"], limit_s, only=tests)["code"]
+        if code is None:
+            return False
+        sound[named] = code == 0
+    return sound[named]
+
+
+def outcome(mutant: Mutant, tests: Tests, warm: Warm, sound: dict[str, bool]) -> tuple[str, str]:
+    """Run the tests of a mutant: "killed", "hung" or "survived", and the test that failed; empty if nothing can be said."""
+    passed = 0
+    for part in batches(tests):
+        while part := [test for test in part if sound.get(test[0], True)]:
+            limit_s = limit(part, warm)
+            answer = wrong(mutant, part, warm, limit_s)
+            passed += answer["passed"]
+            if answer["code"] in (0, NO_TESTS):
+                break
+            if warm.left() <= 0:
+                return "", ""
+            # what must pass without the mutant: the test that failed, the tests of the file that did not load, or all
+            failed = next(iter(answer["failed"]), "")
+            asked = [test for test, _ in part if test == failed or test.split("::")[0] == failed] or [test for test, _ in part]
+            hung = answer["code"] is None
+            if passes(asked, limit_s, warm, sound):
+                return ("hung", "") if hung else ("killed", failed)
+            if hung or warm.left() <= 0:
+                return "", ""  # the machine is too busy to know
+            sound.update(dict.fromkeys(asked, False))
+            say(f"left out, for it fails without a mutant too: {failed or asked}")
+    return ("survived", "") if passed else ("", "")
+
+
+def wrong(mutant: Mutant, tests: Tests, warm: Warm, limit_s: float) -> Answer:
+    """Run tests until one fails, with a mutant in place of its source."""
+    path = warm.root / mutant.path
+    original = path.read_bytes()
+    path.write_text(mutant.source, encoding="utf-8")
     try:
-        done = pytest(["-x", f"@{names}"], root, limit_s=SLACK_S + SLOWER * sum(seconds for _, seconds in tests))
-    except subprocess.TimeoutExpired:
-        return "hung", ""
+        return warm.run(["-x"], limit_s, only=[test for test, _ in tests])
     finally:
-        (root / mutant.path).write_text(original, encoding="utf-8")
-    failed = next((line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
-    return ("survived", "") if done.returncode == 0 else ("killed", failed)
+        path.write_bytes(original)
 
 
-def run(project: Project, chosen: list[tuple[Mutant, list[tuple[str, float]]]], jobs: int, seed: int) -> None:
-    """Run mutants, `jobs` at a time, each in a copy of the checkout, and keep their results."""
-    with tempfile.TemporaryDirectory() as folder:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for number in range(jobs):
-            copies.put(Path(folder) / str(number))
-            shutil.copytree(project.root, Path(folder) / str(number), ignore=shutil.ignore_patterns(*NOT_COPIED))
+def run(workers: Pool, chosen: list[tuple[Mutant, Tests]], seed: int, results: Path) -> None:
+    """Run mutants and keep their results."""
 
-        def one(mutant: Mutant, tests: list[tuple[str, float]]) -> Entry:
-            copy, began = copies.get(), time.perf_counter()
-            result, test = outcome(mutant, tests, copy)
-            copies.put(copy)
-            took = round(time.perf_counter() - began, 1)
-            entry = {"key": mutant.key, "outcome": result, "path": mutant.path, "line": mutant.lines[0]}
-            return entry | {
-                "before": mutant.before,
-                "after": mutant.after,
-                "test": test,
-                "tests": len(tests),
-                "s": took,
-                "seed": seed,
-            }
+    def one(warm: Warm, pair: tuple[Mutant, Tests]) -> Entry | None:
+        (mutant, tests), began = pair, time.perf_counter()
+        if warm.left() <= 0:
+            return None
+        result, test = outcome(mutant, tests, warm, workers.sound)
+        if not result:
+            return None
+        took = round(time.perf_counter() - began, 1)
+        entry = {"key": mutant.key, "outcome": result, "path": mutant.path, "line": mutant.lines[0]}
+        return entry | {
+            "before": mutant.before,
+            "after": mutant.after,
+            "test": test,
+            "tests": len(tests),
+            "s": took,
+            "seed": seed,
+        }
 
-        with ThreadPoolExecutor(jobs) as pool:
-            for entry in pool.map(lambda pair: one(*pair), chosen):
-                project.add(entry)
-                say(described(entry))
+    unsaid = 0
+    for entry in workers.map(one, chosen):
+        if entry is None:
+            unsaid += 1
+            continue
+        add(results, entry)
+        say(described(entry))
+    if unsaid:
+        say(f"{unsaid} did not end in the time given, or have no test here, and do not count")
+
+
+def read(results: Path) -> dict[str, Entry]:
+    """Read the result of each mutant in a file, by key."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    return {entry["key"]: entry for entry in map(json.loads, lines)}
+
+
+def add(results: Path, entry: Entry) -> None:
+    """Append the result of a mutant."""
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def name(file: Path, root: Path) -> str:
+    """Return the name of a file in a checkout."""
+    return file.relative_to(root).as_posix()
 
 
 def described(entry: Entry) -> str:
@@ -188,37 +219,52 @@ def summary(entries: Iterable[Entry]) -> str:
     return "\n".join([first, *(described(entry) for entry in held if entry["outcome"] in ("survived", "equivalent"))])
 
 
-def say(line: str) -> None:
-    """Write a line and flush it."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Mutation testing.")
+    parser.add_argument("what", choices=["run", "again", "list", "equivalent", "map", "merge"])
+    parser.add_argument("words", nargs="*", help="of `equivalent`: key and reason; of `merge`: files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, default=40)
+    parser.add_argument("--processes", "--jobs", type=int, default=2)
+    parser.add_argument("--shard", default="1/1", help="k/n: the k-th of n parts of what is drawn")
+    parser.add_argument("--seconds", type=float, help="in which to end")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES)
+    parser.add_argument("--map", type=Path, help="folder of the maps; default: build/mutants")
+    parser.add_argument("--out", type=Path, help="folder for results.jsonl; default: beside this file")
+    return parser
 
 
 def main(words: list[str], project: Project) -> None:
     """Run the command line of the module."""
-    parser = argparse.ArgumentParser(description="Mutation testing.")
-    parser.add_argument("what", choices=["run", "again", "list", "equivalent"])
-    parser.add_argument("key", nargs="?", help="of a survivor that is equivalent")
-    parser.add_argument("reason", nargs="?", help="why nobody could see it")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--number", type=int, default=40)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--packages", nargs="+", default=PACKAGES)
+    parser, began = _parser(), time.monotonic()
     asked, entries = parser.parse_args(words), project.entries()
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
+    results = asked.out / "results.jsonl" if asked.out else project.results
     if asked.what == "equivalent":
-        if entries.get(asked.key, {}).get("outcome") != "survived" or not asked.reason:
-            parser.error(f"{asked.key} is no survivor, or has no reason; `list` shows the survivors")
-        project.add(entries[asked.key] | {"outcome": "equivalent", "reason": asked.reason})
-    elif asked.what in ("run", "again"):
-        found = project.candidates(asked.packages, asked.jobs)
-        if asked.what == "again":
-            keys = [key for key, entry in entries.items() if entry["outcome"] == "survived" and key in found]
-        else:
-            fresh = sorted(found.keys() - entries.keys())
-            keys = random.Random(asked.seed).sample(fresh, min(asked.number, len(fresh)))
-            say(f"{len(keys)} of {len(fresh)} mutants that have not run")
-        run(project, [found[key] for key in keys], asked.jobs, asked.seed)
-    say(summary(project.entries().values()))
+        key, reason = (*asked.words, "", "")[:2]
+        if entries.get(key, {}).get("outcome") != "survived" or not reason:
+            parser.error(f"{key} is no survivor, or has no reason; `list` shows the survivors")
+        add(results, entries[key] | {"outcome": "equivalent", "reason": reason})
+    elif asked.what == "merge":
+        for word in asked.words:
+            for key, entry in read(Path(word)).items():
+                if entries.get(key, {}).get("outcome") in (None, "survived"):
+                    add(results, entry)
+    elif asked.what in ("run", "again", "map"):
+        part, parts = map(int, asked.shard.split("/"))
+        with pool(project.root, asked.processes, asked.seconds) as workers:
+            found = project.candidates(asked.packages, workers, asked.map or project.root / "build" / "mutants")
+            say(f"{len(found)} mutants on lines that tests run; {time.monotonic() - began:.0f} s so far")
+            keys: list[str] = []
+            if asked.what == "again":
+                keys = [key for key, entry in entries.items() if entry["outcome"] == "survived" and key in found]
+            elif asked.what == "run":
+                fresh = sorted(found.keys() - entries.keys())
+                keys = random.Random(asked.seed).sample(fresh, min(asked.number, len(fresh)))
+                say(f"{len(keys)} of {len(fresh)} mutants that have not run")
+            run(workers, [found[key] for key in keys[part - 1 :: parts]], asked.seed, results)
+    say(summary(read(results).values()))
 
 
 if __name__ == "__main__":

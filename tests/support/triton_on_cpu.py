@@ -133,8 +133,8 @@ def check_dense(device: str) -> None:
             loss = (found.out * torch.linspace(-1, 1, width, device=device)).sum() + found.lse.square().sum()
             results.append((found.out, found.lse, *torch.autograd.grad(loss, inputs)))
         for mine, theirs in zip(*results, strict=True):
-            limit = 2e-5 * max(1.0, theirs.abs().max().item())
-            torch.testing.assert_close(mine, theirs, atol=limit, rtol=2e-5)
+            limit = tolerance("gradient through an lse", "float32") * max(1.0, theirs.abs().max().item())
+            torch.testing.assert_close(mine, theirs, atol=limit, rtol=tolerance("gradient through an lse", "float32"))
 
 
 def check_outside(shape: Shape, device: str) -> None:
@@ -174,8 +174,15 @@ def check_outside(shape: Shape, device: str) -> None:
         assert not found.isnan().any(), shape
 
     reference = block_sparse_attention(*(each.float() for each in inputs), inside, impl="reference", return_lse=True)
-    torch.testing.assert_close(results[0][0].float(), reference.out, atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(results[0][1], reference.lse, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(
+        results[0][0].float(),
+        reference.out,
+        atol=tolerance("harmless entry", "float16"),
+        rtol=tolerance("harmless entry", "float16"),
+    )
+    torch.testing.assert_close(
+        results[0][1], reference.lse, atol=tolerance("harmless entry", "float16"), rtol=tolerance("harmless entry", "float16")
+    )
 
     begins, queries = queries_of_keys(outside, num_kv)
     for entry, seen_by in enumerate(inside.mask(num_kv).transpose(2, 3).flatten(0, 2)):

@@ -84,14 +84,18 @@ def run_case(
 
 
 @contextmanager
-def end_line(writer: RunWriter) -> Iterator[None]:
-    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed."""
-    began = time.perf_counter_ns()
+def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
+    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed.
+
+    Yields:
+        a function that tells why a body that ends well is cut short all the same.
+    """
+    began, cut = time.perf_counter_ns(), list[str]()
     status: Status = "failed"
     message, variant = "stopped by an error that is not ours", ""
     try:
-        yield
-        status, message = "complete", ""
+        yield cut.append
+        status, message = ("interrupted", cut[-1]) if cut else ("complete", "")
     except KeyboardInterrupt as error:
         status, message = "interrupted", "SIGTERM" if isinstance(error, Terminated) else "Ctrl-C"
         raise

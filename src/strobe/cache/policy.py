@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from strobe.core.errors import ConfigError
+
+Past = Literal["kept", "recomputed", "rolling"]
+"""Keys and values of earlier frame blocks are kept, or recomputed from clean latents in every frame block; "rolling": they are
+kept, and a pass denoises several frame blocks at different noise levels."""
 
 
 def check_window(window: int, sink: int, num_frames: int) -> None:

@@ -99,8 +99,8 @@ def tree(
 
     ```
     strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling  # slow
-    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20  # gpu
-    strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch  # slow
+    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20 -o gpu  # gpu
+    strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch -o peer  # slow
     ```
 
     The command starts each rank as a process of its own and ends all of them. Exit code 1 if a gate is red or the cell failed.
@@ -134,7 +134,7 @@ def scaling(
     ```
     strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096  # slow
     strobe bench scaling --executor ray --address head:6379  # network
-    strobe bench scaling --out tree-scaling --render  # slow
+    strobe bench scaling --out h200-scaling --render
     ```
 
     Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
@@ -43,7 +43,7 @@ class ClipFlags(ModelFlags):
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
             hf:owner/name is one on the hub.
         weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
@@ -167,8 +167,12 @@ def measure(
     requirements: Sequence[Requirement],
     output: Output,
     allow_different: tuple[str, ...] = (),
+    progress: AbstractContextManager[Advance] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run a comparison with a progress bar and write its report.
+
+    Args:
+        progress: the bar; one with the title "compare" if it is None.
 
     Returns:
         exit code: 1 if a requirement does not hold or a candidate's gate was red; and what was found.
@@ -177,7 +181,7 @@ def measure(
 
     before = set(out.glob("*"))
     told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
-    with told, closing(case), output.progress("compare") as advance:
+    with told, closing(case), progress or output.progress("compare") as advance:
         outcome = run_case(case, root=out, plan=plan, progress=advance)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")

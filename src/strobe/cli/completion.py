@@ -14,12 +14,21 @@ from strobe.cli.console import Output
 from strobe.core.errors import ConfigError
 
 PRESETS: Final = ("baseline", "quality", "balanced", "low_memory", "sparse", "speed", "turbo", "turbo_fp8", "ultra")
-MODELS: Final = ("shapes", "wan-1.3b", "wan-14b")
-RECIPES: Final = ("self-forcing", "longlive", "causal-rcm", "causvid", "causal-wan", "krea", "wan2.1")
+MODELS: Final = ("shapes", "wan-1.3b", "wan-14b", "wan-5b")
+RECIPES: Final = (
+    "self-forcing",
+    "longlive",
+    "causal-rcm",
+    "causvid",
+    "causal-wan",
+    "krea",
+    "rolling-forcing",
+    "wan2.1",
+)
 DEVICES: Final = ("auto", "cpu", "cuda")
 
 PresetName = Annotated[str, Parameter(completer=lambda context: PRESETS)]
-ModelName = Annotated[str, Parameter(completer=lambda context: MODELS)]
+ModelName = Annotated[str, Parameter(completer=lambda context: (*MODELS, *RECIPES[:4], *RECIPES[5:7]))]
 RecipeName = Annotated[str, Parameter(completer=lambda context: RECIPES)]
 DeviceName = Annotated[str, Parameter(completer=lambda context: DEVICES)]
 

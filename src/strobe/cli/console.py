@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,31 +73,56 @@ class Output:
             sys.stdout.flush()  # a verb that goes on is read through a pipe
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Advance]:
-        """Show the progress of the body on stderr; the body gets a callback for `(done, total, what)`.
+    def progress(self, title: str, *, piece_s: float | None = None) -> Iterator[Advance]:
+        """Show the progress of the body on stderr, and the time left at the pace of the pieces that are done.
 
-        A terminal gets a bar that goes away at the end, a log file a line now and then.
+        The body gets a callback for `(done, total, what)`. A terminal gets a bar that goes away at the end, a log file a line now
+        and then.
+
+        Args:
+            piece_s: what a piece is expected to take, in seconds, until the first is done; the time left is unknown till then
+                if it is None.
         """
-        console = terminal(stderr=True)
+        console, pace = terminal(stderr=True), _Pace(piece_s)
         if self.quiet or not console.is_terminal:
-            yield _Log(title, self)
+            yield _Log(title, self, pace)
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[count]}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=False), console=console, transient=True) as bar:
-            task = bar.add_task(clean(title), total=None, count="")
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}"))
+        with Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+            task = bar.add_task(clean(title), total=None, count="", left="")
 
             def advance(done: int, total: int, what: str = "") -> None:
-                label = f"{title}: {what}" if what else title
-                bar.update(task, completed=done, total=total, description=clean(label), count=f"{done}/{total}")
+                label, left = f"{title}: {what}" if what else title, pace.left(done, total)
+                bar.update(task, completed=done, total=total, description=clean(label), count=f"{done}/{total}", left=left)
 
             yield advance
+
+
+class _Pace:
+    """Time left, from what the pieces done so far took. It begins anew where the number of pieces changes."""
+
+    def __init__(self, piece_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._piece_s, self._clock = piece_s, clock
+        self._first, self._total, self._began = 0, 0, clock()
+
+    def left(self, done: int, total: int) -> str:
+        """Return it in words; empty as long as nothing tells."""
+        if total != self._total or done < self._first:
+            if self._total:
+                self._piece_s = None
+            self._first, self._total, self._began = done, total, self._clock()
+        fresh = done - self._first
+        each = (self._clock() - self._began) / fresh if fresh else self._piece_s
+        return f"about {duration(each * (total - done))} left" if each is not None and done < total else ""
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a unit that suits it: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
@@ -131,10 +156,11 @@ class _Log:
 
     EVERY_S = 10.0
 
-    def __init__(self, title: str, output: Output) -> None:
-        self._title, self._output, self._last = title, output, time.monotonic()
+    def __init__(self, title: str, output: Output, pace: _Pace) -> None:
+        self._title, self._output, self._pace, self._last = title, output, pace, time.monotonic()
 
     def __call__(self, done: int, total: int, what: str = "") -> None:
+        left = self._pace.left(done, total)
         if time.monotonic() - self._last >= self.EVERY_S:
             self._last = time.monotonic()
-            self._output.note(f"{self._title} {done}/{total} {what}".rstrip())
+            self._output.note(f"{self._title} {done}/{total} {what}".rstrip() + (f", {left}" if left else ""))

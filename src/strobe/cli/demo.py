@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -61,7 +62,7 @@ def demo(
         rounds: palindromes of the comparison; see `strobe compare --help`.
     """
     at_least(1, rounds=rounds, blocks=clip.blocks)
-    with output.progress("demo") as advance:
+    with output.progress("demo, 1 of 2: a clip") as advance:
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase
         from strobe.engine.session import Session
@@ -71,6 +72,7 @@ def demo(
         case = StreamCase(SHOWN, script=script, model=model, device=clip.device, review_samples=2)
         out.mkdir(parents=True, exist_ok=True)
         video = Clip(path=out / "clip.mp4")
+        began = time.monotonic()
         with Session(clip.prompt, model=model, seed=clip.seed, device=clip.device) as session:
             try:
                 video.record(session, script.num_blocks, script.switches, advance)
@@ -78,7 +80,9 @@ def demo(
                 if not video.broken:
                     output.show(*video.lines(session))
             made = video.document(session)
-    code, found = measure(case, Plan(palindromes=rounds), out, [], output)
+        took_s = time.monotonic() - began
+    titled = "demo, 2 of 2: presets compared"
+    code, found = measure(case, Plan(palindromes=rounds), out, [], output, progress=output.progress(titled, piece_s=took_s))
     output.show(*why_fast(found), *what_next(Path(found["runs"][0])))
     output.emit({"clip": made, **found})
     return code

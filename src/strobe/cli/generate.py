@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -14,12 +14,15 @@ from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Advance, Output
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.pick import picked_for
+from strobe.cli.prompt_times import first_of, prompts_of, switches_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
 from strobe.cli.recipe import mismatches, read_recipe, start_image
 from strobe.cli.recipe import switches as recipe_switches
 from strobe.core.errors import ConfigError, DataError, unknown_choice
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from strobe.engine.config import EngineConfig
     from strobe.engine.frame_block import FrameBlock
     from strobe.engine.load import Model
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
     from strobe.serve.protocol import Recipe
+
+
+FOLLOWED: Final = 0.7
+"""Strength at which a clip is followed if none is said."""
 
 
 @Parameter(name="*")
@@ -37,7 +44,7 @@ class Engine(ModelFlags):
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
             best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
             hf:owner/name is one on the hub.
         weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
@@ -57,6 +64,9 @@ class Engine(ModelFlags):
         random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
+        start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
+        follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
+        strength: how far --follow leaves its clip: the highest noise level of the schedule that is not above it, up to 1.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
         decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
@@ -70,6 +80,41 @@ class Engine(ModelFlags):
     decode_device: str | None = None
     ulysses: int | None = None
     image: Path | None = None
+    start: Path | None = None
+    follow: Path | None = None
+    strength: float | None = None
+
+    def check_start(self) -> None:
+        """Refuse two beginnings, a strength without a clip to follow, and a file that is not there.
+
+        Raises:
+            ConfigError: it is so.
+            DataError: no such picture or clip.
+        """
+        given = [name for name in ("image", "start", "follow") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"a clip has one beginning: give --{given[0]} or --{given[1]}, not both")
+        if self.strength is not None and (self.follow is None or not 0 < self.strength <= 1):
+            why = "it goes with --follow CLIP" if self.follow is None else "give more than 0, up to 1"
+            raise ConfigError(f"--strength {self.strength:g}: {why}")
+        if self.image is not None and not self.image.is_file():
+            raise DataError(f"cannot read the picture {self.image}: no such file; give a .png, .jpg or .webp file")
+        clip = self.start or self.follow
+        if clip is not None and not clip.exists():
+            raise DataError(f"cannot read the clip {clip}: no such file; give a video or a folder of pictures")
+
+    def frames(self, model: Model, image: bytes) -> Tensor | None:
+        """Return the frames that the clip begins with or follows, or that of `image`, a recipe's picture; None: none."""
+        from strobe.engine.start import fitted
+        from strobe.engine.video import decode_image, read_image
+        from strobe.quality.files import read_clip
+
+        defaults, clip = model.defaults, self.start or self.follow
+        if image:
+            return decode_image(image, defaults.frame_size)
+        if clip is not None:
+            return fitted(read_clip(clip), defaults.frame_size, defaults.stride)
+        return None if self.image is None else read_image(self.image, defaults.frame_size)
 
     def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> Chosen:
         """Return the model and the preset of the flags; for preset realtime, the one measured to hold the model's frame rate.
@@ -85,31 +130,22 @@ class Engine(ModelFlags):
 
         if self.preset not in (*PRESETS, REALTIME):
             raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
-        if self.image is not None and not self.image.is_file():
-            raise DataError(f"cannot read the picture {self.image}: no such file; give a .png, .jpg or .webp file")
+        self.check_start()
+        strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
         if self.preset != REALTIME:
-            config = replace(self.config(self.preset), decode_device=self.decode_device)
+            config = replace(self.config(self.preset), decode_device=self.decode_device, strength=strength)
             check_device(config, resolve_device(device) if isinstance(device, str) else device.device)
             return Chosen(model=self.load(), config=config)
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
         model, picked = picked_for(self, prompt, None, (device, self.decode_device), advance)
-        return Chosen(model=model, config=picked.config, why=picked.why)
+        return Chosen(model=model, config=replace(picked.config, strength=strength), why=picked.why)
 
-    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, image: bytes | None = None) -> Session:
-        """Open a session by the flags, on one device or several, with a start picture if there is one.
-
-        Args:
-            image: bytes of a picture to begin with, in place of the one that the flags name.
-        """
+    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, start: Tensor | None) -> Session:
+        """Open a session by the flags, on one device or several, with the frames that it begins with, if there are any."""
         from strobe.engine.session import Session
-        from strobe.engine.video import decode_image, read_image
 
-        model = chosen.model
-        start = None if self.image is None else read_image(self.image, model.defaults.frame_size)
-        if image:
-            start = decode_image(image, model.defaults.frame_size)
-        return Session(prompt, preset=chosen.config, model=model, seed=self.seed, device=device, start=start)
+        return Session(prompt, preset=chosen.config, model=chosen.model, seed=self.seed, device=device, start=start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +189,7 @@ class Length:
     """Flags of the clip's length.
 
     Args:
-        seconds: length of the clip, 10 unless --blocks is given or a recipe says it.
+        seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
         blocks: length of the clip in frame blocks.
     """
 
@@ -164,6 +200,18 @@ class Length:
     def given(self) -> bool:
         """Whether one of them was given."""
         return self.seconds is not None or self.blocks is not None
+
+    def of(self, session: Session, followed: Tensor | None) -> int:
+        """Return the number of frame blocks: as given, else those of a clip that is followed, else of 10 seconds."""
+        from strobe.engine.prompts import blocks_for
+        from strobe.engine.start import blocks_given
+
+        if self.blocks is not None:
+            return self.blocks
+        if self.seconds is None and followed is not None:
+            return blocks_given(len(followed), session.config, session.model.defaults.stride)
+        seconds = 10.0 if self.seconds is None else self.seconds
+        return blocks_for(seconds, session.model.defaults, first_block=session.config.first_block)
 
     def check(self) -> None:
         """Refuse two lengths, and a length that is not positive and finite.
@@ -178,13 +226,29 @@ class Length:
         at_least(1, blocks=self.blocks)
 
 
+@Parameter(name="*", group="Prompts")
+@dataclass(frozen=True, kw_only=True)
+class Steering:
+    """Flags of the prompts after the first.
+
+    Args:
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
+        prompts: file with a prompt per line, "4.5s: TEXT" or "block=12 soft: TEXT"; the one at 0s is the first unless PROMPT is
+            given. Lines that begin with # are left out.
+        mode: how prompts switch: recache (hard), soft or interpolate.
+    """
+
+    switch: tuple[str, ...] = ()
+    prompts: Path | None = None
+    mode: Literal["recache", "soft", "interpolate"] = "recache"
+
+
 def generate(
     prompt: str | None = None,
     /,
     *,
     replay: Path | None = None,
-    switch: tuple[str, ...] = (),
-    mode: Literal["recache", "soft", "interpolate"] = "recache",
+    steering: Steering = Steering(),
     length: Length = Length(),
     file: ClipFile = ClipFile(),
     engine: Engine = Engine(),
@@ -196,6 +260,7 @@ def generate(
     strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
         --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
+    strobe generate --prompts prompts.txt --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
     strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
     torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow
     ```
@@ -204,33 +269,28 @@ def generate(
         prompt: what to show first; left out with --replay.
         replay: file that the page of `strobe serve` saved: prompts, seed, preset and start image of a stream. It is made again,
             bit by bit on a device of the same kind. What differs from where it was made is said.
-        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
-        mode: how prompts switch: recache (hard), soft or interpolate.
     """
     output = said_by_rank_0(output)
+    switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         length.check()
         file.check()
-        from strobe.engine.prompts import blocks_for, parse_switch, read_switch
+        from strobe.engine.prompts import read_switch
 
         for text in switch:
             read_switch(text)
-        read, start = None, None
+        read, timed = None, () if prompts is None else prompts_of(prompts, mode)
         if replay is not None:
-            prompt, engine, read = follow(replay, prompt, switch, engine)
-        if prompt is None:
-            raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
+            prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
+        prompt = first_of(prompt, timed, prompts)
         chosen = engine.choose(prompt, device, advance)
         for note in (*chosen.model.notes, *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)
         clip = Clip(path=file.out, picked=chosen.why)
-        if read is not None:
-            start = start_image(read)
+        start = engine.frames(chosen.model, b"" if read is None else start_image(read))
         with engine.open(prompt, device, chosen, start) as session:
-            defaults, first = session.model.defaults, session.config.first_block
-            seconds = 10.0 if length.seconds is None else length.seconds
-            total = length.blocks or blocks_for(seconds, defaults, first_block=first)
-            switches = [parse_switch(text, defaults, mode=mode, first_block=first) for text in switch]
+            total = length.of(session, None if engine.follow is None else start)
+            switches = switches_for(session, switch, timed, prompts, mode)
             if read is not None:
                 total = total if length.given else read.frame_blocks
                 switches = recipe_switches(read, total)
@@ -255,7 +315,7 @@ def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine
         ConfigError: a prompt, switch or picture beside it.
         DataError: the file is no recipe.
     """
-    if prompt is not None or switch or engine.image is not None:
+    if prompt is not None or switch or engine.image or engine.start or engine.follow:
         raise ConfigError("--replay has prompts, switches and start image of its own; leave them out")
     recipe = read_recipe(path)
     return recipe.prompts[0].text, replace(engine, seed=recipe.seed, preset=recipe.preset), recipe

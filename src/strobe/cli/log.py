@@ -75,7 +75,7 @@ class LogClip(ModelFlags):
         prompt: what to show first.
         then: prompts that it switches to, in turn, one or several.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
             hf:owner/name is one on the hub.
         weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
@@ -118,7 +118,7 @@ def log(
     ```
     strobe log runs
     strobe log --quick  # slow
-    strobe log --quick --presets turbo ultra --knobs --out log  # slow
+    strobe log --quick --presets turbo ultra --knobs --out log  # gpu
     strobe log runs ablation --out log
     ```
 

@@ -15,6 +15,7 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 import strobe
 from strobe.cli.console import styled, terminal
 from strobe.cli.defaults import fill_in
+from strobe.cli.help_page import HelpPage
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated, WeightsError
@@ -48,28 +49,74 @@ def _whole(hint: object) -> bool:
     return hint is int or (bool(inside) and all(map(_whole, inside)))
 
 
-app = App(
-    name="strobe",
-    help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond went.",
-    help_epilogue=(
-        "Start with `strobe demo`. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
-        "70 a bug (`--debug` shows the traceback), 130 interrupted, 143 terminated."
-    ),
-    version=lambda: f"strobe {strobe.__version__}",
-    version_flags=["--version"],
-    help_flags=HELP,
-    suppress_keyboard_interrupt=False,
-    config=(fill_in, whole_numbers),
-    default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
-)
-VERBS: Final = (
-    *("demo", "generate", "compare", "report", "trace", "speedup", "doctor", "ablate"),
-    *("bench", "extract", "lint", "log", "presets", "profile", "quality", "serve", "track", "train-shapes"),
-)
-for _verb in VERBS:
-    _name = _verb.replace("-", "_")
-    app.command(f"strobe.cli.{_name}:{_name}", name=_verb)  # imported when it is run or described
-app.command("strobe.cli.completion:install_completion", name="--install-completion", help="Let the shell complete words.")
+VERBS: Final = {
+    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
+    "generate": "Make a clip from a prompt, steered by prompt switches.",
+    "compare": "Measure presets against a baseline, or whole programs against each other: interleaved, every sample kept, then "
+    "the report.",
+    "report": "Write report.html, report.md and report.json of one or several runs.",
+    "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
+    "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
+    "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
+    "ablate": "Change one factor at a time around a preset; measure speed and quality of each value, cell by cell.",
+    "accept": "Check a model with its weights against facts that need no official code, and measure the frames per second it "
+    "delivers.",
+    "bench": "Measure what the package ships.",
+    "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
+    "lint": "Find claims that cannot be true: in a README, a benchmark table, printed output, a report or records.",
+    "log": "Write the optimisation log of recorded runs: configuration, latencies, rates, memory, quality, decision and why.",
+    "presets": "What each preset turns on, and which one holds a frame rate here.",
+    "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
+    "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
+    "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
+    "track": "Measure one case over commits of a git repository and find the commits that changed its figures.",
+    "train-shapes": "Train the bundled model in three stages: autoencoder, teacher, few-step student. At most 25 minutes on one "
+    "H200.",
+}
+"""The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
+
+
+def command_line(*, lists: bool = False) -> App:
+    """The command line, whose verbs are imported when they are run or described.
+
+    Args:
+        lists: the one that only lists the verbs.
+    """
+    app = App(
+        name="strobe",
+        help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond "
+        "went.",
+        help_epilogue=(
+            "Start with 'strobe demo'. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
+            "70 a bug (--debug shows the traceback), 130 interrupted, 143 terminated."
+        ),
+        help_format="plaintext",
+        help_formatter=HelpPage(),
+        version=lambda: f"strobe {strobe.__version__}",
+        version_flags=["--version"],
+        help_flags=HELP,
+        suppress_keyboard_interrupt=False,
+        config=(fill_in, whole_numbers),
+        default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
+    )
+    for verb, line in VERBS.items():
+        name = verb.replace("-", "_")
+        app.command(f"strobe.cli.{name}:{name}", name=verb, help=line if lists else None)
+    line = "Let the shell complete words."
+    app.command("strobe.cli.completion:install_completion", name="--install-completion", help=line)
+    return app
+
+
+app = command_line()
+
+
+def is_verb(line: App, words: Sequence[str]) -> bool:
+    """Whether the words are a verb, or a verb and a verb of it, and nothing else."""
+    for word in words:
+        if word not in line:
+            return False
+        line = line[word]
+    return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,11 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     traceback."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-")):
-            for verb in VERBS:
-                app[verb]  # whose line the list of verbs has
+        listing = not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-"))
+        line = command_line(lists=True) if listing else app
+        if tokens and tokens[-1] in HELP and is_verb(line, tokens[:-1]):
+            line.help_print(tokens[:-1])  # as parsing would end, which reads the flags once more
+            return OK
         with terminates_as_interrupted():
-            code = app(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
+            code = line(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
         sys.stdout.flush()
         return code
     except BrokenPipeError:

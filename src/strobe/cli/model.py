@@ -21,7 +21,7 @@ class ModelFlags:
     """Flags of the model: weights, text encoder, autoencoder, size, cache and schedule.
 
     Args:
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint;
+        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
             hf:owner/name is one on the hub.
         weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
@@ -30,10 +30,12 @@ class ModelFlags:
         release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
         prompt_cache: folder that keeps the embeddings of prompts for the next time.
         size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
-        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
+        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid, krea, rolling-forcing or causal-wan; by
+            default as they say.
         window: latent frames attended, instead of the preset's or model's.
         sink: first latent frames that stay for good, instead of the preset's or model's.
         positions: absolute or rebased, instead of the model's.
+        past_weight: what the past counts for, above 0 up to 1, instead of the model's; where it is recomputed (krea).
         timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
         shift: of the schedule, instead of the model's.
         text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
@@ -54,6 +56,7 @@ class ModelFlags:
     window: int | None = None
     sink: int | None = None
     positions: str | None = None
+    past_weight: float | None = None
     timesteps: str | None = None
     shift: float | None = None
     text_device: str | None = None
@@ -69,6 +72,7 @@ class ModelFlags:
             "window": self.window,
             "sink": self.sink,
             "positions": self.positions,
+            "past_weight": self.past_weight,
             "timesteps": parse_timesteps(self.timesteps),
             "shift": self.shift,
         }

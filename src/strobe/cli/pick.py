@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from strobe.cli.console import Advance, Output, styled
+from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
 
@@ -34,7 +36,8 @@ def pick(
     ```
 
     Presets are tried from the best quality down until one holds the rate; the table shows what was measured and why the others
-    were skipped. Exit code 1 if none holds it; the fastest is named then.
+    were skipped. Exit code 1 if none holds it; the fastest is named then. The time left is that of trying them all; Ctrl-C shows
+    what was measured until then.
 
     Args:
         fps: pixel frames per second as delivered; the model's own by default.
@@ -42,8 +45,9 @@ def pick(
         device: auto, cpu, cuda or cuda:N.
         decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
     """
-    with output.progress("presets") as advance:
-        model, picked = picked_for(flags, prompt, fps, (device, decode_device), advance)
+    trials: list[Trial] = []
+    with tells_what_is_kept(output, lambda: _measured(trials)), output.progress("presets") as advance:
+        model, picked = picked_for(flags, prompt, fps, (device, decode_device), advance, trials.append)
     passed_over = (styled((each.config.name, "bold"), f": {each.reason}") for each in picked.trials if each.reason)
     output.show(_table(picked), "", *passed_over, "", picked.why)
     output.emit(_document(picked) | {"model": model.name})
@@ -51,12 +55,18 @@ def pick(
 
 
 def picked_for(
-    flags: ModelFlags, prompt: str, fps: float | None, devices: tuple[str, str | None], advance: Advance
+    flags: ModelFlags,
+    prompt: str,
+    fps: float | None,
+    devices: tuple[str, str | None],
+    advance: Advance,
+    tried: Callable[[Trial], object] | None = None,
 ) -> tuple[Model, Pick]:
     """Load the model of the flags, and choose a preset for it.
 
     Args:
         devices: where the transformer runs, and where the autoencoder does; see `strobe.engine.config.EngineConfig`.
+        tried: told each trial as soon as it is over.
     """
     from strobe.core.device import resolve_device
     from strobe.core.errors import ConfigError
@@ -68,7 +78,15 @@ def picked_for(
     where = resolve_device(devices[0])
     candidates = [replace(flags.config(name), decode_device=devices[1]) for name in LADDER]
     model = flags.load()
-    return model, pick_preset(model, prompt, device=where, fps=fps, candidates=candidates, progress=advance)
+    return model, pick_preset(model, prompt, device=where, fps=fps, candidates=candidates, progress=advance, tried=tried)
+
+
+def _measured(trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a line for each preset that was measured."""
+    for each in trials:
+        if each.rate is not None:
+            slowest, middle, count = each.rate.slowest_fps, each.rate.median_fps, len(each.rate.blocks_ns)
+            yield f"{each.config.name}: {middle:.1f} FPS, the slowest of {count} frame blocks {slowest:.1f}"
 
 
 def _table(picked: Pick) -> Table:

@@ -120,8 +120,7 @@ def _warn(run: RunRecords, output: Output) -> None:
     """Warn of what is missing from a run."""
     if run.end is None or run.end.status != "complete":
         status = run.end.status if run.end else "cut short"
-        done = f"{len(run.memory)} finished frame blocks" if run.memory else f"{len(run.clips)} finished clips"
-        output.note(f"{run.folder}: the run was {status}; its {done} count")
+        output.note(f"{run.folder}: the run was {status}: the report is of {run.made}, and what came after them is missing")
     if run.truncated:
         output.note(f"{run.folder}: the last line of the records is cut short and left out: 1")
 

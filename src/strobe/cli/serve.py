@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
+from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError, ImplUnavailableError
 
@@ -39,6 +41,12 @@ class Where:
         streams: the most streams that may be open.
         suspend: seconds after which a stream that is paused or unwatched is moved to main memory.
         resume: seconds after which a stream that nobody watches is closed.
+        keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
+        keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
+        executor: local: this process; ray: replicas on the machines of a Ray cluster, which share the folder `--keep` (needs
+            strobe[ray] here and there).
+        replicas: how many, each with a device of its own.
+        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to, or a new one.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +60,11 @@ class Where:
     streams: int = 32
     suspend: float = 20.0
     resume: float = 300.0
+    keep: Path | None = None
+    keep_every: int = 8
+    executor: Literal["local", "ray"] = "local"
+    replicas: int = 1
+    address: str | None = None
 
     def settings(self) -> ServeSettings:
         """Return the server's settings from the flags."""
@@ -69,6 +82,8 @@ class Where:
             streams=self.streams,
             suspend_s=self.suspend,
             resume_s=self.resume,
+            keep=self.keep,
+            keep_every=self.keep_every,
         )
 
 
@@ -96,15 +111,19 @@ def serve(
     """
     check_installed()
     settings = where.settings()
+    if where.executor == "ray":
+        _serve_replicas(preset, device, model, where, output)
+        return
+    if where.replicas != 1 or where.address is not None:
+        raise ConfigError("--replicas and --address: give --executor ray too; without it this process is the server")
     listening = _listen(settings)
     from strobe.core.device import resolve_device
     from strobe.engine.config import check_device
 
     found = resolve_device(device)
     check_device(model.config(preset), found)
-    import uvicorn
-
     from strobe.serve.app import Server
+    from strobe.serve.listen import Listening
 
     server = Server(model.load, found, preset=preset, settings=settings)
     port = listening.getsockname()[1]
@@ -115,21 +134,28 @@ def serve(
         f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then {scheme}://127.0.0.1:{port}/"
     )
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
-    config = uvicorn.Config(
-        server.app,
-        log_level="warning",
-        access_log=False,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-        ws_max_size=8 * 2**20,
-        ws_ping_interval=20.0,
-        ws_ping_timeout=20.0,
-        timeout_graceful_shutdown=5,
-        server_header=False,
-    )
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
-        uvicorn.Server(config).run(sockets=[listening])
+        Listening(server, settings).run(sockets=[listening])
     output.note("strobe serve: ended; every viewer was told")
+
+
+def _serve_replicas(preset: str, device: str, model: ModelFlags, where: Where, output: Output) -> None:
+    """Run replicas until Ctrl-C or SIGTERM."""
+    from strobe.serve.replicas import Replicas, start
+
+    settings = where.settings()
+    given = Replicas(model=model.load, device=device, preset=preset, settings=settings, number=where.replicas)
+    model.config(preset)  # unknown presets are told now
+    end = start(given, where.address)
+    try:
+        url = f"{'https' if settings.tls_cert else 'http'}://{_shown(settings.host)}:{settings.port}/"
+        output.note(f"strobe serve: {url} ({where.replicas} replicas of {model.model}, {preset}, {device})")
+        output.emit({"url": url, "port": settings.port, "model": model.model, "preset": preset, "device": device})
+        with terminates_as_interrupted(), suppress(KeyboardInterrupt):  # Ray has put a handler of its own in the place of ours
+            threading.Event().wait()
+    finally:
+        end()
+    output.note("strobe serve: ended; every viewer was told, and their streams are kept")
 
 
 def check_installed() -> None:

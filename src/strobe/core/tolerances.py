@@ -9,6 +9,10 @@ from typing import Final, Literal
 Measure = Literal[
     "latents", "call", "sampled", "lse", "rounding", "element", "sparse element", "element of a library", "lse of a library",
     "sparse lse of a library",
+    "merge", "gradient of a merge", "gradient through an lse", "any scale", "video of a GPU", "lse of a video of a GPU",
+    "harmless entry", "checked query", "scale of a row", "eight bits", "layer", "fused layer", "pass", "convolution",
+    "flow", "stream", "stream of a GPU", "stream of a pool", "stream far away", "recomputed past", "text", "corner of a picture",
+    "moved picture", "area of a picture", "world", "resumed weights",
 ]  # fmt: skip
 
 TOLERANCES: Final[Mapping[Measure, Mapping[str, float]]] = MappingProxyType(
@@ -33,6 +37,45 @@ TOLERANCES: Final[Mapping[Measure, Mapping[str, float]]] = MappingProxyType(
         # the same of the lse of dense attention, and of block-sparse attention, by the dtype of q
         "lse of a library": {"float32": 1e-4, "float16": 3e-3, "bfloat16": 3e-3},
         "sparse lse of a library": {"float32": 2e-3, "float16": 2e-3, "bfloat16": 2e-3},
+        # largest error of one element of attention merged from parts against the whole, whose lse between the parts is float32;
+        # and of its gradients, and of those through an lse, also relative to the largest
+        "merge": {"float32": 2e-6},
+        "gradient of a merge": {"float32": 5e-6},
+        "gradient through an lse": {"float32": 2e-5},
+        # the same of attention at any softmax scale, up to one at which scores reach 1000
+        "any scale": {"float32": 5e-4},
+        # the same of video attention on a GPU, and its lse
+        "video of a GPU": {"bfloat16": 4e-2},
+        "lse of a video of a GPU": {"bfloat16": 5e-3},
+        # the same of block-sparse attention with entries that must be harmless
+        "harmless entry": {"float16": 4e-3},
+        # the same of queries that a benchmark chose to check
+        "checked query": {"float64": 1e-9},
+        # relative error of the scale of a row in eight bits, and error of its numbers beside the largest
+        "scale of a row": {"float32": 3e-7},
+        "eight bits": {"float8_e4m3fn": 0.01},
+        # largest error of one element of a layer, of a layer that a kernel fuses, of a pass, of a convolution in another form
+        "layer": {"float32": 2e-6},
+        "fused layer": {"float32": 5e-6},
+        "pass": {"float32": 2e-5},
+        "convolution": {"float64": 1e-13, "bfloat16": 0.1},
+        # the same of noise and clean latents against each other
+        "flow": {"float32": 5e-7},
+        # the same of latents streamed in two ways; on a GPU; from a memory pool; after 1,000,000 latent frames
+        "stream": {"float32": 2e-5, "bfloat16": 0.2},
+        "stream of a GPU": {"float32": 2e-3},
+        "recomputed past": {"float32": 1e-5},
+        "stream of a pool": {"float32": 1e-4},
+        "stream far away": {"float32": 1e-3},
+        # the same of embeddings of a text, where TF32 may be on
+        "text": {"float32": 1e-3},
+        # the same of a drawn picture near a corner, and moved around the torus; relative error of an area in it
+        "corner of a picture": {"float32": 0.25},
+        "moved picture": {"float32": 2e-4},
+        "area of a picture": {"float32": 0.015},
+        # the same of the course of a world, and of weights trained on after a pause, whose moments are kept in bfloat16 or not
+        "world": {"float32": 1e-4},
+        "resumed weights": {"float32": 5e-5, "bfloat16": 2e-3},
     }
 )
 

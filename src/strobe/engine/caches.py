@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheShape, KVCache, RingCache
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
@@ -47,7 +48,9 @@ def prepare_cache(
     grid = latents.token_grid(dit.patch)
     shape = cache_shape(dit, grid, batch)
     kind: Callable[..., KVCache]
-    if not config.knobs.ring_cache:
+    if config.past == "rolling":
+        kind = AheadRing
+    elif not config.knobs.ring_cache:
         kind = RollingCache
     elif config.kv_format == "native":
         kind = partial(RingCache, tiles=history_tiles(grid, config))

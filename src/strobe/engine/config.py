@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import math
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
 from strobe.cache.kv import Positions
-from strobe.cache.policy import RingPolicy
+from strobe.cache.policy import Past, RingPolicy
 from strobe.core.device import card_of, resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.eightbit.rows import FP8_CAPABILITY
+from strobe.engine.knob_states import KnobState, Place, knob_state
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -24,11 +23,6 @@ FORMATS: tuple[Format, ...] = ("native", "fp8", "int8")
 CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-OVERLAP_CORES = 4
-"""Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long
-with it (95 % interval 1.02 to 1.09, 30 mirrored pairs); three cores and more were not measured."""
 
 
 def _knob(meaning: str, *, on: bool = True) -> bool:
@@ -75,6 +69,11 @@ class ModelDefaults:
         window: latent frames attended, sink and current frame block included.
         sink: first latent frames, never evicted.
         positions: see `EngineConfig`.
+        past: where keys and values of earlier frame blocks come from. If they are "recomputed", the window is what is recomputed
+            and the frame block, positions begin at 0 in every frame block, and the sink is one frame, made anew from pixels. If
+            they are "rolling", a pass has as many frame blocks as there are timesteps and looks back within the window without
+            the last frame block.
+        past_weight: see `EngineConfig`.
         lora: a LoRA belongs to it.
     """
 
@@ -87,6 +86,8 @@ class ModelDefaults:
     window: int = 12
     sink: int = 3
     positions: Positions = "rebased"
+    past: Past = "kept"
+    past_weight: float = 1.0
     lora: bool = False
 
 
@@ -103,6 +104,8 @@ class EngineConfig:
         first_block: latent frames of the first frame block; None: as many as every other. 1 starts from a single frame.
         positions: "absolute" (official) or "rebased" (the sink moves along, so that a stream may be endless); None: the model's
             own.
+        past_weight: what a key between the first frame and the frame block counts for in attention while a frame block is
+            denoised, in (0, 1]; for a model whose past is recomputed; None: the model's own.
         sparsity: share of the past, behind the sink and in tiles, that a query leaves out; 0: everything kept is attended.
         keep_sink: a prompt switch with recache leaves the sink as it is once frames were evicted; False: the sink is renewed.
         dtype: of weights and cache; "auto": float32 on a CPU, bfloat16 on a GPU.
@@ -114,6 +117,8 @@ class EngineConfig:
         compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead", which makes graphs of its own and is the
             compiler's to fuse: with it, knobs `cuda_graphs` and `fused_kernels` are off.
         decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
+        strength: 0 takes frames that a stream starts from as they are; above 0 they are noised to the highest level of the
+            schedule that is not above it, and denoised under the prompt; 1 leaves nothing of them.
         knobs: optimisations.
 
     Raises:
@@ -127,6 +132,7 @@ class EngineConfig:
     sink: int | None = None
     first_block: int | None = None
     positions: Positions | None = None
+    past_weight: float | None = None
     sparsity: float = 0.0
     keep_sink: bool = True
     dtype: DType = "auto"
@@ -136,6 +142,7 @@ class EngineConfig:
     simulate: bool = False
     compile_mode: CompileMode = "default"
     decode_device: str | None = None
+    strength: float = 0.0
     knobs: Knobs = field(default_factory=Knobs)
 
     def __post_init__(self) -> None:
@@ -143,8 +150,12 @@ class EngineConfig:
         RingPolicy(window=max(sink, 0) + 1 if self.window is None else self.window, sink=sink)
         if not 0 <= self.sparsity < 1:
             raise ConfigError(f"sparsity {self.sparsity} is not valid: give 0 (everything is attended) to below 1")
+        if not 0 <= self.strength <= 1:
+            raise ConfigError(f"strength {self.strength:g} is not valid: give 0 (the clip as it is) to 1 (nothing of it is left)")
         if self.sparsity and not self.knobs.ring_cache:
             raise ConfigError(f"sparsity {self.sparsity} needs knob ring_cache: turn it on, or set sparsity to 0")
+        if self.past_weight is not None and not 0 < self.past_weight <= 1:
+            raise ConfigError(f"past_weight {self.past_weight} is not valid: give a factor above 0, up to 1 (nothing is faded)")
         if self.timesteps is not None:
             check_timesteps(self.timesteps)
             object.__setattr__(self, "timesteps", tuple(self.timesteps))  # a list would not equal its resumed self
@@ -170,27 +181,10 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KnobState:
-    """One knob on one device.
-
-    Args:
-        name: field of `Knobs`.
-        meaning: what it does on, and what off costs.
-        on: it is in effect.
-        reason: why it is off although asked for; empty otherwise.
-    """
-
-    name: str
-    meaning: str
-    on: bool
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedConfig:
     """An `EngineConfig` for one model on one device, with nothing left to fill in.
 
-    `knobs` are those in effect; `asked` is what it was made from.
+    `knobs` are those in effect; `asked` is what it was made from; `again` has the steps that make given frames anew.
     """
 
     asked: EngineConfig
@@ -200,8 +194,11 @@ class ResolvedConfig:
     frame_block: int
     first_block: int
     schedule: NoiseSchedule
+    again: NoiseSchedule | None
     policy: RingPolicy
     positions: Positions
+    past: Past
+    past_weight: float
     sparsity: float
     keep_sink: bool
     linear_format: Format
@@ -222,6 +219,28 @@ class ResolvedConfig:
         return range(first, first + (self.frame_block if frame_block else self.first_block))
 
     @property
+    def num_recomputed(self) -> int:
+        """Latent frames whose keys and values are derived anew in a frame block of a full window; 0 where they are kept."""
+        return self.policy.window - self.frame_block if self.past == "recomputed" else 0
+
+    @property
+    def num_ahead(self) -> int:
+        """Latent frames that are under way between two frame blocks, where a pass denoises several frame blocks; else 0."""
+        return (len(self.schedule.timesteps) - 1) * self.frame_block if self.past == "rolling" else 0
+
+    @property
+    def pass_frames(self) -> frozenset[int]:
+        """Numbers of latent frames that passes have."""
+        own = {self.first_block, self.frame_block}
+        if self.past == "kept":
+            return frozenset(own | {self.policy.window})
+        made = range(self.first_block, self.policy.window + 1, self.frame_block)
+        if self.past == "rolling":
+            under_way = range(self.frame_block, self.num_ahead + self.frame_block + 1, self.frame_block)
+            return frozenset({*own, self.policy.window, *under_way})
+        return frozenset(own | {rest for end in made if (rest := min(end, self.num_recomputed) % self.frame_block)})
+
+    @property
     def simulated(self) -> bool:
         """Whether linear layers compute in `dtype` what FP8 would give."""
         return self.simulate and self.linear_format == "fp8"
@@ -229,12 +248,15 @@ class ResolvedConfig:
     @property
     def calls_per_block(self) -> dict[str, int]:
         """Transformer passes of a steady frame block, by stage."""
-        return {"denoise_step": len(self.schedule.timesteps), "commit": 1}
+        if self.past == "rolling":
+            return {"denoise_step": 1, "commit": 1}
+        again = {"recache": math.ceil(self.num_recomputed / self.frame_block)} if self.num_recomputed else {"commit": 1}
+        return {"denoise_step": len(self.schedule.timesteps)} | again
 
 
 def filled(config: EngineConfig, defaults: ModelDefaults) -> ModelDefaults:
     """Replace a model's trained settings by those that a configuration gives."""
-    names = ("window", "sink", "positions", "timesteps", "shift")
+    names = ("window", "sink", "positions", "past_weight", "timesteps", "shift")
     return replace(defaults, **{name: value for name in names if (value := getattr(config, name)) is not None})
 
 
@@ -252,7 +274,9 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     policy = RingPolicy(window=own.window, sink=own.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
+    _check_past(config, own, first_block)
     states = knob_states(config, defaults, device)
+    plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift)
     automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
@@ -261,9 +285,12 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
         frame_block=defaults.frame_block,
         first_block=first_block,
-        schedule=NoiseSchedule(timesteps=own.timesteps, shift=own.shift),
+        schedule=plan,
+        again=plan.below(config.strength) if config.strength else None,
         policy=policy,
         positions=own.positions,
+        past=own.past,
+        past_weight=own.past_weight,
         sparsity=config.sparsity,
         keep_sink=config.keep_sink,
         linear_format=config.linear_format,
@@ -275,18 +302,63 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     )
 
 
+def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
+    """Check that a configuration goes with the way a model's past is made.
+
+    Raises:
+        ConfigError: it does not; says what to change.
+    """
+    if own.past == "rolling":
+        _check_rolling(config, own, first_block)
+    if own.past != "recomputed":
+        if own.past_weight != 1:
+            raise ConfigError(
+                f"past_weight {own.past_weight:g} is for models whose past is recomputed, such as those of the recipe krea; "
+                "leave it out"
+            )
+        return
+    if own.sink != 1:
+        raise ConfigError(
+            f"the past of this model is recomputed behind one frame made anew, so its sink is 1; {config.name} has {own.sink}: "
+            "give sink 1 and a window of 4 or more (--sink 1 --window 6), or another preset"
+        )
+    if config.sparsity:
+        raise ConfigError(f"sparsity {config.sparsity} does not go with a past that is recomputed: set it to 0")
+
+
+def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
+    """Raise ConfigError if a configuration does not go with frame blocks that are denoised several at a time."""
+    size, steps = own.frame_block, len(own.timesteps)
+    off = {
+        f"window {own.window}": own.window < size * (steps + 2) or own.window % size > 0,
+        f"sink {own.sink}": own.sink != size,
+        f"sparsity {config.sparsity}": config.sparsity > 0,
+        f"strength {config.strength:g}": config.strength > 0,
+        f"kv_format {config.kv_format!r}": config.kv_format != "native",
+        "knob ring_cache off": not config.knobs.ring_cache,
+        f"first_block {first_block}": first_block != size,
+    }
+    if wrong := [what for what, found in off.items() if found]:
+        raise ConfigError(
+            f"{config.name} has {' and '.join(wrong)}, and this model denoises {steps} frame blocks of {size} at once: it needs "
+            f"a window of {size * (steps + 2)} or more that is a multiple of {size}, a sink of {size}, a ring of native keys and "
+            "values, strength 0, and a first frame block as long as the others; preset balanced has them"
+        )
+
+
 def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:
     """Resolve each knob of a configuration for a model on a device: on, or off with the reason.
 
     Raises: as `resolve` does for `decode_device`.
     """
-    place = _Place(
+    place = Place(
         device=device,
         elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
         lora=defaults.lora,
         own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
+        recomputed=defaults.past == "recomputed",
     )
-    return tuple(_knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+    return tuple(knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
 
 
 def check_device(config: EngineConfig, device: torch.device) -> None:
@@ -312,71 +384,6 @@ def lacking(config: EngineConfig, device: torch.device) -> str:
         return ""
     least = ".".join(map(str, FP8_CAPABILITY))
     return f"{config.name} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """Device and model as far as they decide which knobs have an effect.
-
-    Args:
-        elsewhere: another device decodes.
-        lora: a LoRA belongs to the model.
-        own_graphs: the compiler makes graphs of its own.
-    """
-
-    device: torch.device
-    elsewhere: bool
-    lora: bool
-    own_graphs: bool
-
-
-def _knob_state(knobs: Knobs, name: str, meaning: str, place: _Place) -> KnobState:
-    asked: bool = getattr(knobs, name)
-    reason = _does_nothing(knobs, name, place) if asked else ""
-    return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
-
-
-def _does_nothing(knobs: Knobs, name: str, place: _Place) -> str:
-    """Say why a knob does nothing for this model on this device; empty if it does something."""
-    if name == "merge_lora":
-        return "" if place.lora else "no LoRA belongs to the model"
-    if name in ("compile", "fused_kernels", "cuda_graphs"):
-        return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place)
-    if name == "memory_pool":
-        return "used on CUDA only" if place.device.type == "cpu" else ""
-    if place.elsewhere:  # which always works beside the transformer
-        return ""
-    cores = len(os.sched_getaffinity(0))
-    if name == "overlap_decode" and place.device.type == "cpu" and cores < OVERLAP_CORES:
-        return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
-    if name == "late_frames" and (not knobs.overlap_decode or _does_nothing(knobs, "overlap_decode", place)):
-        return "overlap_decode is off here, so decoding runs beside nothing"
-    return ""
-
-
-NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
-"""Knobs without which a pass does not stay on the device or does not keep its addresses."""
-
-
-def _cannot_launch(knobs: Knobs, name: str, place: _Place) -> str:
-    if place.device.type == "cpu":
-        return "used on CUDA only"
-    if place.own_graphs:
-        return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
-    if name == "fused_kernels":
-        return "" if find_spec("triton") else "needs Triton, which is not installed"
-    off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
-    return f"knob {off} is off" if off else ""
-
-
-def _cannot_compile(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "used on CUDA only: a CPU machine need not have a C++ compiler"
-    if find_spec("triton") is None:
-        return "needs Triton, which is not installed"
-    if not any(map(shutil.which, ("gcc", "clang"))):
-        return "Triton needs a C compiler, and neither gcc nor clang is on the path"
-    return ""
 
 
 def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:

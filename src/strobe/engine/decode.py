@@ -28,11 +28,15 @@ DecoderState = tuple[bool, Memories]
 
 
 class Decoded(NamedTuple):
-    """Decoded frames uint8 [B, F', Y, X, 3] on the CPU, the number of their latent frames, and the decoder state after them."""
+    """Decoded frames uint8 [B, F', Y, X, 3] on the CPU, the number of their latent frames, and the decoder state after them.
+
+    `ends`: the last frame of each latent frame, float32 [B, F, 3, Y, X] in [0, 1] where they were decoded; None if unwanted.
+    """
 
     frames: Tensor
     num_latents: int
     state: DecoderState
+    ends: Tensor | None
 
 
 def levels(frames: Tensor) -> Tensor:
@@ -197,7 +201,18 @@ class FrameDecoder:
             dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
             made = to_host(self._levels(frames), beside=self._side is not None)
-        return Decoded(made, latents.shape[1], decoder.state())
+        ends = None
+        if self._config.num_recomputed:
+            step = self._vae.stride.time
+            ends = frames[:, (frames.shape[1] - 1) % step :: step].float().clone()  # outside the arena: kept for long
+        return Decoded(made, latents.shape[1], decoder.state(), ends)
+
+    @torch.inference_mode()
+    def encode(self, frames: Tensor) -> Tensor:
+        """Encode single frames [B, 3, Y, X] in [0, 1], each a video of its own, to latents [B, 1, C, Y', X'], float32."""
+        assert not isinstance(self._vae, Taew), "it was checked that the autoencoder encodes"
+        own = frames.to(self._device, self._config.dtype).unsqueeze(1)
+        return self._vae.encode(own).to(self._config.device, torch.float32)
 
 
 def _waited(finish: Callable[[], Decoded]) -> Iterator[Decoded]:

@@ -26,7 +26,7 @@ from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
 from strobe.models.text.cache import PromptCache
 from strobe.models.text.umt5 import Umt5Files, check_installed
-from strobe.models.vae.taew import RAW_LATENTS, TaewConfig, load_taew, random_taew
+from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
@@ -34,11 +34,13 @@ from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.random_init import random_transformer
-from strobe.models.wan.recipes import Recipe, find_recipe, named_recipe
+from strobe.models.wan.recipes import RECIPES, Recipe, find_recipe, named_recipe
 from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 
 MODELS: Final = ("shapes", *SIZES)
+FAMILIES: Final = tuple(recipe.name for recipe in RECIPES.values() if recipe.needs)
+"""Names that stand for a size of Wan and its recipe."""
 RANDOM: Final = "random weights"
 """Part of the name of every model without weights, and so of every record."""
 
@@ -104,23 +106,34 @@ def shapes_defaults() -> ModelDefaults:
     )
 
 
+WIDE: Final = 48
+"""Channels of the latents of Wan2.2 5B."""
+TAEW_2_2: Final = TaewConfig(latent_channels=WIDE, patch=2)
+"""Sizes of the tiny decoder for them. Source: TAEHV, `taehv.py` (taew2_2: 48 channels, patches of 2)."""
+
+
 def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -> ModelDefaults:
     """Return the settings that causal Wan2.1 was distilled for.
 
-    They are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second.
+    They are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second. Latents of 48 channels are
+    those of Wan2.2: 16x in space, frame blocks of 8, 704x1280 at 24 frames a second, and window and sink of LongLive 2.
 
     Raises:
         ShapeError: a frame size that is not a multiple of stride and patch; names the nearest.
 
-    Source: Self-Forcing, `configs/self_forcing_dmd.yaml`.
+    Source: Self-Forcing, `configs/self_forcing_dmd.yaml`; Wan2.2, `wan/configs/wan_ti2v_5B.py`; LongLive 2 at NVlabs/LongLive.
     """
+    wide = config.latent_channels == WIDE
+    own = (704, 1280) if wide else (480, 832)
     defaults = ModelDefaults(
-        frame_size=(480, 832) if frame_size is None else frame_size,
-        fps=16,
-        stride=VaeStride(time=4, space=8),
-        frame_block=3,
+        frame_size=own if frame_size is None else frame_size,
+        fps=24 if wide else 16,
+        stride=VaeStride(time=4, space=16 if wide else 8),
+        frame_block=8 if wide else 3,
         timesteps=(1000.0, 750.0, 500.0, 250.0),
         shift=5.0,
+        window=32 if wide else 12,
+        sink=8 if wide else 3,
     )
     height, width = defaults.frame_size
     steps = [patch * defaults.stride.space for patch in config.patch]
@@ -135,13 +148,13 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
 
 def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
     """Replace window and schedule in the defaults of a size of Wan by those of a recipe."""
-    own = {name: getattr(recipe, name) for name in ("window", "sink", "positions", "timesteps", "shift")}
-    return replace(defaults, **own)
+    names = ("window", "sink", "positions", "past", "past_weight", "timesteps", "shift")
+    return replace(defaults, **{name: getattr(recipe, name) for name in names})
 
 
 def names() -> tuple[str, ...]:
     """List the names of all models, including those that other packages register."""
-    return (*MODELS, *(model for plugin in registered() if plugin.found for model in plugin.found.models))
+    return (*MODELS, *FAMILIES, *(model for plugin in registered() if plugin.found for model in plugin.found.models))
 
 
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
@@ -153,7 +166,11 @@ def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
     """
     with torch.device("meta"):
         if name in SIZES:
-            return Parts(dit=SIZES[name], vae=WanVAE(WanVAEConfig()), defaults=wan_defaults(SIZES[name], frame_size))
+            vae = Taew(TAEW_2_2) if SIZES[name].latent_channels == WIDE else WanVAE(WanVAEConfig())
+            return Parts(dit=SIZES[name], vae=vae, defaults=wan_defaults(SIZES[name], frame_size))
+        if name in FAMILIES:
+            parts = model_parts(RECIPES[name].size, frame_size)
+            return replace(parts, defaults=recipe_defaults(RECIPES[name], parts.defaults))
         if name not in MODELS and (family := find(name)) is not None:
             return family.parts(name, frame_size)
         if frame_size is not None:
@@ -165,9 +182,10 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     """Load a model.
 
     Args:
-        name: "shapes" (bundled), "wan-1.3b", "wan-14b", a model that another package registers (`strobe.engine.family`), or a
-            folder: of weights as `strobe train-shapes` writes them, or a checkpoint of Wan or of a registered family. A folder
-            may be on the hub, `hf:owner/name`; the model's name then says which commit.
+        name: "shapes" (bundled), a size of Wan, a recipe that stands for its size too, such as "krea", a model that another
+            package registers (`strobe.engine.family`), or a folder: of weights as `strobe train-shapes` writes them, or a
+            checkpoint of Wan or of a registered family. A folder may be on the hub, `hf:owner/name`; the model's name then says
+            which commit.
         given: weights of a Wan model; see docs/wan.md.
 
     Raises:
@@ -186,7 +204,9 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
 def _load(name: str, given: Weights) -> Model:
     """Load a model whose files are all on the disk."""
     if name in SIZES:
-        return _wan(str(name), SIZES[str(name)], given)
+        return _wan(name, SIZES[name], given)
+    if name in FAMILIES:
+        return _wan(name, SIZES[RECIPES[name].size], given if given.recipe else replace(given, recipe=name))
     family = find(name) if name not in MODELS else None
     if family is not None:
         return family.load(str(name), given)
@@ -224,7 +244,8 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         with torch.device("meta"):
             numbers = sum(parameter.numel() for parameter in CausalWan(config).parameters())
         check_memory(f"{name} with {RANDOM}", numbers * torch.bfloat16.itemsize, torch.bfloat16)
-        vae = random_wan_vae(WanVAEConfig(), 0) if given.vae is None else random_taew(TaewConfig(), 0)
+        vae = _random_autoencoder(name, config, given.vae)
+        check_past(defaults, vae)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
             name=name,
@@ -250,6 +271,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         check_memory(f"{opened.source.where}, in eight bits,", opened.copied_bytes, torch.float32)
     autoencoder = _autoencoder(folder, given.vae)
     check_latents(opened, autoencoder)
+    check_past(defaults, autoencoder)
     read = [read_lora(file).at(strength) for file, strength in files]
     loras = combined(read[: len(files) - len(given.loras)], read[len(files) - len(given.loras) :])
     for lora in loras:
@@ -270,6 +292,19 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         loras=loras,
         notes=(f"recipe {found.recipe}: {found.why}",),
     )
+
+
+def _random_autoencoder(name: str, config: WanConfig, asked: str | None) -> VideoVAE:
+    """Draw the autoencoder of a size of Wan, or the tiny one.
+
+    Raises:
+        ConfigError: the size has no other than the tiny one here.
+    """
+    if config.latent_channels == WIDE:
+        if asked is None:
+            raise ConfigError(f"the autoencoder of {name} (48 channels, 4x16x16) is not built; give --vae tiny")
+        return random_taew(TAEW_2_2, 0)
+    return random_wan_vae(WanVAEConfig(), 0) if asked is None else random_taew(TaewConfig(), 0)
 
 
 def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
@@ -301,6 +336,19 @@ def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
         raise WeightsError(
             f"{opened.source.where} takes latents of {channels} channels, and the autoencoder gives {vae.latent_channels}; give "
             "--vae the autoencoder of this transformer"
+        )
+
+
+def check_past(defaults: ModelDefaults, vae: VideoVAE) -> None:
+    """Check that an autoencoder can make the past of a model.
+
+    Raises:
+        ConfigError: frames are to be encoded again, and it only decodes.
+    """
+    if defaults.past == "recomputed" and isinstance(vae, Taew):
+        raise ConfigError(
+            "the past of this model begins with a frame that is encoded again, and a tiny autoencoder only decodes; leave --vae "
+            "out, or take another recipe, such as --recipe causal-wan"
         )
 
 

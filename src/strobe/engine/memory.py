@@ -22,6 +22,7 @@ from strobe.engine.prepared import latent_shape
 from strobe.engine.quantize import LINEARS
 from strobe.engine.sparsity import frame_tiles
 from strobe.models.vae.stream import predict_state_bytes
+from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
@@ -32,6 +33,8 @@ WEIGHTS: Final = ("transformer weights", "autoencoder weights")
 """The parts that sessions of one model and configuration share."""
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
+ENDS: Final = "frames to encode again"
+"""The part that only a stream with a recomputed past has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     grid = latents.token_grid(dit.patch)
     beside = 0 if config.asked.knobs.merge_lora else sum(lora.num_params for lora in parts.loras)
     text, timestep = _conditions(dit, config, batch)
-    steps = len({*config.schedule.warped, 0.0}) if config.knobs.modulation_table else 0
+    steps = len({*config.schedule.warped, 0.0}) + _rows_ahead(config) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     if config.decode_device != config.device:
         vae_bytes = memories = 0
@@ -62,20 +65,25 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     transformer, decoder = _activations(parts, config, batch)
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
-    return (
-        MemoryPart(name=WEIGHTS[0], num_bytes=_weights(dit, config) + beside * size, exact=True),
-        MemoryPart(
-            name=CACHED,
-            num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
-            exact=True,
-        ),
-        MemoryPart(name="text keys and values", num_bytes=text, exact=True),
-        MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
-        MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
-        MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-        MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
-        MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
-        MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+    return tuple(
+        part
+        for part in (
+            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(dit, config) + beside * size, exact=True),
+            MemoryPart(
+                name=CACHED,
+                num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
+                exact=True,
+            ),
+            MemoryPart(name="text keys and values", num_bytes=text, exact=True),
+            MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
+            MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
+            MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
+            MemoryPart(name=ENDS, num_bytes=_ends(parts, config, batch), exact=True),
+            MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
+            MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
+            MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+        )
+        if part.num_bytes or part.name != ENDS
     )
 
 
@@ -196,10 +204,17 @@ def _static(dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch:
     """Return the bytes of recorded passes' static inputs: text, timestep, and per number of frames latents and rotations."""
     if not config.knobs.cuda_graphs:
         return 0
-    frames = sum({config.first_block, config.frame_block, config.policy.window})
+    frames = sum(config.pass_frames)
     rotations = latents.token_grid(dit.patch).tokens_per_frame * dit.head_dim
     cells = batch * latents.channels * latents.height * latents.width
-    return sum(_conditions(dit, config, batch)) + frames * (cells + rotations) * 4
+    text, timestep = _conditions(dit, config, batch)
+    return text + (1 + _rows_ahead(config)) * timestep + frames * (cells + rotations) * 4
+
+
+def _rows_ahead(config: ResolvedConfig) -> int:
+    """Return the rows of modulation of passes over several frame blocks, a row per latent frame."""
+    size = config.frame_block
+    return sum(range(size, config.num_ahead + size + 1, size)) if config.past == "rolling" else 0
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
@@ -221,6 +236,12 @@ def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     if config.knobs.ring_cache or config.positions == "absolute":
         return 0
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
+
+
+def _ends(parts: Parts, config: ResolvedConfig, batch: int) -> int:
+    """Return the bytes of the pixel frames that are kept to be encoded again, where they were decoded."""
+    height, width = parts.defaults.frame_size
+    return batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
 
 
 def _made_anew(config: ResolvedConfig) -> int:
@@ -248,13 +269,14 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more.
     """
     dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
-    tokens = batch * config.policy.window * latents.token_grid(dit.patch).tokens_per_frame
+    tokens = batch * max(config.pass_frames) * latents.token_grid(dit.patch).tokens_per_frame
     feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
     attention = 8 * dit.dim
     transformer = tokens * max(feed_forward, attention) * config.dtype.itemsize
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
-    cells = batch * frames * parts.defaults.stride.time * height * width
+    patch = parts.vae.config.patch if isinstance(parts.vae, Taew) else 1  # pixels come so many by so many in the last layer
+    cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
     channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
     count = 5 * cells + 2 * batch * height * width if isinstance(parts.vae, WanVAE) else 4 * cells
     decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize

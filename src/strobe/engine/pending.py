@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strobe.cache.kv import CacheState
+from strobe.engine.blended import BlendedText
 from strobe.engine.decode import Decoded
 from strobe.engine.prompts import Blend, Change
-from strobe.engine.transformer import TextContext
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,4 +44,4 @@ class PreparedChange:
 
     change: Change
     kept: CacheState | None
-    ready: tuple[Blend, TextContext] | None = None
+    ready: tuple[Blend, BlendedText] | None = None

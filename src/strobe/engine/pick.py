@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice, pairwise
 from statistics import median
 from time import perf_counter_ns
@@ -119,6 +120,7 @@ def pick(
     candidates: Sequence[EngineConfig] | None = None,
     clock: Callable[[], int] = perf_counter_ns,
     progress: Callable[[int, int, str], object] | None = None,
+    tried: Callable[[Trial], object] | None = None,
 ) -> Pick:
     """Find the configuration of the best quality that holds a frame rate on a device. One that cannot run there is passed over.
 
@@ -129,7 +131,9 @@ def pick(
         fps: pixel frames per second as delivered; None: the model's own.
         candidates: from the best quality down; None: the presets of `LADDER`.
         clock: now, in nanoseconds.
-        progress: told before each candidate: how many are done, how many there are, its name.
+        progress: told before each frame block: how many are done, how many there are if none but the last candidate holds, and
+            whose it is.
+        tried: told each trial as soon as it is over, for what is shown if the rest is interrupted.
 
     Returns:
         the first that holds the rate. If none does: the fastest, with `holds` False.
@@ -144,12 +148,20 @@ def pick(
     model.text.check([prompt])
     configs = [preset(name) for name in LADDER] if candidates is None else list(candidates)
     trials: list[Trial] = []
-    seen: dict[ResolvedConfig, str] = {}
-    for number, config in enumerate(configs):
-        if progress is not None:
-            progress(number, len(configs), f"measuring {config.name}")
-        trial = _try(config, model, prompt, where, seen, clock)
+    planned = list(_plan(configs, model, where))
+    total, before = sum(each for each in planned if isinstance(each, int)), 0
+    for number, (config, plan) in enumerate(zip(configs, planned, strict=True)):
+        if isinstance(plan, ConfigError):
+            raise plan
+        if isinstance(plan, str):
+            trial = Trial(config=config, rate=None, reason=plan)
+        else:
+            told = None if progress is None else partial(_tell, progress, before, total, config.name)
+            trial = _try(config, model, prompt, where, clock, told)
+            before += plan
         trials.append(trial)
+        if tried is not None:
+            tried(trial)
         if trial.rate is not None and trial.rate.holds(wanted):
             reason = f"not measured: {config.name} is of better quality and holds"
             trials += [Trial(config=other, rate=None, reason=reason) for other in configs[number + 1 :]]
@@ -159,8 +171,30 @@ def pick(
         raise StrobeError(f"no preset can run: {'; '.join(f'{each.config.name}: {each.reason}' for each in trials)}")
     _, fastest = max(measured, key=lambda each: each[0])
     assert fastest.rate is not None
-    told = _told(trials, fastest.config, wanted)
-    return Pick(config=fastest.config, rate=fastest.rate, holds=False, fps=wanted, trials=told)
+    shown = _told(trials, fastest.config, wanted)
+    return Pick(config=fastest.config, rate=fastest.rate, holds=False, fps=wanted, trials=shown)
+
+
+def _tell(progress: Callable[[int, int, str], object], before: int, total: int, name: str, block: int) -> None:
+    """Report one more frame block of a candidate."""
+    progress(before + block, total, f"measuring {name}")
+
+
+def _plan(configs: Sequence[EngineConfig], model: Model, device: torch.device) -> Iterator[int | str | ConfigError]:
+    """Yield of each candidate the frame blocks that measuring it takes, why it is not measured, or why it is impossible."""
+    seen: dict[ResolvedConfig, str] = {}
+    for config in configs:
+        if reason := lacking(config, device):
+            yield reason
+            continue
+        try:
+            resolved = resolve(config, model.defaults, device)
+        except ConfigError as error:
+            yield error
+            continue
+        runs = replace(resolved, asked=replace(config, name="", knobs=resolved.knobs), knob_states=())
+        yield f"runs as {seen[runs]} does here" if runs in seen else first_steady(resolved) + BLOCKS
+        seen.setdefault(runs, config.name)
 
 
 def _try(
@@ -168,19 +202,12 @@ def _try(
     model: Model,
     prompt: str,
     device: torch.device,
-    seen: dict[ResolvedConfig, str],
     clock: Callable[[], int],
+    told: Callable[[int], object] | None,
 ) -> Trial:
-    """Measure one configuration, unless the device lacks something for it or it runs there like one of `seen`."""
-    if reason := lacking(config, device):
-        return Trial(config=config, rate=None, reason=reason)
-    resolved = resolve(config, model.defaults, device)
-    runs = replace(resolved, asked=replace(config, name="", knobs=resolved.knobs), knob_states=())
-    if runs in seen:
-        return Trial(config=config, rate=None, reason=f"runs as {seen[runs]} does here")
-    seen[runs] = config.name
+    """Measure one configuration."""
     try:
-        return Trial(config=config, rate=_measure(config, model, prompt, device, clock), reason="")
+        return Trial(config=config, rate=_measure(config, model, prompt, device, clock, told), reason="")
     except (StrobeError, torch.OutOfMemoryError) as error:
         return Trial(config=config, rate=None, reason=" ".join(str(error).split()))
     finally:
@@ -189,18 +216,32 @@ def _try(
             torch.cuda.empty_cache()
 
 
-def _measure(config: EngineConfig, model: Model, prompt: str, device: torch.device, clock: Callable[[], int]) -> Rate:
+def _measure(
+    config: EngineConfig,
+    model: Model,
+    prompt: str,
+    device: torch.device,
+    clock: Callable[[], int],
+    told: Callable[[int], object] | None,
+) -> Rate:
+    if told is not None:
+        told(0)
     began = clock()
     with Session(prompt, preset=config, model=model, device=device) as session:
-        first = _first_steady(session.config)
+        first = first_steady(session.config)
         blocks = session.stream()  # endless: the last frame block of another has none made ahead of it
-        at = [clock() for _ in islice(blocks, first + BLOCKS)][first - 1 :]
+        delivered = []
+        for number, _ in enumerate(islice(blocks, first + BLOCKS), start=1):
+            delivered.append(clock())
+            if told is not None:
+                told(number)
+        at = delivered[first - 1 :]
         frames = session.config.frame_block * model.defaults.stride.time
     blocks_ns = tuple(after - before for before, after in pairwise(at))
     return Rate(frames=frames, blocks_ns=blocks_ns, cost_ns=at[-1] - began)
 
 
-def _first_steady(config: ResolvedConfig) -> int:
+def first_steady(config: ResolvedConfig) -> int:
     """Return the number of the first timed frame block: the second that finds the window full."""
     return next(index for index in count(1) if config.latents_of(index - 1).start >= config.policy.window)
 

@@ -19,7 +19,7 @@ Mode = Literal["recache", "soft", "interpolate"]
 MODES: dict[Mode, str] = {
     "recache": "the window is derived again under the new prompt: a hard switch, one pass",
     "soft": "the new prompt from the next frame block on, the past as it is: no cost",
-    "interpolate": "text embeddings move to the new prompt over some frame blocks",
+    "interpolate": "over some frame blocks ever more denoise steps follow the new prompt, the last ones first; the past as it is",
 }
 _SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
 EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'
@@ -166,7 +166,7 @@ def check_reached(switches: Iterable[Switch], made: int, blocks: Iterable[int]) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blend:
-    """An interpolation from one prompt's text to another's: after `done` of `total` frame blocks.
+    """A change from one prompt's text to another's: after `done` of `total` frame blocks. No text between the two is made.
 
     Args:
         start: text encoder's output for the old prompts [B, L, text_dim].
@@ -183,9 +183,21 @@ class Blend:
         return self.done == self.total
 
     @property
+    def nearer_to_target(self) -> bool:
+        """Whether half of the way is done."""
+        return 2 * self.done >= self.total
+
+    @property
     def text(self) -> Tensor:
-        """Interpolated text: ``lerp(start, target, done / total)``."""
-        return self.target if self.finished else torch.lerp(self.start, self.target, self.done / self.total)
+        """The nearer of both texts."""
+        return self.target if self.nearer_to_target else self.start
+
+    def steps(self, num_steps: int) -> int:
+        """Return how many of a frame block's denoise steps, from the last on, follow the new prompt: at least one.
+
+        ``max(1, round(num_steps * done / total))``, halves rounded up.
+        """
+        return max(1, (2 * num_steps * self.done + self.total) // (2 * self.total))
 
     def to(self, device: torch.device) -> Blend:
         """Copy the blend to another device."""

@@ -58,7 +58,8 @@ class Session:
         device: "auto", "cpu", "cuda" or "cuda:N"; or the processes that share the session, one device each, which all open it
             (`strobe.engine.parallel`).
         start: what the stream begins with, for all samples: frames uint8 [1 + 4 n, Y, X, 3] (one is an image), or clean latents
-            [F, C, Y, X]. They fill the first frame blocks; what does not fill whole ones goes into the first.
+            [F, C, Y, X]. They fill the first frame blocks, as they are or made anew (`EngineConfig.strength`); what does not
+            fill whole ones goes into the first.
 
     Raises:
         ShapeError: `start` has another shape.
@@ -86,7 +87,7 @@ class Session:
             raise ConfigError(f"samples {samples} are not valid: give one or more different numbers, e.g. range(4)")
         where = device.device if isinstance(device, DeviceGroup) else resolve_device(device)
         loaded = model if isinstance(model, Model) else load(model)
-        given = None if start is None else start_latents(start, loaded, len(samples))
+        given = None if start is None else start_latents(start, loaded, len(samples), where)
         if given is not None:
             asked = with_first_block(asked, given.shape[1], loaded.defaults)
         config = resolve(asked, loaded.defaults, where)

@@ -75,6 +75,8 @@ class Snapshot:
                 history=state.history.to(device),
                 decoder=(state.decoder[0], tuple(None if each is None else each.to(device) for each in state.decoder[1])),
                 start=None if state.start is None else state.start.to(device),
+                ahead=None if state.ahead is None else state.ahead.to(device),
+                ends=None if state.ends is None else state.ends.to(device),
             ),
             cache=replace(
                 self.cache,
@@ -132,11 +134,8 @@ class Snapshot:
         }
         if state.blend is not None:
             found |= {"text.start": state.blend.start, "text.target": state.blend.target}
-        if state.start is not None:
-            found["start"] = state.start
-        if state.undelivered is not None:
-            found["undelivered"] = state.undelivered
-        return found
+        optional = {"start": state.start, "undelivered": state.undelivered, "ends": state.ends, "ahead": state.ahead}
+        return found | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +206,7 @@ def _check_names(header: _Header, names: set[str]) -> None:
     expected = {"cache.keys", "cache.values", "cache.sink_keys", "history"}
     expected |= {f"decoder.{index}" for index, there in enumerate(header.decoder_memories) if there}
     expected |= {"text.start", "text.target"} if header.blend is not None else set()
-    differ = (names ^ header.digests.keys()) | (expected - names) | (names - expected - {"start", "undelivered"})
+    differ = (names ^ header.digests.keys()) | (expected - names) | (names - expected - {"start", "undelivered", "ends", "ahead"})
     if differ:
         raise SessionError(f"tensor {min(differ)!r} is missing, or was added; use another copy")
 
@@ -242,6 +241,8 @@ def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
             history=tensors["history"],
             decoder=(header.decoder_started, memories),
             start=tensors.get("start"),
+            ends=tensors.get("ends"),
+            ahead=tensors.get("ahead"),
             stale=header.stale,
             undelivered=tensors.get("undelivered"),
         ),

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from strobe.core.errors import ConfigError, ShapeError
-from strobe.engine.config import EngineConfig, ModelDefaults
+from strobe.core.shapes import VaeStride
+from strobe.engine.config import EngineConfig, ModelDefaults, ResolvedConfig
 from strobe.engine.load import Model
+from strobe.engine.noise import BlockNoise
+from strobe.engine.schedule import NoiseSchedule
 from strobe.models.vae.taew import Taew
+from strobe.models.wan.flow import add_noise
 
 
 @torch.inference_mode()
-def start_latents(start: Tensor, model: Model, batch: int) -> Tensor:
+def start_latents(start: Tensor, model: Model, batch: int, device: torch.device) -> Tensor:
     """Return the clean latents [B, F, C, Y, X], float32 on the CPU, that a stream begins with.
 
     Args:
         start: frames uint8 [1 + stride * n, Y, X, 3] of the model's size, or clean latents [F, C, Y, X].
         model: encodes frames.
         batch: streams in lockstep; all begin alike.
+        device: where frames are encoded.
 
     Raises:
         ShapeError: neither of the two.
@@ -43,8 +50,53 @@ def start_latents(start: Tensor, model: Model, batch: int) -> Tensor:
             )
         if isinstance(model.vae, Taew):
             raise ConfigError("this autoencoder only decodes; start from clean latents, or use one that encodes")
-        latents = model.vae.encode(start.cpu().permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
+        vae = model.vae if device.type == "cpu" else copy.deepcopy(model.vae).to(device)
+        latents = vae.encode(start.to(device).permute(0, 3, 1, 2).unsqueeze(0).float() / 255).float().cpu()
     return latents.expand(batch, *latents.shape[1:]).clone()
+
+
+def noised(noise: BlockNoise, config: ResolvedConfig, given: Tensor | None) -> tuple[BlockNoise, NoiseSchedule]:
+    """Return noise and schedule of a frame block: all of both, or those that make given latents anew.
+
+    ``x = (1 - sigma) * given + sigma * noise``, with the noise level of the first step that is left.
+
+    Args:
+        noise: of the frame block.
+        config: its `again` says which steps are left.
+        given: clean latents [B, F, C, Y, X] of the frame block; None: it is made of noise alone.
+    """
+    if given is None or config.again is None:
+        return noise, config.schedule
+    start = add_noise(given, noise.initial, config.again.sigmas[0])
+    return BlockNoise(initial=start, renoise=noise.renoise[config.again.skipped :]), config.again
+
+
+def fitted(frames: Tensor, size: tuple[int, int], stride: VaeStride) -> Tensor:
+    """Fit a clip to a model: scaled to fill the frame, what sticks out cut off, cut to a length that the autoencoder takes.
+
+    Args:
+        frames: uint8 [F, Y, X, 3] of any size.
+        size: height and width in pixels.
+        stride: of the autoencoder.
+
+    Returns:
+        uint8 [1 + stride.time * n, *size, 3], the first frames.
+    """
+    frames = frames[: len(frames) - (len(frames) - 1) % stride.time]
+    scale = max(wanted / own for wanted, own in zip(size, frames.shape[1:3], strict=True))
+    height, width = (max(wanted, round(scale * own)) for wanted, own in zip(size, frames.shape[1:3], strict=True))
+    if (height, width) != tuple(frames.shape[1:3]):
+        planes = frames.permute(0, 3, 1, 2).float()
+        planes = functional.interpolate(planes, (height, width), mode="bilinear", antialias=True, align_corners=False)
+        frames = planes.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    top, left = (height - size[0]) // 2, (width - size[1]) // 2
+    return frames[:, top : top + size[0], left : left + size[1]].contiguous()
+
+
+def blocks_given(frames: int, config: ResolvedConfig, stride: VaeStride) -> int:
+    """Return the number of frame blocks that the frames of a clip, as `fitted` returns it, fill."""
+    latents = stride.latents_for(frames)
+    return 1 + -(-max(0, latents - config.first_block) // config.frame_block)
 
 
 def with_first_block(config: EngineConfig, latents: int, defaults: ModelDefaults) -> EngineConfig:

@@ -24,6 +24,10 @@ class StreamState:
         blend: text of the last frame block; None before the first.
         history: last clean latents [B, <= window, C, Y, X], float32: what a recache derives keys and values from.
         decoder: memory of the frame decoder.
+        ends: last pixel frame [B, <= recomputed frames, 3, Y, X], float32 in [0, 1], of each of the last latent frames, where the
+            past is recomputed; None elsewhere.
+        ahead: noisy latents [B, F, C, Y, X] of the frame blocks that come after the next pass has finished one, each at a noise
+            level of its own, where a pass denoises several; None elsewhere.
         start: given latents [B, F, C, Y, X] that the next frame blocks are made of; None: they are denoised.
         stale: the cache was written with other weights (`Stream.use_lora`); the next frame block derives the window again.
         undelivered: frames uint8 [B, F, Y, X, 3] of the last frame block, on the CPU, in a snapshot of a stream that has made it
@@ -35,6 +39,8 @@ class StreamState:
     blend: Blend | None
     history: Tensor
     decoder: DecoderState
+    ends: Tensor | None = None
+    ahead: Tensor | None = None
     start: Tensor | None = None
     stale: bool = False
     undelivered: Tensor | None = None
@@ -95,7 +101,10 @@ def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, l
     texts: tuple[Tensor, ...] = () if blend is None else (blend.start, blend.target)
     sound = {
         f"{len(state.prompts)} prompts at frame block {state.next_block}": len(state.prompts) == (batch if begun else 0),
-        f"a cache that ends before frame {cache.end}": cache.end == end,
+        f"a cache that ends before frame {cache.end}": cache.end == (0 if config.num_recomputed else end),
+        "noisy latents ahead of another shape": state.ahead is None
+        or _are_latents(state.ahead, latents, range(config.num_ahead, config.num_ahead + 1)),
+        "pixel frames of another shape": _are_ends(state.ends, batch, min(end, config.num_recomputed)),
         f"a sink from frame {cache.origin} on": 0 <= cache.origin <= last_origin,
         "a text without a frame block, or a frame block without a text": begun == (blend is not None),
         "a text of another shape": all(_is_text(text, texts[0], batch, text_dim) for text in texts),
@@ -115,6 +124,13 @@ def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, l
 
 def _is_text(text: Tensor, like: Tensor, batch: int, width: int) -> bool:
     return text.is_floating_point() and text.shape == like.shape and text.dim() == 3 and text[:, 0].shape == (batch, width)
+
+
+def _are_ends(ends: Tensor | None, batch: int, number: int) -> bool:
+    """Whether there are that many pixel frames, or none where none are expected."""
+    if ends is None or not number:
+        return ends is None and not number
+    return ends.dtype == torch.float32 and ends.dim() == 5 and ends.shape[:3] == (batch, number, 3)
 
 
 def _are_latents(tensor: Tensor, latents: tuple[int, ...], frames: range) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from time import perf_counter_ns
 
 import torch
@@ -15,27 +14,28 @@ from torch import Tensor
 from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
-from strobe.core.spans import DRAW, FRAME_BLOCK, KV_OPEN, RECACHE, TEXT, span
+from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
+from strobe.engine.blended import BlendedText, read_blend
 from strobe.engine.caches import prepare_cache
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import commit, denoise
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager
 from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.rank_context import RankContext
+from strobe.engine.past import new_past
 from strobe.engine.pending import Decoding, PreparedChange
 from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
-from strobe.engine.transformer import TextContext, Transformer
+from strobe.engine.transformer import Transformer
 from strobe.models.lora import Lora
 
 
 class Stream:
-    """One stream of frame blocks, or several in lockstep. Between two frame blocks it is its `state` and its cache.
+    """One stream of frame blocks, or several in lockstep; between two of them it is its `state` and its cache.
 
     `advance` makes a frame block and `deliver` hands it out. With knob `late_frames` the one before is handed out only after
     `advance` was called again, so that its frames are decoded meanwhile; never are two decoded at a time.
@@ -50,7 +50,7 @@ class Stream:
         start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
         share: this process's of a stream on several devices.
-        arena: where the stream allocates what it keeps; None: nowhere in particular.
+        arena: where it allocates what it keeps; None: nowhere in particular.
 
     Raises:
         CollectiveError: the processes of a stream on several devices do not open the same; while it runs: one of them is gone.
@@ -82,8 +82,7 @@ class Stream:
             self._dit, self._decoder = self._prepared.parts()
         else:
             assert share is not None
-            block_tokens = self.latent_shape.token_grid(model.dit.config.patch).num_tokens
-            self._dit, self._decoder = share.parts(model, config, block_tokens)
+            self._dit, self._decoder = share.parts(model, config, self.latent_shape.token_grid(model.dit.config.patch).num_tokens)
         if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
@@ -91,9 +90,10 @@ class Stream:
         self.arena.make_room()
         with self.arena.open():
             self._cache = new_cache()
+        self._past = new_past(self._cache, config, self._decoder)
         self._dit.runner.place(self.arena)
         self._decoder.place(self.arena)
-        self._text: tuple[Blend, TextContext] | None = None
+        self._text: tuple[Blend, BlendedText] | None = None
         self._half_way = False  # the cache has moved on from `state`
         self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
@@ -119,22 +119,9 @@ class Stream:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Record all passes before the stream starts: those until the window is full, and the recache of a full one.
-
-        Only before the first frame block.
-        """
+        """Record all passes before the stream starts; only before the first frame block."""
         text = self._dit.read(torch.zeros(len(self.samples), 1, self.model.dit.config.text_dim))
-        made, window = torch.zeros_like(self.state.history), self.config.policy.window
-        for index in count():
-            frames = self.config.latents_of(index)
-            cache, latents = self._cache.at(frames.start, len(frames)), self._draw(index).initial
-            self._dit.flow(latents, self.config.schedule.warped[0], text, cache)
-            self._dit.write(latents, text, cache)
-            made = torch.cat([made, latents], dim=1)[:, -window:]
-            if frames.start >= window:
-                break
-        self._dit.write(made, text, self._cache.rewrite(keep_sink=self.config.keep_sink))
-        self._cache.reset()
+        self._past.rehearse(self._dit, text, self._draw)
 
     @torch.inference_mode()
     def advance(self, change: Change | None = None, encoded: Tensor | None = None) -> None:
@@ -154,26 +141,28 @@ class Stream:
                 change = self.share.follow(index, self.weights_hash, change)
             blend, text = self._read(change, encoded)
             self._half_way = True
-            frames = self.config.latents_of(index)
-            with span(KV_OPEN):
-                given, cache = self.state.start, self._cache.at(frames.start, len(frames))
-            if given is None:
-                latents = denoise(self._dit, self._noise(index), text, cache, self.config.schedule)
-            else:
-                latents, given = given[:, : len(frames)], given[:, len(frames) :]
+            frames, rest = self.config.latents_of(index), self.state.start
+            if self.config.num_recomputed:
+                self._settle()  # what could not be decoded before
+            self._past.open(self._dit, text.kept, frames, self.state)
+            latents, rest = (None, None) if rest is None else (rest[:, : len(frames)], rest[:, len(frames) :])
+            ahead = None
+            if latents is None or self.config.again is not None:
+                latents, ahead = self._past.sample(self._dit, text, index, self._noise, self.state, latents)
             self._settle()  # its memory goes into this one's
             pieces = self._decoder.start(latents, self.state.decoder)
-            commit(self._dit, latents, text, cache)
+            self._past.close(self._dit, text.kept, latents)
             prompts = self.state.prompts if change is None else change.prompts
             history = torch.cat([self.state.history, latents], dim=1)[:, -self.config.policy.window :]
-            start = None if given is None or not given.shape[1] else given
-            self.state = replace(
-                self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history, start=start, stale=False
-            )
+            start = None if rest is None or not rest.shape[1] else rest
+            made = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history)
+            self.state = replace(made, start=start, ahead=ahead, stale=False)
+            del made  # or the decoder's memories before this one would be held too
             self._decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
             self._half_way = False
             if self._draws_ahead:
-                self._drawn = index + 1, self._draw(index + 1)
+                coming = index + 1 + self.config.num_ahead // self.config.frame_block
+                self._drawn = coming, self._draw(coming)
             if not self.config.knobs.late_frames:
                 self._settle()
         self._worked_ns += perf_counter_ns() - began
@@ -196,7 +185,8 @@ class Stream:
         self._put_back()
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
-        kept = self._cache.snapshot() if switched or self.state.stale else None
+        changed = (switched or self.state.stale) and not self.config.num_recomputed
+        kept = self._cache.snapshot() if changed else None
         self._ahead = PreparedChange(change=change, kept=kept)
         self._ahead = replace(self._ahead, ready=self._derive(change, encoded))
         self._half_way = False
@@ -226,9 +216,9 @@ class Stream:
             return
         pieces, left = waiting.pieces, waiting.latents[:, waiting.num_done :]
         self._decoding = waiting = replace(waiting, pieces=None)
-        for frames, num, decoder in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
+        for frames, num, decoder, ends in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
             waiting = replace(waiting, made=(*waiting.made, frames), num_done=waiting.num_done + num)
-            self.state, self._decoding = replace(self.state, decoder=decoder), waiting  # both or neither
+            self.state, self._decoding = replace(self.state, decoder=decoder, ends=self._ends(ends)), waiting  # both or neither
         with torch.inference_mode(False):  # so that their owner may draw on them
             pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
@@ -272,6 +262,8 @@ class Stream:
             history=state.history.to(device),
             blend=state.blend and state.blend.to(device),
             decoder=decoder,
+            ahead=state.ahead if state.ahead is None else state.ahead.to(device),
+            ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
             start=state.start if state.start is None else state.start.to(device),
         )
         self._ready = self._undelivered(state)
@@ -333,10 +325,18 @@ class Stream:
         self._dit.runner.reset()
         if self._prepared is not None:
             self._prepared.release(self._dit)
-        vars(self).pop("_cache", None)
+        for name in ("_cache", "_past"):
+            vars(self).pop(name, None)
         self._decoding = self._decoding and replace(self._decoding, pieces=None)
         self.state = replace(self.state, decoder=(False, ()))
         self.arena.close()
+
+    def _ends(self, new: Tensor | None) -> Tensor | None:
+        """Return the last pixel frames of latent frames that the next frame block may need."""
+        if new is None:
+            return None
+        held = [] if self.state.ends is None else [self.state.ends]
+        return torch.cat([*held, new], dim=1)[:, -self.config.num_recomputed :]
 
     def _undelivered(self, state: StreamState) -> FrameBlock | None:
         """Return the frame block of a snapshot that was made but not handed out."""
@@ -362,7 +362,7 @@ class Stream:
             shape = (len(self.config.latents_of(index)), *self._frame_shape)
             return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
 
-    def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
+    def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Return the text that `prepare` derived for this change, or derive it now."""
         ahead = self._ahead
         if ahead is not None and ahead.ready is not None and ahead.change is change:
@@ -371,20 +371,17 @@ class Stream:
         self._put_back()
         return self._derive(change, encoded)
 
-    def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, TextContext]:
+    def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""
         with span(TEXT):
             blend = self._blend(change, encoded)
             if self._text is None or self._text[0] is not blend:
-                self._text = blend, self._dit.read(blend.text)
+                self._text = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
             text = self._text[1]
         switched = change is not None and change.mode == "recache"
         if (switched or self.state.stale) and self.state.next_block > 0:
             self._half_way = True
-            with span(RECACHE):
-                end = self.config.latents_of(self.state.next_block).start
-                cache = self._cache.rewrite(end, keep_sink=self.config.keep_sink)
-                self._dit.write(self.state.history, text, cache)
+            self._past.renew(self._dit, text.kept, self.config.latents_of(self.state.next_block).start, self.state)
         return blend, text
 
     def _blend(self, change: Change | None, encoded: Tensor | None) -> Blend:

@@ -24,6 +24,8 @@ from strobe.models.wan.text import TextKV
 
 CLEAN = 0.0
 """Timestep of finished latents."""
+Timestep = float | tuple[float, ...]
+"""One timestep, or one for each latent frame of a pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ class Transformer:
         self.loras: tuple[Lora, ...] = ()
         self._quantized = False
         self._rope: tuple[tuple[int, ...], Tensor] | None = None
-        self._rows: dict[float, Modulation] = {}
+        self._rows: dict[Timestep, Modulation] = {}
         self.use_loras(loras)
         if config.linear_format != "native":
             quantize_linears(self.dit, config, config.asked.native_layers)
@@ -125,14 +127,14 @@ class Transformer:
         with span(TEXT_KV):
             return TextContext(text=text, kv=self.dit.text_kv(text))
 
-    def flow(self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep) -> Tensor:
+    def flow(self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep) -> Tensor:
         """Predict the flow [B, F, C, Y, X] of noisy latents; writes their keys and values into the cache.
 
         The next call may overwrite the result.
 
         Args:
             latents: [B, F, C, Y, X], float32.
-            timestep: as the transformer is told, in [0, 1000].
+            timestep: as the transformer is told, in [0, 1000]: one, or one for each latent frame.
             text: the prompt.
             cache: where the frames go.
         """
@@ -160,16 +162,22 @@ class Transformer:
         return self.runner.run(mode, body, inputs, cache, replaying)
 
     def conditions(
-        self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep
+        self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep
     ) -> tuple[Modulation, TextKV, Tensor]:
         """Return the inputs of a pass besides its latents: modulation, text keys and values, rotations."""
         with span(CONDITIONS):
-            modulation = self._rows.get(timestep) or self._modulation(timestep, latents.shape[1])
+            modulation = self._rows.get(timestep)
+            if modulation is None:
+                modulation = self._modulation(timestep, latents.shape[1])
+                if self.knobs.modulation_table:
+                    self._rows[timestep] = modulation
             if not self.knobs.text_once:
                 self.dit.embed_text(text.text)  # what the official code computes and, its keys being cached, does not use
             return modulation, text.kv, self._rotations(latents, cache.positions)
 
-    def _modulation(self, timestep: float, num_frames: int) -> Modulation:
+    def _modulation(self, timestep: Timestep, num_frames: int) -> Modulation:
+        if isinstance(timestep, tuple):
+            return self.dit.modulation(torch.tensor([timestep], dtype=torch.float64).to(self.dit.device))
         timesteps = torch.full((1, num_frames), timestep, dtype=torch.float64, device=self.dit.device)
         return self.dit.modulation(timesteps)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import DataError, unknown_choice
 from strobe.core.files import found_inside
 from strobe.lint.document import CodeLine, Document, DocumentSection
 from strobe.lint.finding import Claim, Finding, Rule
@@ -108,7 +108,7 @@ def chosen_rules(ignore: Collection[str], only: Collection[str]) -> tuple[Rule, 
     known = [rule.id for rule in RULES]
     for name in (*ignore, *only):
         if name not in known:
-            raise ConfigError(f"unknown rule {name!r}; allowed: {', '.join(known)}")
+            raise unknown_choice("rule", name, known)
     return tuple(rule for rule in RULES if rule.id not in ignore and (not only or rule.id in only))
 
 

@@ -59,7 +59,7 @@ def _model(name: str) -> TransformerShape:
 def _device(name: str) -> DevicePeaks:
     found = device_named(name)
     if found is None:
-        raise ConfigError(f"unknown device {name!r}; known: {', '.join(device.name for device in DEVICES)}")
+        raise unknown_choice("device", name, (device.name for device in DEVICES))
     return found
 
 

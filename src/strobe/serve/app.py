@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -14,21 +13,26 @@ import torch
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from strobe.core.errors import StrobeError
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
 from strobe.serve.guard import Guard
 from strobe.serve.hub import Hub, describe
+from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.protocol import Ended, Seen
+from strobe.serve.mjpeg import mjpeg
+from strobe.serve.protocol import Ended
 from strobe.serve.settings import ServeSettings
-from strobe.serve.streams import Origin
+from strobe.serve.sglang import SglangSession
+from strobe.serve.store import Store
+from strobe.serve.takeover import hand_over, watch_owners
+from strobe.serve.vllm_omni import OmniSession
 from strobe.serve.worker import Worker
 
 PAGE: Final[dict[str, tuple[str, str]]] = {
@@ -59,6 +63,7 @@ class Server:
         device: where they run.
         preset: of who asks for none.
         presets: names that may be asked for.
+        hold: the application starts only when streams can be opened, and not at all if that fails.
     """
 
     def __init__(
@@ -69,7 +74,9 @@ class Server:
         preset: str = "balanced",
         presets: tuple[str, ...] = tuple(PRESETS),
         settings: ServeSettings,
+        hold: bool = False,
     ) -> None:
+        self._hold = hold
         self.settings, self.metrics = settings, Metrics()
         self._load, self._device, self._preset, self._presets = model, device, preset, presets
         self._progress = (0, 1, "start")
@@ -96,6 +103,8 @@ class Server:
                 Route("/v1/mjpeg", self._mjpeg),
                 Route("/v1/clips/{clip}", self._clip),
                 WebSocketRoute("/v1/stream", self._stream),
+                WebSocketRoute("/v1/realtime/video", self._vllm_omni),
+                WebSocketRoute("/v1/realtime_video/generate", self._sglang),
             ],
             middleware=[guard],
             lifespan=self._lifespan,
@@ -106,19 +115,32 @@ class Server:
         """Whether streams can be opened."""
         return self.hub is not None and bool(self.hub.device.costs)
 
+    @property
+    def failure(self) -> str:
+        """Reason why the server could not start; empty if it could."""
+        return self._failure
+
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         loop, settings = asyncio.get_running_loop(), self.settings
         hub = Hub(loop, self.metrics, suspend_s=settings.suspend_s, resume_s=settings.resume_s, encoders=settings.encoders)
         starting = asyncio.create_task(self._start(hub))
-        keeping = asyncio.create_task(hub.housekeeping())
+        tasks = [starting, asyncio.create_task(hub.housekeeping())]
+        if settings.keep is not None:
+            store = Store(settings.keep, resume_s=settings.resume_s)
+            hub.keeper = Keeper(store, settings.keep_every, self.metrics)
+            tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
+            if self._hold:
+                await starting
+                if self._failure:
+                    raise ConfigError(self._failure)
             yield
         finally:
-            await self._drain(hub)
-            for task in (starting, keeping):
+            await self.drain()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(starting, keeping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             if hub.worker is not None:
                 await asyncio.to_thread(hub.worker.close)
             await hub.close()
@@ -156,13 +178,24 @@ class Server:
     def _tell(self, done: int, total: int, what: str) -> None:
         self._progress = (done, total, what)
 
-    async def _drain(self, hub: Hub) -> None:
-        """Tell viewers that the server shuts down, and give the message time to leave."""
-        hub.draining = True
+    async def drain(self) -> None:
+        """Save the streams, tell viewers that the server shuts down, and give the message time to leave. Again: does nothing."""
+        hub = self.hub
+        if hub is None or hub.draining:
+            return
+        hub.draining, kept = True, hub.keeper is not None
+        if hub.keeper is not None:
+            await hand_over(hub, hub.keeper)
+        told = "the server is shutting down" + ("; the stream is kept, connect again" if kept else "")
         for channel in hub.channels.values():
-            channel.tell(Ended(reason="the server is shutting down", resume_s=0.0))
+            channel.tell(Ended(reason=told, resume_s=hub.resume_s if kept else 0.0))
         if any(channel.send is not None for channel in hub.channels.values()):
             await asyncio.sleep(0.3)
+
+    def go_on(self) -> None:
+        """Let viewers in again after `drain`: the server does not shut down after all."""
+        if self.hub is not None:
+            self.hub.draining = False
 
     async def _healthz(self, request: Request) -> Response:
         return JSONResponse({"ok": not self._failure, "error": self._failure}, status_code=500 if self._failure else 200)
@@ -208,53 +241,21 @@ class Server:
             return
         await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
 
+    async def _vllm_omni(self, socket: WebSocket) -> None:
+        if self.hub is None:
+            await socket.close(1013, "the server is warming up")
+            return
+        await OmniSession(socket=socket, hub=self.hub).run()
+
+    async def _sglang(self, socket: WebSocket) -> None:
+        if self.hub is None:
+            await socket.close(1013, "the server is warming up")
+            return
+        await SglangSession(socket=socket, hub=self.hub).run()
+
     async def _mjpeg(self, request: Request) -> Response:
-        """Serve a new stream as MJPEG, for `curl` and `<img>`: at the model's frame rate, until the connection ends."""
-        hub = self.hub
-        if hub is None:
-            return PlainTextResponse("the server is warming up\n", status_code=503)
-        asked = request.query_params
-        try:
-            seed = int(asked.get("seed", "0")[:16])
-        except ValueError:
-            return PlainTextResponse("seed: give a whole number\n", status_code=400)
-        preset, device = asked.get("preset", hub.device.default), hub.device
-        if preset not in device.configs:
-            return PlainTextResponse(f"preset: one of {', '.join(device.configs)}\n", status_code=400)
-        admission = await hub.admission(preset)
-        if not admission.admitted:
-            hub.metrics.refused.labels(admission.reason_kind).inc()
-            return PlainTextResponse(f"{admission.reason}\n", status_code=503)
-        origin = Origin(prompt=asked.get("prompt", self.examples[0])[:2000], seed=seed, preset=preset)
-        name = secrets.token_hex(4)
-        try:
-            stream = await hub.new_stream(name, lambda: device.open(name, origin))
-        except StrobeError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        channel = hub.add(stream, "jpeg")
-        channel.send = lambda message: None
-        hub.tell_worker(channel)
-        queue: asyncio.Queue[bytes] = asyncio.Queue(2)
-
-        async def put(header: bytes, data: bytes) -> None:
-            await queue.put(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (len(data), data))
-
-        async def parts() -> AsyncIterator[bytes]:
-            sender, begun = asyncio.create_task(hub.pictures(channel, put)), 0.0
-            try:
-                for number in range(2**62):
-                    part = await queue.get()
-                    now = asyncio.get_running_loop().time()
-                    begun = begun or now - number / hub.fps
-                    await asyncio.sleep(max(0.0, begun + number / hub.fps - now))
-                    begun = max(begun, now - number / hub.fps)  # after a stall the clock starts again
-                    yield part
-                    hub.seen(channel, Seen(frame=number, generation=0, epoch=0))
-            finally:
-                sender.cancel()
-                await hub.drop(channel)
-
-        return StreamingResponse(parts(), media_type="multipart/x-mixed-replace; boundary=frame")
+        """Serve a new stream as MJPEG, for `curl` and `<img>`."""
+        return await mjpeg(request, self.hub, self.examples[0])
 
 
 async def _page_file(name: str, media: str, request: Request) -> Response:

@@ -68,6 +68,8 @@ class Channel:
     stall_ms: float = 0.0
     encode_ms: float = 0.0
     recording: Recording | None = None
+    differs: str = ""
+    """What differs from where the stream was made before it was taken over; empty: nothing, its bits are the same."""
 
     def tell(self, message: FromServer) -> None:
         """Send a message to the viewer, if there is one."""

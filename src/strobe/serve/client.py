@@ -109,7 +109,7 @@ class Viewer:
 
     def __init__(self, socket: ClientConnection, welcome: Welcome) -> None:
         self.socket, self.welcome = socket, welcome
-        self.generation = 0
+        self.generation, self.painted = welcome.generation, welcome.resumed_at_frame
 
     async def send(self, message: FromViewer) -> None:
         """Send a message."""
@@ -117,6 +117,7 @@ class Viewer:
 
     async def seen(self, picture: Picture, waiting: int = 0, late_ms: float = 0.0, playback: Playback | None = None) -> None:
         """Report to the server that a picture was painted."""
+        self.painted = picture.frame + 1
         await self.send(
             protocol.Seen(
                 frame=picture.frame,
@@ -146,7 +147,7 @@ class Viewer:
         data = await self.socket.recv()
         message = protocol.read_picture(data) if isinstance(data, bytes) else protocol.read_server(data)
         if isinstance(message, protocol.Flushed):
-            self.generation = message.generation
+            self.generation, self.painted = message.generation, message.frame
         return message
 
     async def play(self, seconds: float, prompts: Sequence[tuple[float, str]] = (), told: Told | None = None) -> Playback:
@@ -196,7 +197,7 @@ async def watch(
     preset: str = "",
     codec: Codec = "jpeg",
     image: str = "",
-    resume: str = "",
+    resume: str | Viewer = "",
     token: str = "",
 ) -> AsyncIterator[Viewer]:
     """Open a stream, or go on with one by its secret.
@@ -204,7 +205,7 @@ async def watch(
     Args:
         url: of the server, such as ws://127.0.0.1:7860.
         image: start image in base64.
-        resume: secret of a stream that was opened before.
+        resume: secret of a stream that was opened before, or the viewer that lost it, who knows what it has painted.
         token: of a server that asks for one.
 
     Raises:
@@ -220,9 +221,13 @@ async def watch(
             f"{url} refuses the connection: it warms up (see /readyz), needs a token, or does not answer to that host name"
         ) from error
     async with connection as socket:
+        before = resume if isinstance(resume, Viewer) else None
         opened = protocol.Open(
-            v=protocol.VERSION, prompt=prompt, seed=seed, preset=preset, codec=codec, image=image, resume=resume
-        )
+            v=protocol.VERSION, prompt=prompt, seed=seed, preset=preset, codec=codec, image=image,
+            resume=resume.welcome.secret if isinstance(resume, Viewer) else resume,
+            frame=None if before is None else before.painted,
+            generation=0 if before is None else before.generation,
+        )  # fmt: skip
         await socket.send(protocol.write(opened))
         answer = protocol.read_server(await socket.recv())
         if isinstance(answer, Refused):

@@ -19,9 +19,13 @@ from strobe.engine.prompts import MODES
 from strobe.serve import protocol
 from strobe.serve.channel import Channel
 from strobe.serve.hub import Hub, describe
+from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
+from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
-from strobe.serve.streams import Origin, Stream
+from strobe.serve.streams import Branch, Stream
+from strobe.serve.takeover import NotTakenError, find_stream
+from strobe.serve.worker import StreamGoneError
 
 OPEN_WITHIN_S: Final = 10.0
 """A connection that says nothing for so long is closed."""
@@ -66,12 +70,12 @@ class Connection:
             if channel is None:
                 return
             await self._watch(channel)
-        except (WebSocketDisconnect, TimeoutError, ConnectionError, RuntimeError):
-            pass
         except StrobeError as error:
             self.hub.metrics.refused.labels("message").inc()
             with suppress(Exception):
                 await self._send(protocol.Error(message=str(error)))
+        except (WebSocketDisconnect, TimeoutError, ConnectionError, RuntimeError):
+            pass
         finally:
             if channel is not None and channel.send == self._post:
                 channel.send, channel.left_s = None, monotonic()
@@ -163,16 +167,25 @@ class Connection:
             await self._refuse("prompt", str(error))
             return None
         channel = self.hub.add(stream, message.codec)
+        try:
+            await self.hub.keep(channel)
+        except StrobeError as error:
+            await self.hub.drop(channel)
+            await self._refuse("keep", str(error))
+            return None
         log_event("stream opened", stream=name, preset=preset, codec=message.codec)
         return await self._attach(channel, stream, resumed=False)
 
     async def _resume(self, message: protocol.Open) -> Channel | None:
-        channel = self.hub.find(message.resume)
-        if channel is None:
-            await self._refuse("secret", "no stream has that secret any more; open a new one")
+        try:
+            channel = await find_stream(self.hub, message)
+        except NotTakenError as error:
+            await self._refuse(error.kind, str(error), fits=error.fits, retry_s=error.retry_s)
             return None
         if channel.send is not None:
             channel.tell(protocol.Ended(reason="the stream was opened on another connection", resume_s=0.0))
+        if message.frame is not None and message.generation == channel.generation:
+            channel.painted = min(max(channel.painted, message.frame), channel.cursor)
         channel.codec = message.codec
         stream = await self.hub.on_device(lambda: self.hub.device.stream(channel.name))
         self.hub.metrics.resumed.inc()
@@ -219,8 +232,9 @@ class Connection:
             modes={str(name): told for name, told in MODES.items()},
             start_buffer_ms=1e3 * device.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
-            bit_equal=True,
-            note=self._note(stream.origin.preset),
+            bit_equal=not channel.differs,
+            note=f"other bits than before: {channel.differs}" if channel.differs else self._note(stream.origin.preset),
+            generation=channel.generation,
         )
 
     def _note(self, preset: str) -> str:
@@ -251,10 +265,9 @@ class Connection:
                 return
             try:
                 await self._obey(channel, message)
-            except (StrobeError, KeyError) as error:
-                gone = isinstance(error, KeyError)
-                self._post(protocol.Error(message="the stream is closed; open another one" if gone else describe(error)))
-                if gone:
+            except StrobeError as error:
+                self._post(protocol.Error(message=describe(error)))
+                if isinstance(error, StreamGoneError):
                     return
 
     async def _obey(self, channel: Channel, message: FromViewer) -> None:
@@ -269,6 +282,7 @@ class Connection:
                 epoch, frame_block = await hub.on_device(
                     lambda: device.stream(name).prompt(message.text, message.mode, message.over)
                 )
+                await hub.keep(channel)
                 hub.prompted(channel, epoch)
                 self._post(
                     protocol.Prompted(
@@ -288,16 +302,18 @@ class Connection:
                 self._post(protocol.State(state="playing" if channel.playing else "paused"))
             case protocol.Reset():
                 stream = await self._reset(channel, message)
+                await hub.keep(channel)
                 hub.flushed(channel, stream, "reset")
             case protocol.Mark():
                 await self._wake(channel)
-                branch = await hub.on_device(lambda: device.stream(name).mark(message.name))
+                branch = await hub.on_device(lambda: self._mark(name, message.name))
                 self._post(
                     protocol.Marked(branch=branch.number, name=branch.name, frame_block=branch.frame_block, frame=branch.frame)
                 )
             case protocol.Go():
                 await self._wake(channel)
                 stream = await hub.on_device(lambda: device.go(name, message.branch))
+                await hub.keep(channel)
                 hub.flushed(channel, stream, f"branch {message.branch}")
             case protocol.Fork():
                 await self._fork(channel, message.branch)
@@ -340,7 +356,16 @@ class Connection:
             return other
 
         other = self.hub.add(await self.hub.new_stream(name, fork), channel.codec)
+        await self.hub.keep(other)
         self._post(protocol.Forked(stream=other.name, secret=other.secret, branch=branch))
+
+    def _mark(self, name: str, called: str) -> Branch:
+        """Keep a stream's state as a branch, in the folder too if there is one. On the device's thread."""
+        device, keeper = self.hub.device, self.hub.keeper
+        branch = device.stream(name).mark(called)
+        if keeper is not None:
+            keeper.save_branch(name, branch, record_of(device, name))
+        return branch
 
     async def _record(self, channel: Channel, on: bool) -> None:
         if on:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
@@ -23,11 +24,12 @@ from strobe.core.errors import StrobeError
 from strobe.engine.video import VideoFile
 from strobe.serve.channel import Channel, Frame, Recording
 from strobe.serve.encode import Encoder, new_encoder
+from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Block, Stream
-from strobe.serve.worker import Worker
+from strobe.serve.worker import StreamGoneError, Worker
 
 T = TypeVar("T")
 JPEGS_UNDER_WAY: Final = 3
@@ -58,6 +60,8 @@ class Hub:
         self.channels: dict[str, Channel] = {}
         self.clips: dict[str, Path] = {}
         self.draining = False
+        self.keeper: Keeper | None = None
+        self.taking = asyncio.Lock()
         self._secrets: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
         self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
@@ -80,6 +84,10 @@ class Hub:
             StrobeError: what it raised.
         """
         return await asyncio.shield(asyncio.wrap_future(self.device.submit(work)))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run a function on a thread of the encoders, and await its result."""
+        return await self.loop.run_in_executor(self._pool, work)
 
     async def new_stream(self, name: str, make: Callable[[], Stream]) -> Stream:
         """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
@@ -104,9 +112,9 @@ class Hub:
             found = await self.on_device(lambda: self.device.admission(preset))
         return found
 
-    def add(self, stream: Stream, codec: Codec) -> Channel:
-        """Make the channel of a stream that was opened or forked."""
-        secret = secrets.token_urlsafe(24)
+    def add(self, stream: Stream, codec: Codec, secret: str = "") -> Channel:
+        """Make the channel of a stream that was opened, forked, or taken over with its secret."""
+        secret = secret or secrets.token_urlsafe(24)
         channel = Channel(name=stream.name, secret=secret, codec=codec, preset=stream.origin.preset, asleep=stream.asleep)
         channel.flush(stream.generation, stream.frames_made)
         channel.left_s = channel.quiet_s = monotonic()
@@ -128,24 +136,49 @@ class Hub:
         channel.frames.clear()
         channel.changed.set()
         self.stop_recording(channel)
+        if self.keeper is not None:
+            self.keeper.end(channel.name)
         log_event("stream closed", stream=channel.name)
         await self.on_device(lambda: self.device.drop(channel.name))
 
     def made(self, name: str, block: Block) -> None:
-        """Take a new frame block over to the event loop. Called on the device's thread."""
-        self.loop.call_soon_threadsafe(self._made, name, block)
+        """Take a new frame block over to the event loop, once its log is kept. Called on the device's thread."""
+
+        def hand_out() -> None:
+            self.loop.call_soon_threadsafe(self._made, name, block)
+
+        if self.keeper is None:
+            hand_out()
+        else:
+            self.keeper.made(self.device, name, block, hand_out)
+
+    async def keep(self, channel: Channel) -> None:
+        """Keep a stream, which begins here or has changed. Returns when its log is on the disk.
+
+        Raises:
+            StrobeError: a stream that begins cannot be kept.
+        """
+        keeper, device, name = self.keeper, self.device, channel.name
+        if keeper is None:
+            return
+        record, image = await self.on_device(lambda: (record_of(device, name), device.stream(name).origin.image))
+        if keeper.has(name):
+            await asyncio.wrap_future(keeper.write(record))
+        else:
+            await asyncio.to_thread(keeper.begin, channel.secret, record, image)
 
     def failed(self, name: str, error: BaseException) -> None:
         """Take the failure of a stream over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._failed, name, error)
 
     def _failed(self, name: str, error: BaseException) -> None:
-
         self.metrics.failed.inc()
         log_event("stream failed", stream=name, error=type(error).__name__)
         channel = self.channels.pop(name, None)
         if channel is not None:
             self._secrets.pop(channel.secret, None)
+            if self.keeper is not None:
+                self.keeper.end(name)
             told = str(error) if isinstance(error, StrobeError) else f"the server could not go on: {type(error).__name__}"
             channel.tell(Ended(reason=told, resume_s=0.0))
 
@@ -157,14 +190,17 @@ class Hub:
             self.metrics.phases.labels(phase.removesuffix("_ms")).observe(spent / 1e3)
         if channel is None or block.generation != channel.generation:
             return
-        if block.entered is not None:
+        seen = block.first_frame + len(block.frames) <= channel.painted  # made again for a viewer who has painted it
+        if block.entered is not None and not seen:
             entry = block.entered
             channel.tell(Effective(epoch=entry.epoch, frame_block=block.index, frame=block.first_frame, text=entry.text))
         for offset, pixels in enumerate(block.frames):
+            if block.first_frame + offset < channel.painted:
+                continue
             last = block if offset == len(block.frames) - 1 else None
             channel.frames.append(Frame(number=block.first_frame + offset, epoch=block.epoch, pixels=pixels, block=last))
         channel.changed.set()
-        if channel.recording is not None:
+        if channel.recording is not None and not seen:
             self._pool.submit(self._write, channel.recording, block.frames)
 
     def seen(self, channel: Channel, message: Seen) -> None:
@@ -173,15 +209,20 @@ class Hub:
             return
         painted = min(max(channel.painted, message.frame + 1), channel.cursor)
         self.metrics.painted.labels("on time" if message.late_ms <= ON_TIME_MS else "late").inc(painted - channel.painted)
-        channel.painted = painted
         channel.received = min(max(channel.received, painted + message.waiting), channel.cursor)
-        while channel.frames and channel.frames[0].number < painted:
-            channel.frames.popleft()
         for epoch in [each for each in channel.epochs if each <= message.epoch]:
             self.metrics.prompt_to_pixel.observe(monotonic() - channel.epochs.pop(epoch))
         self.metrics.stalls.inc(max(0, message.stalls - channel.stalls))
         self.metrics.stall_seconds.inc(max(0.0, min(message.stall_ms - channel.stall_ms, 60_000.0)) / 1e3)
         channel.stalls, channel.stall_ms = message.stalls, message.stall_ms
+        self.passed(channel, painted)
+
+    def passed(self, channel: Channel, frame: int) -> None:
+        """Let go of all frames before `frame`: the viewer has painted them, or was sent them and reports nothing."""
+        channel.painted = min(max(channel.painted, frame), channel.cursor)
+        channel.received = max(channel.received, channel.painted)
+        while channel.frames and channel.frames[0].number < channel.painted:
+            channel.frames.popleft()
         channel.quiet_s = monotonic()
         channel.changed.set()
         self.tell_worker(channel)
@@ -315,11 +356,9 @@ class Hub:
             await asyncio.sleep(0.5)
             for channel in list(self.channels.values()):
                 await self._keep(channel)
-            states = {"playing": 0, "paused": 0, "suspended": 0}
-            for channel in self.channels.values():
-                states["suspended" if channel.asleep else "playing" if channel.playing else "paused"] += 1
-            for state, count in states.items():
-                self.metrics.streams.labels(state).set(count)
+            states = ["suspended" if each.asleep else "playing" if each.playing else "paused" for each in self.channels.values()]
+            for state in ("playing", "paused", "suspended"):
+                self.metrics.streams.labels(state).set(states.count(state))
             self.metrics.viewers.set(sum(channel.send is not None for channel in self.channels.values()))
             self.metrics.queued.set(sum(len(channel.frames) for channel in self.channels.values()))
 
@@ -334,11 +373,13 @@ class Hub:
             await self.suspend(channel)
 
     async def suspend(self, channel: Channel) -> None:
-        """Move a stream to main memory."""
-
+        """Move a stream to main memory, unless it is closed or woken meanwhile."""
         channel.asleep = True
         self.tell_worker(channel)
-        await self.on_device(lambda: self.device.stream(channel.name).suspend())
+        with suppress(StreamGoneError):
+            await self.on_device(lambda: self.device.stream(channel.name).suspend())
+        if not channel.asleep or self.channels.get(channel.name) is not channel:
+            return
         self.metrics.suspended.inc()
         channel.tell(State(state="suspended"))
         log_event("stream suspended", stream=channel.name)
@@ -348,6 +389,8 @@ class Hub:
         for channel in self.channels.values():
             self.stop_recording(channel)
         self._pool.shutdown(wait=True)
+        if self.keeper is not None:
+            await asyncio.to_thread(self.keeper.close)
         self._folder.cleanup()
 
 

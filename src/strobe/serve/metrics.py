@@ -45,6 +45,17 @@ class Metrics:
         self.busy = Counter("strobe_device_busy_seconds_total", "Time that frame blocks held the device.", **on)
         self.suspended = Counter("strobe_suspends_total", "Streams moved to main memory.", **on)
         self.resumed = Counter("strobe_resumes_total", "Streams opened again by their secret.", **on)
+        self.kept = Counter(
+            "strobe_kept_total", "Logs and snapshots of streams written to the folder of `--keep`.", ["what"], **on
+        )
+        self.kept_bytes = Counter("strobe_kept_bytes_total", "Bytes of snapshots written there.", **on)
+        self.keep_copy = Histogram(
+            "strobe_keep_copy_seconds", "Time that the device was held to copy a snapshot.", buckets=_SECONDS, **on
+        )
+        self.not_kept = Counter("strobe_not_kept_total", "Logs and snapshots that could not be written there.", **on)
+        self.taken_over = Counter(
+            "strobe_taken_over_total", "Streams taken over from another server, by exactness.", ["bits"], **on
+        )
         self.failed = Counter("strobe_failed_streams_total", "Streams that an error ended.", **on)
 
     def text(self) -> bytes:

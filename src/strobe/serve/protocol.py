@@ -38,7 +38,8 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 class Open(Struct, tag="open", kw_only=True, forbid_unknown_fields=True):
     """Start a stream, or go on with one.
 
-    `resume` is the secret of a stream that this viewer had. `image` is a picture to start from, in base64: PNG, JPEG or WebP.
+    `resume` is the secret of a stream that this viewer had; `frame` of `generation` is then the first one it has not painted.
+    `image` is a picture to start from, in base64: PNG, JPEG or WebP.
     """
 
     v: int
@@ -48,6 +49,8 @@ class Open(Struct, tag="open", kw_only=True, forbid_unknown_fields=True):
     codec: Codec = "h264"
     image: Annotated[str, Meta(max_length=LONGEST_IMAGE)] = ""
     resume: Annotated[str, Meta(max_length=128)] = ""
+    frame: Count | None = None
+    generation: Count = 0
 
 
 class Prompt(Struct, tag="prompt", kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +147,7 @@ class PresetOffer(Struct, kw_only=True):
 
 
 class Welcome(Struct, tag="welcome", kw_only=True):
-    """The stream is open. `secret` opens it again after a lost connection, and must not be shared."""
+    """The stream is open. `secret`, which must not be shared, opens it again; `note` says why it is not `bit_equal` then."""
 
     v: int
     stream: str
@@ -166,6 +169,7 @@ class Welcome(Struct, tag="welcome", kw_only=True):
     resumed_at_frame: int
     bit_equal: bool
     note: str
+    generation: int = 0
 
 
 class Prompted(Struct, tag="prompted", kw_only=True):
@@ -353,14 +357,9 @@ def read_picture(data: bytes) -> Picture:
     if version != VERSION or codec not in names:
         raise DataError(f"a picture of version {version} with codec {codec}; this client reads version {VERSION}, codecs {names}")
     return Picture(
-        codec=names[codec],
-        key=bool(key),
-        generation=generation,
-        frame=frame,
-        epoch=epoch,
-        made_us=made_us,
+        codec=names[codec], key=bool(key), generation=generation, frame=frame, epoch=epoch, made_us=made_us,
         data=data[_HEADER.size :],
-    )
+    )  # fmt: skip
 
 
 _viewer = msgspec.json.Decoder(FromViewer)

@@ -25,6 +25,8 @@ class ServeSettings:
         suspend_s: seconds after which a stream that is paused or unwatched is moved to main memory.
         resume_s: seconds after which a stream that nobody watches is closed.
         encoders: threads that encode pictures.
+        keep: folder in which streams outlive the server; several servers may share it. None: they end with it.
+        keep_every: frame blocks between two snapshots there; 0: none, so that a stream comes back from its log alone.
 
     Raises:
         ConfigError: a number out of bounds, or an address that others reach without a token or TLS.
@@ -42,6 +44,8 @@ class ServeSettings:
     suspend_s: float = 20.0
     resume_s: float = 300.0
     encoders: int = 2
+    keep: Path | None = None
+    keep_every: int = 8
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -52,6 +56,7 @@ class ServeSettings:
             ("suspend_s", 0.5, 86_400.0),
             ("resume_s", 1.0, 604_800.0),
             ("encoders", 1, 256),
+            ("keep_every", 0, 100_000),
         ):
             value = getattr(self, name)
             if not least <= value <= most:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter_ns
 from typing import Final
 
@@ -21,11 +21,12 @@ from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.machine import device_name, versions
 from strobe.engine.prompting import PromptAck
-from strobe.engine.prompts import Mode
+from strobe.engine.prompts import Mode, check_mode
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.video import decode_image
 from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
 
 _PHASES: Final = {
@@ -33,31 +34,6 @@ _PHASES: Final = {
     "commit_ms": (spans.COMMIT,),
     "decode_ms": (spans.VAE_DECODE, spans.DECODE_WAIT),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """The prompt, seed, preset and picture with which a stream begins.
-
-    Args:
-        image: bytes of the picture to start from; empty without one.
-    """
-
-    prompt: str
-    seed: int
-    preset: str
-    image: bytes = b""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptEntry:
-    """A prompt of the log: its number, and the first frame block that follows it."""
-
-    epoch: int
-    frame_block: int
-    text: str
-    mode: Mode
-    over: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +98,10 @@ class Stream:
     _next_epoch: int = 1
     _waiting: tuple[int, PromptAck, int] | None = None
     _next_branch: int = 1
+    _replay: tuple[PromptEntry, ...] = ()
+    _held: PromptEntry | None = None
+    base: int | None = None
+    """Branch that the present generation began with; None: it began at frame 0."""
 
     def open(self) -> None:
         """Open the stream's session.
@@ -129,19 +109,51 @@ class Stream:
         Raises:
             StrobeError: the prompt, picture or preset is refused, or the device has too little memory.
         """
+        self.resume([PromptEntry(epoch=0, frame_block=0, text=self.origin.prompt, mode="recache", over=4)])
+
+    def resume(
+        self, log: Sequence[PromptEntry], snapshot: Snapshot | None = None, frame: int = 0, waiting: PromptEntry | None = None
+    ) -> None:
+        """Go on from a snapshot of the stream, or from its start; the prompts of the log take effect at the frame blocks it says.
+
+        Args:
+            log: every prompt, the first one first.
+            snapshot: between two frame blocks; its tensors are on the CPU.
+            frame: number of the first frame after it.
+            waiting: a prompt that was asked for and had no frame block yet; it follows the log.
+
+        Raises:
+            StrobeError: see `open`.
+        """
+        made = 0 if snapshot is None else snapshot.state.next_block - (snapshot.state.undelivered is not None)
+        self.log, self._replay, self._held, self._waiting = list(log), tuple(log), waiting, None
+        self.frames_made, self.blocks_made = frame, made
+        self._next_epoch = 1 + max(entry.epoch for entry in (*log, *([] if waiting is None else [waiting])))
+        if snapshot is not None:
+            self._asleep = replace(snapshot, pending=None)
+            return
         origin = self.origin
         start = decode_image(origin.image, self.model.defaults.frame_size) if origin.image else None
-        self._session = Session(
-            origin.prompt, preset=self.config, model=self.model, seed=origin.seed, device=self.device, start=start
-        )
-        self._blocks = self._session.stream()
-        self.log = [PromptEntry(epoch=0, frame_block=0, text=origin.prompt, mode="recache", over=4)]
-        self.frames_made, self.blocks_made, self._next_epoch = 0, 0, 1
+        first = next(entry.text for entry in reversed(log) if entry.frame_block == 0)
+        self._session = Session(first, preset=self.config, model=self.model, seed=origin.seed, device=self.device, start=start)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Open the session's iterator of frame blocks, with the prompts of a log that is made again."""
+        assert self._session is not None
+        self._blocks = self._session.stream(switches=switches_from(self._replay, self._session.next_block))
 
     @property
     def asleep(self) -> bool:
         """Whether the stream is suspended to main memory."""
         return self._asleep is not None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """State of a suspended stream."""
+        if self._asleep is None:
+            raise SessionError("the stream is not suspended")
+        return self._asleep
 
     @property
     def session(self) -> Session:
@@ -155,6 +167,7 @@ class Stream:
     def make(self) -> Block:
         """Make the next frame block and copy it off the device."""
         session = self.session
+        self._answer_held()
         assert self._blocks is not None
         began, recorder = perf_counter_ns(), TimingRecorder(self.device) if self.device.type == "cpu" else None
         if recorder is None:
@@ -199,11 +212,29 @@ class Stream:
         """
         if not text.strip():
             raise ConfigError("the prompt is empty; say what to show")
-        answer = self.session.prompt(text, mode=mode, over=over)
+        check_mode(mode, over)
+        self.model.text.check([text])
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        self._waiting = epoch, answer, over
-        self._settle()
+        self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)
+        self._answer_held()
         return epoch, self.log[-1].frame_block if self.log[-1].epoch == epoch else None
+
+    def _answer_held(self) -> None:
+        """Ask the session for the prompt that came last, once all prompts of a log that is made again have taken effect."""
+        held, session = self._held, self.session
+        if held is None or any(entry.frame_block >= session.next_block for entry in self._replay[1:]):
+            return
+        self._held, self._replay = None, ()
+        self._waiting = held.epoch, session.prompt(held.text, mode=held.mode, over=held.over), held.over
+        self._settle()
+
+    @property
+    def waiting(self) -> PromptEntry | None:
+        """The prompt that was asked for and has no frame block yet."""
+        if self._held is not None or self._waiting is None:
+            return self._held
+        epoch, answer, over = self._waiting
+        return PromptEntry(epoch=epoch, frame_block=0, text=answer.prompts[0], mode=answer.mode, over=over)
 
     def _settle(self) -> None:
         """Log the prompt that waited for its text, once its frame block is known."""
@@ -231,6 +262,7 @@ class Stream:
                 self._asleep = before
         self._session, self._blocks, self.origin, self.config = other._session, other._blocks, origin, config
         self.log, self.frames_made, self.blocks_made, self._next_epoch = other.log, 0, 0, 1
+        self._replay, self._held, self._waiting, self.base = (), None, None, None
         self.generation += 1
 
     def mark(self, name: str) -> Branch:
@@ -275,7 +307,7 @@ class Stream:
         branch = self.branch(number)
         self.session.restore(branch.snapshot.to(self.device))
         self._take(branch)
-        self.generation += 1
+        self.generation, self.base = self.generation + 1, number
         return branch
 
     def forked(self, number: int, name: str) -> Stream:
@@ -290,11 +322,16 @@ class Stream:
         other._take(branch)
         return other
 
+    def keep_branches(self, branches: Mapping[int, Branch]) -> None:
+        """Keep branches that were saved."""
+        self.branches, self._next_branch = dict(branches), 1 + max(branches, default=0)
+
     def _take(self, branch: Branch) -> None:
         self.log, self.frames_made, self.blocks_made = list(branch.log), branch.frame, branch.frame_block
         self._next_epoch = max(entry.epoch for entry in branch.log) + 1
+        self._replay, self._held, self._waiting = (), None, None
         if self._session is not None:
-            self._blocks = self._session.stream()
+            self._go_on()
 
     def suspend(self) -> None:
         """Move the state to main memory and free the device; does nothing for a suspended stream."""
@@ -316,7 +353,7 @@ class Stream:
         )
         session.restore(snapshot.to(self.device))
         self._session, self._asleep = session, None
-        self._blocks = session.stream()
+        self._go_on()
 
     def recipe(self) -> Recipe:
         """Return the recipe from which the stream can be made again."""

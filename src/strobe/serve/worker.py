@@ -15,20 +15,25 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from strobe.core.errors import StrobeError
+from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.config import EngineConfig, check_device, resolve
 from strobe.engine.load import Model
 from strobe.engine.memory import free_bytes, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
+from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
-from strobe.serve.streams import Block, Origin, Stream
+from strobe.serve.streams import Block, Stream
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
 """Steady frame blocks that a cost is taken from at the start: on a CPU the viewer should not wait for more."""
 _KEPT: Final = 64
 """Last times of frame blocks that the cost of a preset is learned from."""
+
+
+class StreamGoneError(SessionError):
+    """The stream was closed meanwhile."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -204,8 +209,19 @@ class Worker:
             self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
 
     def stream(self, name: str) -> Stream:
-        """Return an open stream. On the device's thread."""
+        """Return an open stream. On the device's thread.
+
+        Raises:
+            StreamGoneError: it is closed.
+        """
+        if name not in self._playing:
+            raise StreamGoneError("the stream is closed; open another one")
         return self._playing[name].stream
+
+    def painted_of(self, name: str) -> int:
+        """Return the number of the first frame that a stream's viewer has not painted."""
+        self.stream(name)
+        return self._playing[name].painted
 
     def drop(self, name: str) -> None:
         """Close a stream. On the device's thread."""
@@ -247,11 +263,12 @@ class Worker:
             self.drop(name)
 
     def _demands(self) -> list[Demand]:
+        """What each stream needs; one that makes again what its viewer has seen waits for those with less than half a buffer."""
         fps = self.model.defaults.fps
         return [
             Demand(
                 stream=name,
-                ahead_s=each.ahead_s(fps),
+                ahead_s=self.start_buffer_s / 2 if each.stream.frames_made < each.painted else each.ahead_s(fps),
                 target_s=self.start_buffer_s + min(self.content_s, self.costs[each.stream.origin.preset].block_s),
                 running=each.running,
                 opened_s=each.opened_s,

@@ -75,7 +75,7 @@ def test_pictures_match_exact_outlines(shape: int, radius: float) -> None:
     picture = one(4, shape, 1, centre, radius).double().numpy()
     away = corner > 5.0  # near a corner it is the distance to the lines that meet there: the picture is sharper
     np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=ELEMENT)
-    np.testing.assert_allclose(picture[:, ~away], expected[:, ~away], rtol=0, atol=0.25)
+    np.testing.assert_allclose(picture[:, ~away], expected[:, ~away], rtol=0, atol=tolerance("corner of a picture", "float32"))
     cover = ((picture - background[:, None, None]) / (colour - background)[:, None, None]).mean(0)
     assert np.array_equal(cover[abs(distance) > 0.01] > 0.5, distance[abs(distance) > 0.01] < 0)  # the outline is at one half
 
@@ -94,7 +94,7 @@ def test_a_soft_edge_keeps_the_area() -> None:
     for shape in SHAPES[1:]:
         corners = polygon(shape, 25.0)
         exact.append(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1], strict=True)) / 2)
-    np.testing.assert_allclose(drawn, exact, rtol=0.015)
+    np.testing.assert_allclose(drawn, exact, rtol=tolerance("area of a picture", "float32"))
     assert max(drawn) < 2 * min(drawn)
 
 
@@ -104,7 +104,7 @@ def test_the_world_is_a_torus(shape: int, centre: tuple[float, float]) -> None:
     shift_x, shift_y = 64 - round(centre[0]), 64 - round(centre[1])
     middle = one(0, shape, 2, (centre[0] + shift_x, centre[1] + shift_y), 26.0)
     moved = one(0, shape, 2, centre, 26.0)
-    torch.testing.assert_close(moved.roll((shift_y, shift_x), (1, 2)), middle, atol=2e-4, rtol=0)
+    torch.testing.assert_close(moved.roll((shift_y, shift_x), (1, 2)), middle, atol=tolerance("moved picture", "float32"), rtol=0)
 
 
 def test_fade_blends_two_pictures_at_one_place() -> None:

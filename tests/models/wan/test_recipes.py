@@ -66,16 +66,15 @@ class TestToldByTheCheckpoint:
             found(tmp_path)
         assert found(tmp_path, named="self-forcing") == ("self-forcing", "as asked for")
 
-    def test_krea_is_refused_with_what_is_missing(
+    def test_krea_by_its_size_and_names(
         self, tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         save_file(prefixed(tensors), tmp_path / "any.safetensors")
         assert found(tmp_path)[0] == "causal-wan"  # of another size
         monkeypatch.setitem(SIZES, "wan-14b", SMALL)
-        with pytest.raises(WeightsError, match="recipe krea .*lacks the recompute of the cache from clean latents .* --recipe"):
-            found(tmp_path)
-        with pytest.raises(WeightsError, match=r"recipe krea \(as asked for\)"):
-            found(tmp_path, named="krea")
+        assert found(tmp_path) == ("krea", "14B whose names all begin with model.")
+        assert (RECIPES["krea"].past, RECIPES["krea"].window, RECIPES["krea"].timesteps[-1]) == ("recomputed", 6, 0)
+        assert "past recomputed with weight 0.3, timesteps 1000, 750, 500, 250, 0, shift 5" in str(RECIPES["krea"])
         assert found(tmp_path, named="causal-wan")[0] == "causal-wan"
 
     def test_a_recipe_that_is_not_there(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:

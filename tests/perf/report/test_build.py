@@ -37,6 +37,7 @@ from strobe.perf.report.model import (
 from strobe.perf.report.write import write_report
 
 MakeRun = Callable[..., Path]
+CUT_SHORT = "the run was cut short (it has no last line): {} of 24 timed clips, and what came after them is missing"
 
 
 def section(report: Report, name: str) -> Section:
@@ -293,7 +294,7 @@ def test_an_interrupted_run_reports_what_it_finished(make_run: MakeRun) -> None:
     (banner,) = report.banners
     assert banner.level == "caution"
     assert list(banner.items) == [
-        "the run was cut short: it has no last line", "the last line of the records is cut short and not read",
+        CUT_SHORT.format(15), "the last line of the records is cut short and not read",
     ]  # fmt: skip
     headlines = section(report, "headline").blocks[0]
     assert isinstance(headlines, Headlines)
@@ -307,7 +308,7 @@ def test_a_run_killed_in_its_first_clip_still_makes_a_report(make_run: MakeRun) 
     (folder / "records.jsonl").write_text("".join(text[:1]))
     report = build_report([folder])
     assert report.speedups == () and report.title == "run-a"
-    assert [banner.items for banner in report.banners] == [("the run was cut short: it has no last line",)]
+    assert [banner.items for banner in report.banners] == [(CUT_SHORT.format(0),)]
     pages = write_report(report, folder)
     assert all("it has no last line" in page.read_text() for page in pages) and len(pages) == 3
 

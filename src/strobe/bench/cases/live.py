@@ -27,9 +27,9 @@ import msgspec
 import torch
 
 from strobe.bench.case import Progress
+from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError, SessionError, StrobeError
-from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import End, Status
+from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.records.viewers import Arrivals, Server
 from strobe.perf.records.viewers import Viewer as ViewerLine
@@ -135,7 +135,6 @@ def run_load(
         SessionError: the server is not there, wants a token or refuses even the first viewer.
     """
     socket = url.replace("http", "ws", 1).rstrip("/")
-    began = time.perf_counter_ns()
     welcome = asyncio.run(_look(socket, token, load))
     here = torch.device(device) if own and device else torch.device("cpu")
     with open_run(root, f"serve-{welcome.preset}") as writer:
@@ -146,17 +145,8 @@ def run_load(
                 fps=welcome.fps, block_frames=welcome.block_frames, start_buffer_ns=round(1e6 * welcome.start_buffer_ms),
             )
         )  # fmt: skip
-        status: Status = "failed"
-        message = "stopped by an error"
-        try:
+        with end_line(writer):
             asyncio.run(_levels(load, socket, token, welcome, writer, progress))
-            status, message = "complete", ""
-        except KeyboardInterrupt:
-            status, message = "interrupted", "Ctrl-C"
-            raise
-        finally:
-            writer.append(End(status=status, date=utc_now(), wall_ns=time.perf_counter_ns() - began, message=message))
-            writer.sync()
     return writer.folder
 
 

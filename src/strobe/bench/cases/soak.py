@@ -13,13 +13,14 @@ import msgspec
 from strobe.bench.case import Case, Progress
 from strobe.bench.cases.stream import Script
 from strobe.bench.clips import ClipNumbers
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.bench.runner import end_line
+from strobe.core.errors import ConfigError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.engine.prompts import Switch
 from strobe.perf.measure.clocks import ClockSampler
-from strobe.perf.measure.machine import describe_run, utc_now
+from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.memory import held, reset_peak
-from strobe.perf.records.record import End, Memory, Span, Status
+from strobe.perf.records.record import Memory, Span
 from strobe.perf.records.store import RunWriter, create_run
 
 _SYNC_BLOCKS: Final = 50
@@ -61,27 +62,13 @@ def run_soak(
         the run folder. Where the time was up, the end line says `interrupted` and after how many frame blocks.
     """
     name, total = case.baseline, case.workload.frame_blocks
-    began = time.perf_counter_ns()
     with open_run(root, f"soak-{case.slug}") as writer:
         header = describe_run(writer.folder, case.device, (name,), 1, "soak")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload))
-        status: Status = "failed"
-        message = "stopped by an error"
-        try:
+        with end_line(writer) as cut_short:
             done = _stream(case, writer, limit_s, progress)
-            status, message = (
-                ("complete", "") if done == total else ("interrupted", f"time limit: {done} of {total} frame blocks")
-            )
-        except KeyboardInterrupt:
-            status, message = "interrupted", "Ctrl-C"
-            raise
-        except StrobeError as error:
-            message = str(error)
-            raise
-        finally:
-            wall_ns = time.perf_counter_ns() - began
-            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message))
-            writer.sync()
+            if done < total:
+                cut_short(f"time limit: {done} of {total} frame blocks")
     return writer.folder
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from strobe.bench import gate
 from strobe.bench.cases import scoring
+from strobe.bench.dit import fastvideo
 from strobe.bench.dit.marks import listened, marked
 from strobe.bench.dit.models import Loaded
 from strobe.bench.gate import Held
@@ -29,7 +30,8 @@ from strobe.perf.records import record
 DENSE: Final = "dense"
 OURS: Final = "dense-strobe"
 SPARSE: Final = "vsa"
-ATTENTIONS: Final = (DENSE, OURS, SPARSE)
+FASTVIDEO: Final = "fastvideo"
+ATTENTIONS: Final = (DENSE, OURS, SPARSE, FASTVIDEO)
 COMPILED: Final = "-compile"
 _ALL_TILES: Final = 1e-9
 """Sparsity at which every key tile is selected: the sparse kernels compute dense attention."""
@@ -76,8 +78,10 @@ def variants_of(
     words = list(dict.fromkeys(attention))
     if masked and DENSE in words and OURS not in words:
         words.insert(words.index(DENSE) + 1, OURS)
-    kinds = [(word, 0.0) for word in words if word != SPARSE]
-    kinds += [(SPARSE, share) for share in dict.fromkeys(sparsity) if SPARSE in words]
+    if FASTVIDEO in words and not all(word in words for word in (DENSE, SPARSE)):
+        raise ConfigError("--attention fastvideo is a peer of vsa: give --attention dense vsa fastvideo")
+    kinds = [(word, 0.0) for word in words if word not in (SPARSE, FASTVIDEO)]
+    kinds += [(word, share) for word in (SPARSE, FASTVIDEO) if word in words for share in dict.fromkeys(sparsity)]
     found = tuple(
         Attends(
             name=f"{word}{f'-{100 * share:g}' if share else ''}{COMPILED if mode else ''}",
@@ -88,6 +92,7 @@ def variants_of(
         )
         for mode in dict.fromkeys(compiled)
         for word, share in kinds
+        if not (mode and word == FASTVIDEO)  # its operators are no operators of torch, so no graph holds them
     )
     if len(found) < 2:
         raise ConfigError("one variant alone compares nothing: give --attention dense vsa, or --compile on off")
@@ -278,15 +283,16 @@ class DitCase:
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that quality is unmeasured, which the report says
-                handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity)
-            impl = ""
+                tile: Any = fastvideo.TILE if variant.attention == FASTVIDEO else "auto"
+                handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile=tile)
+            impl = fastvideo.install(handle) if variant.attention == FASTVIDEO else ""
         if compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)
         made = _Made(transformer=transformer, handle=handle, impl=impl)
         if handle is not None and not compiled:
             self._forward(made)  # which tells it the grid
-            made.impl = handle.report().layers[0].impl
+            made.impl = impl or handle.report().layers[0].impl
         elif handle is not None:
             made.impl = self._make(variant.eager_name).impl
         return made
@@ -319,15 +325,16 @@ class DitCase:
         if variant.compiled:
             found, expected = self._output(variant.name), self._output(variant.eager_name)
             what = "the same as uncompiled"
-        elif variant.attention != SPARSE:
+        elif not variant.sparsity:
             found, expected, what = self._output(variant.name), stock, "the same as diffusers' own attention"
         else:
             own = self._make(variant.name)
             assert own.handle is not None
             layer, attn = next(iter(own.handle.layers.items()))
-            held = gate.recorded(self._choice(own, attn), self.device)
-            if not held.passed:
-                return Held(False, f"{layer}: {held.rule}", held.detail)
+            if variant.attention == SPARSE:
+                held = gate.recorded(self._choice(own, attn), self.device)
+                if not held.passed:
+                    return Held(False, f"{layer}: {held.rule}", held.detail)
             if not self._output(variant.name).isfinite().all():
                 return Held(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
@@ -335,7 +342,7 @@ class DitCase:
             what = "with every key tile selected the same as diffusers' own attention"
         error = gate.relative_error(found, expected)
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
-        return Held(error <= limit, rule, f"{error:.3g}", exact=variant.attention != SPARSE)
+        return Held(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
 
     def _stock_output(self) -> Tensor:
         if "" not in self._outputs:
@@ -351,6 +358,8 @@ class DitCase:
     # What it costs.
 
     def _reason(self, variant: Attends) -> str:
+        if variant.attention == FASTVIDEO:
+            return "a peer, asked for"
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
@@ -379,13 +388,13 @@ class DitCase:
         )
         dtype = str(self._dtype).removeprefix("torch.")
         dense = costs.attention(shape, dtype=dtype)
-        share = report.layers[-1].share if variant.attention == SPARSE else 1.0
+        share = report.layers[-1].share if variant.sparsity else 1.0
         flops = dense.flops if share is None else round(dense.flops * share)
         cost = record.SpanCost(
             span=ATTENTION_KERNEL,
             flops=flops,
             read_bytes=dense.read_bytes,
             write_bytes=dense.write_bytes,
-            dense_flops=dense.flops if variant.attention == SPARSE else None,
+            dense_flops=dense.flops if variant.sparsity else None,
         )
         return (cost,), tokens

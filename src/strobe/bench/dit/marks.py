@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from strobe.bench.dit import fastvideo
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, CROSS_ATTENTION_KERNEL, FFN, span
 from strobe.integrations.diffusers import joint, processors
 from strobe.integrations.diffusers.families import family_of
@@ -26,6 +27,7 @@ OTHERS: Final = {
 cross-attention."""
 _DISPATCH: Final = "dispatch_attention_fn"
 _OURS: Final = "dense_attention"
+_FASTVIDEO: Final = "block_sparse_attn"
 
 
 def listened() -> bool:
@@ -46,7 +48,9 @@ def marked(transformer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name in named.items():
             _hook(stack, module, name, inside)
-        callers = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
+        callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
+        if fastvideo.OPERATORS in sys.modules:
+            callers[sys.modules[fastvideo.OPERATORS]] = _FASTVIDEO
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
                 _wrap(stack, caller, attribute, inside)

@@ -133,7 +133,7 @@ def _hunyuan15(config: Any, grid: tuple[int, int, int], shot: Shot, draw: Callab
 
 
 _TINY_WAN: Final = {
-    "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 16,
+    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 16,
     "ffn_dim": 32, "num_layers": 2,
 }  # fmt: skip
 
@@ -159,7 +159,7 @@ MODELS: Final[dict[str, DitModel]] = {
         cls="LTX2VideoTransformer3DModel",
         sizes={},
         tiny={
-            "in_channels": 8, "out_channels": 8, "num_attention_heads": 2, "attention_head_dim": 12, "cross_attention_dim": 24,
+            "in_channels": 8, "out_channels": 8, "num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32,
             "audio_in_channels": 8, "audio_out_channels": 8, "audio_num_attention_heads": 2, "audio_attention_head_dim": 6,
             "audio_cross_attention_dim": 12, "num_layers": 2, "caption_channels": 16,
         },
@@ -174,9 +174,9 @@ MODELS: Final[dict[str, DitModel]] = {
         cls="HunyuanVideo15Transformer3DModel",
         sizes={"task_type": "t2v"},
         tiny={
-            "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 2,
+            "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2,
             "num_refiner_layers": 1, "text_embed_dim": 16, "text_embed_2_dim": 8, "image_embed_dim": 8,
-            "rope_axes_dim": (4, 4, 4),
+            "rope_axes_dim": (4, 6, 6),
         },
         stride=(4, 16, 16),
         patch=(1, 1, 1),

@@ -65,7 +65,7 @@ def doctor(
     Args:
         device: auto, cpu, cuda or cuda:N.
         preset: say what memory a stream with it will take; nothing is loaded.
-        model: shapes, wan-1.3b or wan-14b: whose memory.
+        model: shapes, wan-1.3b, wan-14b, wan-5b or a recipe such as krea: whose memory, and what to download.
         size: frame height x width of a Wan model, such as 320x576.
         samples: streams in lockstep.
         devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or

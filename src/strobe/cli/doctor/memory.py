@@ -24,6 +24,7 @@ class Asked:
     """A stream whose memory is predicted."""
 
     model: str
+    needs: str
     samples: int
     parts: Parts
     config: ResolvedConfig
@@ -40,12 +41,14 @@ def asked(preset: str, model: str, size: str | None, samples: int, device: str) 
     from strobe.engine.config import resolve
     from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset
+    from strobe.models.wan.recipes import RECIPES
 
     if model not in names():
         raise unknown_choice("model", model, names())
     parts = model_parts(model, parse_size(size))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
-    return Asked(model=model, samples=samples, parts=parts, config=config)
+    needs = RECIPES[model].needs if model in RECIPES else ""
+    return Asked(model=model, needs=needs, samples=samples, parts=parts, config=config)
 
 
 def predict_memory(stream: Asked) -> dict[str, Any]:
@@ -56,6 +59,7 @@ def predict_memory(stream: Asked) -> dict[str, Any]:
     return {
         "preset": stream.config.name,
         "model": stream.model,
+        "needs": stream.needs,
         "frame_size": list(stream.parts.defaults.frame_size),
         "samples": stream.samples,
         "dtype": str(stream.config.dtype).removeprefix("torch."),
@@ -121,6 +125,8 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     if memory["arena_bytes"]:
         yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
+    if memory["needs"]:
+        yield f"  to download: {memory['needs']}"
     if memory["lacking"]:
         yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}; --simulate computes what it would give")
 

@@ -22,7 +22,7 @@ def defaults_schema() -> str:
         for name, flag in _flags(verb).items():
             root["properties"][ANY]["properties"].setdefault(name, flag)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "strobe.toml", "type": "object"}
-    return json.dumps(head | {"additionalProperties": False} | root, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(head | {"additionalProperties": False} | root, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def _table(title: str, properties: dict[str, Any]) -> dict[str, Any]:

@@ -178,6 +178,13 @@ class Machine(Printed, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(description="`file` of defaults of flags, null if there is none; `tables`: flags that each table sets"),
     ]
+    gate: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(
+            description="with --gate: `gates` that were run (`operator`, `impl`, `ran`, `tests`: number of cases, `failed`: the "
+            "case that failed, `refused`: what is not taken), `record`: the file they are in, `reason` why none ran"
+        ),
+    ] = UNSET
     machine: Annotated[
         dict[str, Any] | UnsetType,
         Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
@@ -313,7 +320,34 @@ class Judged(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
+class Acceptance(Printed, frozen=True, kw_only=True):
+    """`strobe accept`: checks of a model that need no official code, and the frames per second that it delivers."""
+
+    run: Annotated[str, Meta(description="path of the run folder")]
+    accepted: Annotated[bool, Meta(description="true: every check was made and none failed; false: exit code 1")]
+    verdict: Annotated[str, Meta(description="the verdict in one sentence")]
+    judged: Annotated[int, Meta(description="number of checks with a verdict")]
+    failed: Annotated[tuple[str, ...], Meta(description="names of the checks that failed")]
+    checks: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="each check: `group`, `name`, `value` (null: not finite, or not measured), `unit`, bounds `low` and "
+            "`high`, `passed` (null: reported, not judged), `basis` of the bounds, `detail`"
+        ),
+    ]
+    fps: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="by what is counted: `median` and `slowest` pixel frames per second (null: cannot be had, see `note`), "
+            "`blocks_ns`, `note`"
+        ),
+    ]
+    row: Annotated[str, Meta(description="head and row of a Markdown table of results")]
+    report: Annotated[dict[str, str], Meta(description="by name: path of each file of the page and of the row")]
+
+
 DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
+    "accept": (Acceptance,),
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),

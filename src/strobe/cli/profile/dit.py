@@ -65,7 +65,8 @@ class Variants:
 
     Args:
         attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
-            padding, where it joins dense by itself) and vsa (video sparse attention).
+            padding, where it joins dense by itself), vsa (video sparse attention) and fastvideo (FastVideo's operator in place
+            of vsa's, of Wan and uncompiled, where fastvideo-kernel is installed).
         sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
         compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
         dense_backend: diffusers' attention backend of the stock layers; auto: cuDNN on a GPU where the attention has no mask.
@@ -113,7 +114,7 @@ def dit(
     """Time and trace the forward pass of a diffusers transformer under dense and sparse attention, and explain the difference.
 
     ```
-    strobe profile dit --model ltx-2 --size 512x768 --frames 121 --attention dense vsa --sparsity 0.8 0.9 --compile on off  # slow
+    strobe profile dit --model ltx-2 --size 512x768 --frames 121 --attention dense vsa --sparsity 0.8 0.9 --compile on off  # gpu
     strobe profile dit --model wan-1.3b --tiny --sparsity 0.5 -o dit-traces
     strobe profile dit --pipe my_pipeline:make --attention dense vsa  # needs-files
     ```

@@ -48,7 +48,7 @@ class Profiled(ModelFlags):
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, or a folder: of weights that `strobe train-shapes` wrote, or a Wan checkpoint.
+        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint.
         weights: file or folder of a Wan model's weights.
         lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
         random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.

@@ -30,7 +30,7 @@ class FramesElsewhere(FrameDecoder):
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
         """Return no frames: uint8 [B, 0, Y, X, 3]."""
         none = torch.empty(latents.shape[0], 0, *self._frame_size, 3, dtype=torch.uint8)
-        return iter([Decoded(none, latents.shape[1], state)])
+        return iter([Decoded(none, latents.shape[1], state, None)])
 
     def state(self) -> DecoderState:
         """Return a state without memories."""

@@ -8,13 +8,14 @@ from functools import partial
 from torch import Tensor
 
 from strobe.cache.kv import CacheStep
+from strobe.core.errors import ConfigError
 from strobe.engine.config import Knobs, ResolvedConfig
 from strobe.engine.graphs import Mode
 from strobe.engine.load import Model
 from strobe.engine.parallel.cache import SharedStep
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, join, rows
-from strobe.engine.transformer import CLEAN, TextContext, Transformer
+from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 
 NOT_SHARED = {
     "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
@@ -41,7 +42,7 @@ class SharedTransformer(Transformer):
         self._layout = layout
         self._devices = devices
 
-    def flow(self, latents: Tensor, timestep: float, text: TextContext, cache: CacheStep) -> Tensor:
+    def flow(self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep) -> Tensor:
         """See `Transformer.flow`; all ranks call it together.
 
         Raises:
@@ -63,7 +64,7 @@ class SharedTransformer(Transformer):
         self._pass("write", latents, CLEAN, text, cache)
         self._devices.settle()
 
-    def _pass(self, mode: Mode, latents: Tensor, timestep: float, text: TextContext, cache: SharedStep) -> Tensor | None:
+    def _pass(self, mode: Mode, latents: Tensor, timestep: Timestep, text: TextContext, cache: SharedStep) -> Tensor | None:
         """Run a pass on this rank's tokens of the latents. Messages of a recorded pass have no deadline but the replay's."""
         modulation, text_kv, rotations = self.conditions(latents, timestep, text, cache)
         local = cut(latents, self.dit.config.patch, self._layout.mine)
@@ -73,7 +74,13 @@ class SharedTransformer(Transformer):
 
 
 def on_several(config: ResolvedConfig) -> ResolvedConfig:
-    """Turn off the knobs that do nothing on several devices, with the reason."""
+    """Turn off the knobs that do nothing on several devices, with the reason.
+
+    Raises:
+        ConfigError: the past is not simply kept.
+    """
+    if config.past != "kept":
+        raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
     states = tuple(
         replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
         for state in config.knob_states

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.stages.impl.reference import rotate
-from strobe.attention.sparse.video import VideoAttentionOutput, explain_video, video_sparse_attention
+from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.exchange import HeadExchange
@@ -143,13 +143,12 @@ class SparseProcessor:
         if dense:
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            sparse = self._sparse(q, k, v, sparsity, gate, rope, return_lse)
-            found = AttentionOutput(out=sparse.out, lse=sparse.lse)
+            found = self._sparse(q, k, v, sparsity, gate, rope, return_lse)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
     def _sparse(
         self, q: Tensor, k: Tensor, v: Tensor, sparsity: float, gate: Tensor | None, rope: Rope | None, return_lse: bool
-    ) -> VideoAttentionOutput:
+    ) -> AttentionOutput:
         forward = self.forward
         found = video_sparse_attention(
             q,
@@ -167,7 +166,7 @@ class SparseProcessor:
         )
         if found.recall is not None:
             forward.recalls.setdefault(self.name, []).append(found.recall)
-        return found
+        return AttentionOutput(out=found.out, lse=found.lse)
 
     def explain(self, attn: nn.Module, grid: Triple | None = None) -> Choice[Any]:
         """Say which implementation the layer would run, and why each other was passed over. Nothing runs.

@@ -36,6 +36,7 @@ class TaewConfig:
     Args:
         latent_channels: channels of a latent frame.
         widths: channels at 1/8, 1/4, 1/2 and full frame size.
+        patch: pixels along an edge that the last convolution gives at once; 2 for the latents of Wan2.2.
         double_time: whether each doubling of the frame size doubles the frame rate too.
         mean, std: of each latent channel, if the decoder takes latents that are not normalised; None: it takes them as they come.
 
@@ -45,6 +46,7 @@ class TaewConfig:
 
     latent_channels: int = 16
     widths: tuple[int, int, int, int] = (256, 128, 64, 64)
+    patch: int = 1
     double_time: tuple[bool, bool, bool] = (False, True, True)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -57,7 +59,7 @@ class TaewConfig:
     @property
     def stride(self) -> VaeStride:
         """Pixels and frames per latent."""
-        return VaeStride(time=2 ** sum(self.double_time), space=2 ** len(self.double_time))
+        return VaeStride(time=2 ** sum(self.double_time), space=self.patch * 2 ** len(self.double_time))
 
 
 class MemoryBlock(nn.Module):
@@ -106,10 +108,11 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList([MemoryBlock(width) for width in config.widths[:-1] for _ in range(BLOCKS)])
         pairs = zip(config.widths[:-1], config.widths[1:], config.double_time, strict=True)
         self.growths = nn.ModuleList([Growth(width, after, time=time) for width, after, time in pairs])
-        self.leave = nn.Conv2d(config.widths[-1], 3, 3, padding=1)
+        self.patch = config.patch
+        self.leave = nn.Conv2d(config.widths[-1], 3 * config.patch**2, 3, padding=1)
 
     def forward(self, latents: Tensor, memories: Memories) -> tuple[Tensor, Memories]:
-        """Decode `[B, F, C, Y, X]` to `[B, F', 3, 8Y, 8X]` in [0, 1], with the memories for the next call."""
+        """Decode `[B, F, C, Y, X]` to `[B, F', 3, Y', X']` in [0, 1], with the memories for the next call."""
         batch, after = latents.shape[0], []
         pictures = latents.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         x = _video(F.relu(self.enter(torch.tanh(pictures / 3) * 3)), batch)
@@ -123,7 +126,7 @@ class Decoder(nn.Module):
                 x = self.growths[number // BLOCKS](x)
         assert self.leave.bias is not None
         frames = to_few_channels(F.relu(x), self.leave.weight.unsqueeze(2), self.leave.bias)
-        return frames.movedim(-1, 2).clamp(0, 1), tuple(after)
+        return F.pixel_shuffle(frames.movedim(-1, 2), self.patch).clamp(0, 1), tuple(after)
 
 
 class Taew(nn.Module):

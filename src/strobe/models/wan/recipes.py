@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from strobe.cache.policy import Past
 from strobe.core.errors import WeightsError, unknown_choice
 from strobe.models.wan.config import SIZES
 from strobe.models.wan.weights.checkpoint import OpenCheckpoint
@@ -20,20 +21,27 @@ class Recipe:
     """The settings that the weights of one project need.
 
     Args:
-        name: as `--recipe` takes it.
+        name: as `--recipe` takes it; `--model` takes it for its size and itself.
+        size: name of the size that these weights have.
+        needs: files to download, with their sizes.
         lacks: what it needs and this engine does not have; empty if nothing.
         window, sink: latent frames that are attended, and those of them that stay for good.
         positions: see `strobe.cache.kv.Positions`.
+        past, past_weight: see `strobe.engine.config.ModelDefaults`.
         timesteps: nominal.
         shift: of the schedule.
         source: where that is published.
     """
 
     name: str
+    size: str = "wan-1.3b"
+    needs: str = ""
     lacks: str = ""
     window: int = 12
     sink: int = 3
     positions: Literal["absolute", "rebased"] = "rebased"
+    past: Past = "kept"
+    past_weight: float = 1.0
     timesteps: tuple[float, ...] = SELF_FORCING
     shift: float = 5.0
     source: str
@@ -41,6 +49,10 @@ class Recipe:
     def __str__(self) -> str:
         steps = ", ".join(f"{timestep:g}" for timestep in self.timesteps)
         frames = f"window {self.window}, sink {self.sink}, positions {self.positions}"
+        if self.past == "recomputed":
+            frames += f", past recomputed with weight {self.past_weight:g}"
+        if self.past == "rolling":
+            frames += f", {len(self.timesteps)} frame blocks in a pass"
         return f"{self.name} ({frames}, timesteps {steps}, shift {self.shift:g})"
 
 
@@ -49,17 +61,30 @@ def of_angle(radians: float) -> float:
     return 1000 * math.sin(radians) / (math.sin(radians) + math.cos(radians))
 
 
+RELEASE_1_3B: Final = "Wan2.1-T2V-1.3B for umT5 (about 11 GB) and the autoencoder"
+"""What every family needs beside its transformer."""
+
 CAUSAL_RCM: Final = (1000.0, *(round(of_angle(angle), 4) for angle in (1.5, 1.4, 1.0)))
 
 RECIPES: Final[dict[str, Recipe]] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
-            name="self-forcing", window=21, sink=0, positions="absolute", source="Self-Forcing, configs/self_forcing_dmd.yaml"
+            name="self-forcing",
+            needs=f"self_forcing_dmd.pt (1.3B twice), {RELEASE_1_3B}",
+            window=21,
+            sink=0,
+            positions="absolute",
+            source="Self-Forcing, configs/self_forcing_dmd.yaml",
         ),
-        Recipe(name="longlive", source="LongLive 1, configs/longlive_inference.yaml and its model for endless streams"),
+        Recipe(
+            name="longlive",
+            needs=f"longlive_base.pt (1.3B), lora.pt (350 M), {RELEASE_1_3B}",
+            source="LongLive 1, configs/longlive_inference.yaml and its model for endless streams",
+        ),
         Recipe(
             name="causal-rcm",
+            needs=f"a 1.3B transformer of Causal-rCM, {RELEASE_1_3B}",
             window=21,
             sink=0,
             positions="absolute",
@@ -69,6 +94,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         ),
         Recipe(
             name="causvid",
+            needs=f"a 1.3B transformer of CausVid, {RELEASE_1_3B}",
             window=21,
             sink=0,
             positions="absolute",
@@ -79,11 +105,24 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe(name="causal-wan", source="ours: frame blocks of three over a rolling window, as most of these projects have it"),
         Recipe(
             name="krea",
-            lacks="the recompute of the cache from clean latents in every frame block, a first frame encoded again from its "
-            "pixels, and a bias on the past",
+            size="wan-14b",
+            needs=f"krea-realtime-video-14b.safetensors (28.6 GB), {RELEASE_1_3B}",
             window=6,
             sink=1,
-            source="krea realtime-video, release_server.py and configs/self_forcing_server_14b.yaml",
+            positions="absolute",
+            past="recomputed",
+            past_weight=0.3,
+            timesteps=(*SELF_FORCING, 0.0),
+            source="krea realtime-video, release_server.py at 54e011d (5 steps; 4 of it are 1000,666,333,0); the weight is the "
+            "default of Scope at 0b33dbc, for the attention bias that krea describes and its server leaves out (1)",
+        ),
+        Recipe(
+            name="rolling-forcing",
+            needs=f"rolling_forcing_dmd.pt (1.3B), {RELEASE_1_3B}",
+            window=24,
+            past="rolling",
+            timesteps=(1000.0, 800.0, 600.0, 400.0, 200.0),
+            source="Rolling Forcing, configs/rolling_forcing_dmd.yaml and wan/modules/causal_model.py (24 latent frames kept)",
         ),
         Recipe(
             name="wan2.1",

@@ -114,10 +114,6 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
             raise ConfigError(f'{where} kinds = {kinds!r}; write a table such as {{ attention = "attention" }}')
         named = {span: _kind(where, kind) for span, kind in kinds.items()}
         return Pattern(name=name, format="record", contains='"record"', kinds=named)
-    return _text_pattern(name, table, where)
-
-
-def _text_pattern(name: str, table: Mapping[str, str], where: str) -> Pattern:
     if "regex" not in table or "kind" not in table:
         raise ConfigError(f"{where} needs kind and regex; kinds: {', '.join(KINDS)}")
     regex = _compiled(where, "regex", table["regex"])

@@ -229,7 +229,7 @@ def _match(candidates: list[Pattern], text: str) -> tuple[Pattern | None, list[_
 def _similar(candidates: list[Pattern], text: str) -> str:
     """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
-        if pattern.similar.search(text) or (pattern.format == "record" and _is_broken_record(text)):
+        if pattern.similar.search(text) or (pattern.format == "record" and (text.startswith("{") and _record(text) is None)):
             return pattern.name
     return ""
 
@@ -256,10 +256,6 @@ def _rank(text: str, before: int) -> int | None:
         return None
     found = list(_RANK.finditer(text, 0, before))
     return int(found[-1][1] or found[-1][2]) if found else None
-
-
-def _is_broken_record(text: str) -> bool:
-    return text.startswith("{") and _record(text) is None
 
 
 def _record(text: str) -> Record | None:

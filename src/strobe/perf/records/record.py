@@ -12,13 +12,14 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, field
 
 from strobe.perf.records.base import Line, Prose, RecordPart
+from strobe.perf.records.checks import Check
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 from strobe.perf.records.viewers import Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs"]
+RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs", "accept"]
 """Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
-of the caller's own functions, whole programs."""
+of the caller's own functions, whole programs, the acceptance of a model."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
 """Way in which calls of several ranks were split: nothing waits inside, or the ranks meet before each collective."""
@@ -118,7 +119,7 @@ class Header(Line, frozen=True, kw_only=True):
     run: Annotated[str, Meta(description="name of the run folder")]
     kind: Annotated[
         RunKind,
-        Meta(description="subject: clips (`stream`), long clip (`soak`), own code (`calls`, `programs`), viewers (`serve`)"),
+        Meta(description="subject: clips (`stream`), long clip (`soak`), own code (`calls`, `programs`), `serve`, `accept`"),
     ] = "stream"
     date: Annotated[str, Meta(description="start of the run, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of strobe")]
@@ -213,6 +214,7 @@ class Variant(Line, frozen=True, kw_only=True):
     text_encoder_on_device: Annotated[bool | None, Meta(description="`peak_bytes` counts these weights; null: not known")] = None
     contestant: Annotated[Contestant | None, Meta(description="implementation and its work in a grid; null elsewhere")] = None
     command: Annotated[str, Meta(description="command line of a program; empty: not a program")] = ""
+    decoder: Annotated[Prose, Meta(description="what decodes, where a run compares autoencoders; empty: the model's own")] = ""
 
 
 class Span(Line, frozen=True, kw_only=True):
@@ -384,9 +386,9 @@ class End(Line, frozen=True, kw_only=True):
 
 Record = (
     Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
-    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Viewer | End
+    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Viewer | Check | End
 )  # fmt: skip
 LINES: Final = (
     Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
-    Quality, Gate, Excluded, Server, Viewer, End,
+    Quality, Gate, Excluded, Server, Viewer, Check, End,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choi
 from strobe.core.files import not_written
 from strobe.core.notebook import html_table
 from strobe.perf.records.base import Line
+from strobe.perf.records.checks import Check
 from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
 from strobe.perf.records.lines import read_lines
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
@@ -60,6 +61,7 @@ _TABLES: Final = (
     "memory",
     "predictions",
     "viewers",
+    "checks",
 )
 
 _encoder: Final = msgspec.json.Encoder()
@@ -223,10 +225,33 @@ class RunRecords:
     links: Links | None = None
     server: Server | None = None
     viewers: tuple[Viewer, ...] = ()
+    checks: tuple[Check, ...] = ()
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
     broken: str = ""
+
+    def __str__(self) -> str:
+        """Return a few lines: what was measured where, how it ended, and how many records of each kind there are."""
+        head = self.header
+        kinds = ("variants", "clips", "spans", "traces", "quality", "gates", "excluded", "memory", "viewers")
+        counts = ", ".join(f"{len(getattr(self, kind))} {kind}" for kind in kinds if getattr(self, kind))
+        ended = "killed: it has no end" if self.end is None else " ".join((self.end.status, self.end.message)).strip()
+        return "\n".join(
+            (f"{head.kind} run {head.run}, {head.date}, on {head.machine.device_name}: {ended}", counts, *self.damage)
+        )
+
+    __repr__ = __str__
+
+    @property
+    def made(self) -> str:
+        """How much of what was to be measured is there, in words: `25 of 50 timed clips`."""
+        if self.memory:
+            return f"{len(self.memory)} frame blocks"
+        timed = sum(clip.phase == "timed" for clip in self.clips)
+        each = {"calls": "samples", "programs": "runs of programs"}.get(self.header.kind, "timed clips")
+        planned = self.header.palindromes * len(self.header.order)
+        return f"{timed} of {planned} {each}" if timed <= planned else f"{timed} {each}"
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -257,7 +282,7 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions or viewers;
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions, viewers or checks;
                 docs/records.md has their keys.
 
         Raises:
@@ -367,6 +392,7 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         links=next(iter(_of(records, Links)), None),
         server=next(iter(_of(records, Server)), None),
         viewers=_of(records, Viewer),
+        checks=_of(records, Check),
         missing_lines=missing,
         damaged_clips=left_out,
         left_out_lines=frozenset((*bad, *own)),

@@ -6,17 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.structure.attribution import Attributed, attribute_modules, attribute_operators
 from strobe.perf.report.blocks.fields import Field, count, table_of
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Banner,
-    Block,
-    Cell,
-    Code,
-    Report,
-    Section,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Cell, Code, Report, Section, Text, Time
 from strobe.perf.report.text import bytes_cell
 from strobe.perf.trace.events import MemoryTrack, Trace
 

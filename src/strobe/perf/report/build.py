@@ -8,9 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.acceptance import is_acceptance
 from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.analysis.runs.viewers import is_load
+from strobe.perf.report.accept_page import accept_report
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page.build import dit_report, is_dit_run
@@ -41,7 +43,7 @@ def build_report(
         allow_different: facts that are meant to differ between the variants of a run.
 
     A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak, the
-    viewers of a server, and functions or programs give the page of their command.
+    acceptance of a model, the viewers of a server, and functions or programs give the page of their command.
 
     Raises:
         DataError: no folder, a folder without readable records, or a run with a page of its own among others.
@@ -68,6 +70,11 @@ def report_and_findings(
         raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
     if alone:
         return _attention_page(alone[0], pair), ()
+    accepted = [run.folder for run in study.runs if is_acceptance(run)]
+    if accepted and len(folders) > 1:
+        raise DataError(f"{accepted[0]} holds the acceptance of a model: report it without other runs")
+    if accepted:
+        return accept_report(accepted[0]), ()
     soaks = [run.folder for run in study.runs if is_soak(run)]
     if soaks and len(folders) > 1:
         raise DataError(f"{soaks[0]} holds a soak: report it without other runs")

@@ -10,11 +10,12 @@ import msgspec
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, own_code
 from strobe.perf.records.record import Header
+from strobe.perf.report.blocks.calls_words import in_words_of_calls
 from strobe.perf.report.blocks.fields import Field, Unit, count, table_of
 from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
-from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.blocks.ratios import ratio_cell, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.settings import banners, environment_table
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.findings import Finding, find
@@ -62,8 +63,8 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         None if programs else _outputs(head, found),
         _samples(found),
         None if programs or not findings else _account(findings),
-        kernels_section(study) if run.traces else None,
-        _settings(study, found),
+        in_words_of_calls(kernels_section(study)) if run.traces else None,
+        in_words_of_calls(_settings(study, found)),
         _notes(head),
     )
     report = Report(
@@ -189,11 +190,7 @@ def _headline(head: Header, row: OwnCode, series: int) -> Headline:
     if found is None:
         why = _why_none(row)
         return Headline(row.name, series, Missing(why), _verdict(row) if row.gate else Text("not timed", "muted"), why)
-    pairs = f"{len(found.ratios)} pair{'s' if len(found.ratios) != 1 else ''}"
-    detail = f"{pairs}, too few for an interval"
-    if found.interval is not None:
-        detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * found.interval.level:.0f} %, {pairs}"
-    return Headline(row.name, series, ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict), detail)
+    return speedup_headline(row.name, series, found)
 
 
 def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:
@@ -254,11 +251,8 @@ def _account(findings: Sequence[Finding]) -> Section:
     if missing:
         missing.append('trace=True takes traces; on a CPU strobe.span("name") around parts of the code is enough.')
         blocks.append(Notes(tuple(missing)))
-    lead = (
-        "Where the samples spent their time, and what the difference is made of. A clip and its frame block are one sample here. "
-        "The lines add up exactly."
-    )
-    return Section("account", "Where the difference went", lead, tuple(blocks))
+    lead = "Where the samples spent their time, and what the difference is made of. The lines add up exactly."
+    return in_words_of_calls(Section("account", "Where the difference went", lead, tuple(blocks)))
 
 
 def _settings(study: RunStudy, found: Sequence[OwnCode]) -> Section:

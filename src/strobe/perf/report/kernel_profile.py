@@ -9,22 +9,20 @@ from typing import Final
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
-from strobe.perf.analysis.device.roofline import roofline
+from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.analysis.runs.budget import CACHE, FEED_FORWARD, KERNELS, PROJECTIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.clocks import Clocks
 from strobe.perf.records.record import Machine
 from strobe.perf.report.blocks.fields import Field, count, share_cell, table_of
-from strobe.perf.report.blocks.roofline import device_note, rate_cells, rate_columns
+from strobe.perf.report.blocks.roofline import device_note, rate_fields
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
     Block,
-    Cell,
     Code,
     Column,
-    Count,
     Fact,
     Missing,
     Report,
@@ -152,7 +150,7 @@ def _budget(found: KernelProfile, what: Profiled) -> Section:
 def _spread(whole: Whole) -> Iterator[str]:
     times, end = whole.times_ns, tail(whole.times_ns)
     outside = outliers(times)
-    slow = f"{'p99' if end.label == 'p99' else 'max'} {end.value / 1e6:.4g} ms"
+    slow = f"{end.label} {end.value / 1e6:.4g} ms"
     yield f"The step as it runs: p50 {percentile(times, 0.5) / 1e6:.4g} ms, {slow}, n = {len(times)}."
     if outside.indices:
         yield (
@@ -221,18 +219,22 @@ class _Details:
 
     def table(self, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
         """Build a table with one row per operation; with a whole, also its share of that."""
-        shares = (Column(f"per {unit}", "ms", True), Column(f"share of {unit}", numeric=True)) if whole is not None else ()
-        columns = (
-            Column("operation"),
-            Column("what"),
-            Column("calls", numeric=True, hint=f"in one {unit}" if unit else ""),
-            Column("mean", "µs", True),
-            Column("p50", "µs", True),
-            Column("slow end", "µs", True, "p99 from 459 calls on, otherwise the largest"),
+        shares: tuple[Field[Operation], ...] = ()
+        if whole is not None:
+            shares = (
+                Field(f"per {unit}", lambda each: float(each.step_ns), Time, "ms"),
+                Field(f"share of {unit}", lambda each: share_cell(each.step_ns, whole), numeric=True),
+            )
+        fields: tuple[Field[Operation], ...] = (
+            Field("operation", lambda each: each.name, Code),
+            Field("what", lambda each: Text(each.what, "muted")),
+            count("calls", lambda each: each.calls or None, f"in one {unit}" if unit else "", missing="no part of it"),
+            Field("mean", lambda each: float(each.mean_ns), Time, "µs"),
+            Field("p50", lambda each: each.p50_ns, Time, "µs"),
+            slow_end(lambda each: each.times_ns, "µs"),
             *shares,
-            *rate_columns(self.peaks),
+            *rate_fields(self.peaks, self._roofline, "its cost is not modelled"),
         )
-        rows = tuple(Row(tuple(self._cells(each, whole, len(rate_columns(self.peaks))))) for each in operations)
         notes = [device_note(self.what.machine.device_name, self.peaks)]
         waiting = [each.name for each in operations if each.waits]
         if self.what.machine.on_gpu:
@@ -240,26 +242,17 @@ class _Details:
             notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
             if waiting:
                 notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
-        return Table(caption, columns, rows, tuple(notes))
+        return table_of(caption, fields, operations, notes=notes)
 
-    def _cells(self, each: Operation, whole: Fraction | None, num_rates: int) -> Iterator[Cell]:
-        end = each.tail
-        yield from (Code(each.name), Text(each.what, "muted"))
-        yield Count(each.calls) if each.calls else Missing("no part of it", "-")
-        yield from (Time(float(each.mean_ns)), Time(each.p50_ns), Time(end.value, f"{end.label} of {end.n}"))
-        if whole is not None:
-            yield from (Time(float(each.step_ns)), share_cell(each.step_ns, whole))
-        if each.cost is None:
-            yield from (Missing("its cost is not modelled", "-") for _ in range(num_rates))
-        else:
-            yield from rate_cells(roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype))
+    def _roofline(self, each: Operation) -> Roofline | None:
+        return None if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype)
 
     def anomalies(self) -> Iterator[str]:
         """Yield a sentence for every rate above a peak."""
         for each in (*self.profile.step.operations, *self.profile.decode.operations, *self.profile.reference):
-            found = "" if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype).anomaly
-            if found:
-                yield f"{each.name}: {found}"
+            found = self._roofline(each)
+            if found is not None and found.anomaly:
+                yield f"{each.name}: {found.anomaly}"
 
 
 # ------------------------------------------------------------------------------------------------------ decoder, stages

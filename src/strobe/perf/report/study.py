@@ -155,12 +155,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
             if replays is None and run.variant(name).compile_mode is not None:
                 timeline = named(timeline, passes)
         return Profile(
-            record=record,
-            trace=trace,
-            timeline=timeline,
-            partition=partition_of(timeline),
-            passes=passes,
-            replays=replays,
+            record=record, trace=trace, timeline=timeline, partition=partition_of(timeline), passes=passes, replays=replays
         )
     except OSError as error:
         return f"trace {record.path} cannot be read: {error.strerror}"

@@ -15,7 +15,7 @@ from strobe.perf.trace.join import Calls, places_of
 from strobe.perf.trace.schema import OpArgs
 from strobe.perf.trace.tables import NOTHING, HostTable, Threads, Times, inputs_of, integer, integers, operator_of, typed_inputs
 
-_WAITS: Final = re.compile(r"(?:cuda|cu|hip|ze|ur)\w*Synchronize\w*")
+_WAITS: Final = re.compile(r"(?=\w++\Z)(?:cuda|cu|hip|ze|ur)\w*Synchronize\w*")
 _NO_ARGS: Final = OpArgs()
 PRICED: Final = frozenset(
     {

@@ -25,7 +25,7 @@ COSTED: Final = frozenset(
 )  # fmt: skip
 """Operators whose FLOPs and bytes follow from their inputs."""
 _LAUNCHES_NOTHING: Final = re.compile(
-    r"(?!.*(?:Launch|Memcpy|Memset))(?:cuda|cu|hip|ze|ur)\w*?"
+    r"(?=\w++\Z)(?!.*(?:Launch|Memcpy|Memset))(?:cuda|cu|hip|ze|ur)\w*?"
     r"(?:Get|Query|Synchronize|Event|IsCapturing|Peek|Occupancy|CallConfiguration|SetDevice)\w*"
 )
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")

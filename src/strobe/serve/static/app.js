@@ -97,7 +97,9 @@ const player = new Player($("picture"), {
     const item = document.createElement("li");
     const what = document.createElement("span");
     what.className = "what";
-    what.textContent = `${message.name}, frame block ${message.frame_block}`;
+    const where = document.createElement("small");
+    where.textContent = `frame block ${message.frame_block}`;
+    what.append(message.name, where);
     const go = button("Go back", () => player.say({ type: "go", branch: message.branch }));
     const beside = button("Beside", () => player.say({ type: "fork", branch: message.branch }));
     go.setAttribute("aria-label", `Go back to ${message.name}`);

@@ -65,7 +65,8 @@ export class Player {
     socket.addEventListener("open", () => {
       const { prompt = "", seed = 0, preset = "", image = "" } = this.options;
       const opening = { type: "open", v: VERSION, codec: this.codec };
-      socket.send(JSON.stringify(this.secret ? { ...opening, resume: this.secret } : { ...opening, prompt, seed, preset, image }));
+      const resumed = { resume: this.secret, frame: this.next ?? null, generation: this.generation };
+      socket.send(JSON.stringify({ ...opening, ...(this.secret ? resumed : { prompt, seed, preset, image }) }));
     });
     socket.addEventListener("message", (event) => {
       if (socket !== this.socket) return;
@@ -101,6 +102,8 @@ export class Player {
     if (message.type === "welcome") {
       this.tries = 0;
       this.secret = message.secret;
+      this.generation = message.generation;
+      this.next = message.resumed_at_frame;
       this.fps = message.fps;
       this.bufferMs = message.start_buffer_ms;
       if (this.canvas.width !== message.width) this.canvas.width = message.width;
@@ -109,12 +112,13 @@ export class Player {
       this.decoder = null;
     } else if (message.type === "flushed") {
       this.generation = message.generation;
+      this.next = message.frame;
       this.clear();
       this.decoder = null;
     } else if (message.type === "refused") {
       this.closed = true;
       if (this.secret) {
-        this.secret = "";
+        if (message.retry_s === null) this.secret = ""; // else the stream is there, and may be had in a moment
         this.closed = false;
         this.socket.close();
         return;
@@ -243,6 +247,7 @@ export class Player {
   }
 
   seen(meta, late) {
+    this.next = meta.frame + 1;
     const paintedMs = performance.timeOrigin + performance.now();
     this.say({
       type: "seen",

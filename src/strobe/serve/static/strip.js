@@ -11,6 +11,7 @@ export const PARTS = [
   ["paint", "decode and wait in the page"],
 ];
 const SHOWN = 40;
+const SIDE = 46; // room for the label of the budget
 
 export class Strip {
   constructor(svg, legend) {
@@ -62,10 +63,10 @@ export class Strip {
     const sums = this.blocks.map((block) => PARTS.reduce((sum, [name]) => sum + block[name], 0));
     const top = Math.max(budgetMs * 1.1, ...sums, 1);
     const y = (ms) => height - 14 - (ms / top) * (height - 24);
-    const step = (width - 34) / SHOWN;
+    const step = (width - SIDE) / SHOWN;
     this.blocks.forEach((block, at) => {
       let from = 0;
-      const x = width - 34 - (this.blocks.length - at) * step;
+      const x = width - SIDE - (this.blocks.length - at) * step;
       const group = draw(this.svg, "g", {});
       for (const [name] of PARTS) {
         const ms = block[name];
@@ -75,9 +76,9 @@ export class Strip {
       const parts = PARTS.filter(([name]) => block[name] > 0).map(([name, label]) => `${label} ${block[name].toFixed(1)} ms`);
       draw(group, "title", {}, `frame block ${block.index}: ${parts.join(", ")}`);
     });
-    draw(this.svg, "line", { class: "axis", x1: 0, x2: width - 34, y1: height - 14, y2: height - 14 });
-    draw(this.svg, "line", { class: "budget", x1: 0, x2: width - 34, y1: y(budgetMs), y2: y(budgetMs) });
-    draw(this.svg, "text", { x: width - 32, y: y(budgetMs) + 4 }, `${Math.round(budgetMs)} ms`);
+    draw(this.svg, "line", { class: "axis", x1: 0, x2: width - SIDE, y1: height - 14, y2: height - 14 });
+    draw(this.svg, "line", { class: "budget", x1: 0, x2: width - SIDE, y1: y(budgetMs), y2: y(budgetMs) });
+    draw(this.svg, "text", { x: width - SIDE + 4, y: y(budgetMs) + 4 }, `${Math.round(budgetMs)} ms`);
     draw(this.svg, "text", { x: 0, y: height - 2 }, this.blocks.length ? `blocks ${this.blocks[0].index} to ${this.blocks.at(-1).index}; dashed: the time a block lasts on the screen` : "no frame block yet");
   }
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.core.tolerances import tolerance
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT, VOCABULARY, parse
 from strobe.models.shapes.oracle import centroids, detect
 from strobe.models.shapes.render import RADII, SIZE, wrapped
@@ -100,8 +101,8 @@ def test_a_start_is_read_from_three_channel_means_of_any_size() -> None:
     centre, radius = start_from_noise(noise)
     z = noise[:, :, :3].double().mean(dim=(1, 3, 4)) * (3 * 16 * 16) ** 0.5
     uniform = 2 * torch.distributions.Normal(0.0, 1.0).cdf(z) - 1
-    torch.testing.assert_close(centre.double(), 64 + 24 * uniform[:, :2], rtol=0, atol=1e-4)
-    torch.testing.assert_close(radius.double(), 25 + 3 * uniform[:, 2], rtol=0, atol=1e-4)
+    torch.testing.assert_close(centre.double(), 64 + 24 * uniform[:, :2], rtol=0, atol=tolerance("world", "float32"))
+    torch.testing.assert_close(radius.double(), 25 + 3 * uniform[:, 2], rtol=0, atol=tolerance("world", "float32"))
     shuffled = noise[:, :, [0, 1, 2, 7, 6, 5, 4, 3]].flip(3)
     for again, first in zip(start_from_noise(shuffled), (centre, radius), strict=True):
         torch.testing.assert_close(again, first)
@@ -124,7 +125,7 @@ def test_a_stream_of_blocks_is_one_trajectory(lengths: tuple[int, ...]) -> None:
     for length in lengths:
         part, centre = draw_block(scenes, None, centre, radius, length)
         parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=tolerance("world", "float32"))
     torch.testing.assert_close(centre, end)
     assert wrapped(centroids(whole)[:, -1] - end).abs().max() < 0.4
     steps = wrapped(centroids(whole).diff(dim=1))

@@ -109,3 +109,12 @@ def test_it_adds_up_and_swapped_sides_negate(baseline: CallTimes, candidate: Cal
             assert there.per_unit(level.baseline_ns) == getattr(baseline, name) * baseline.calls_per_stage
     same = call_ledger(baseline, baseline)
     assert same is None or {line.saved_ns for line in same.ledger.lines} == {0}
+
+
+def test_a_call_that_takes_no_time_saves_all_of_the_other() -> None:
+    """Zero is a time, not a missing one."""
+    whole = CallTimes(call_ns=Fraction(1, 2), stage_ns=Fraction(10))
+    nothing = CallTimes(call_ns=Fraction(0), stage_ns=Fraction(1))
+    found = implied_calls(whole, nothing)
+    assert found is not None and found.calls == 18
+    assert implied_calls(CallTimes(call_ns=Fraction(0), stage_ns=Fraction(10)), replace(whole, stage_ns=Fraction(1))) is None

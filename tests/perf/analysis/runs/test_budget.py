@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.runs.budget import REGIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.measure.stats import tail
+from strobe.perf.report.blocks.spread import tail_cell
+from strobe.perf.report.model import Time
 
 
 def operation(name: str, kind: str, inside: str, calls: int, *times_ns: int) -> Operation:
@@ -59,8 +62,8 @@ def test_the_regions_by_hand() -> None:
 
 def test_the_slow_end_of_few_calls_is_their_largest() -> None:
     few, many = operation("x", "", "", 1, 3, 1, 2), operation("x", "", "", 1, *range(459))
-    assert (few.tail.label, few.tail.value, few.p50_ns) == ("max", 3, 2)
-    assert (many.tail.label, many.tail.value) == ("p99", 454)
+    assert (tail_cell(tail(few.times_ns)), few.p50_ns) == (Time(3, "max of 3"), 2)
+    assert tail_cell(tail(many.times_ns)) == Time(454, "p99 of 459")
 
 
 TIMES = st.lists(st.integers(1, 10**9), min_size=1, max_size=7).map(tuple)

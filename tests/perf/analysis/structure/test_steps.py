@@ -246,7 +246,13 @@ def test_windows_of_a_trace_without_a_device_are_time_of_the_host(text: str, sta
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("3", "no range ProfilerStep#3"), ("1us..2us", "after the last event of the host"), ("none", "no range or module 'none'")],
+    [
+        ("3", "no range ProfilerStep#3"),
+        ("1..7", "no range ProfilerStep#7"),
+        ("7..1", "no range ProfilerStep#7"),
+        ("1us..2us", "after the last event of the host"),
+        ("none", "no range or module 'none'"),
+    ],
 )
 def test_windows_that_a_trace_without_a_device_has_not(text: str, says: str) -> None:
     with pytest.raises(DataError) as caught:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
-from strobe.perf.report.blocks.answer import answers_of
+import pytest
+
+from strobe.perf.analysis.ledger.answer import Answer, PartLine
+from strobe.perf.analysis.ledger.parts import Part
+from strobe.perf.report.blocks.answer import answers_of, limit
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Block, Figure, Waterfall
 
@@ -34,3 +39,33 @@ def _waterfall(block: Block) -> str:
     """Where the waterfall of a figure ends."""
     assert isinstance(block, Figure) and isinstance(block.picture, Waterfall)
     return block.picture.bars[-1].label
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (
+            {Part.FOCAL: 2762, Part.SECTION: 2752, Part.MATRIX: 3000, Part.GAPS: 59},
+            "the focal kernel and the section around it now, 64 % of a step (0.005514 of 0.008573 ms)",
+        ),
+        (
+            {Part.FOCAL: 1000, Part.SECTION: 1000, Part.MATRIX: 3000},
+            "matrix products now, 60 % of a step (0.003000 of 0.005000 ms)",
+        ),
+        (
+            {Part.FOCAL: 3000, Part.SECTION: 1000, Part.MATRIX: 1000},
+            "the focal kernel now, 60 % of a step (0.003000 of 0.005000 ms)",
+        ),
+        (
+            {Part.ATTENTION_KERNEL: 20, Part.ATTENTION_AROUND: 30, Part.FEED_FORWARD: 40, Part.NORMS: 10},
+            "attention and the work around its kernel now, 50 % of a step (0.00005000 of 0.0001000 ms)",
+        ),
+    ],
+)
+def test_a_kernel_and_its_section_limit_together_where_neither_is_the_largest_part(times: dict[Part, int], said: str) -> None:
+    lines = tuple(
+        PartLine(parts=(part,), baseline_ns=Fraction(ns), candidate_ns=Fraction(ns), share=None, elsewhere_ns=Fraction(0))
+        for part, ns in times.items()
+    )
+    found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
+    assert limit("sparse", found) == f"sparse is bound by {said}."

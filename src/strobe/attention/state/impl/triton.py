@@ -130,9 +130,7 @@ def merge(states: Sequence[_State], into: AttentionOutput | None, return_lse: bo
     return into
 
 
-def _relative(
-    states: Sequence[tuple[Tensor, Tensor, Tensor | None]],
-) -> tuple[list[tuple[Tensor, Tensor, Tensor | None]], Tensor]:
+def _relative(states: Sequence[_State]) -> tuple[list[_State], Tensor]:
     """Subtract from every lse the largest of its row; return the states and these maxima, [B, H, S], 0 for rows empty in all."""
     chosen = [lse if rows is None else lse.index_select(2, rows) for _, lse, rows in states]
     top = torch.stack(chosen).amax(dim=0)

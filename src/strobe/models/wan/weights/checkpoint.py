@@ -137,7 +137,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     """
     source = read_source(find_files(Path(path)), part)
     names = plain_names(source.tensors)
-    if any(".lora_" in name for name in names):
+    if any(".lora_" in name or name.endswith((".diff", ".diff_b", ".diff_m")) for name in names):
         raise WeightsError(f"{source.where} is a LoRA, not a base model; give the base and add this with --lora")
     scaled = take_scales(names, source)
     layout = recognise(names, source.where)

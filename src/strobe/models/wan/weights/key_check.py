@@ -19,7 +19,8 @@ ROWS: Final = 3
 
 
 OTHER_CHANNELS: Final = {
-    48: "Wan2.2 5B and LongLive 2, whose autoencoder (4x16x16) and frame blocks of eight this engine lacks",
+    48: "Wan2.2 5B and LongLive 2, whose autoencoder (4x16x16), sampler and sinks of shots this engine lacks (--model wan-5b "
+    "--random-weights --vae tiny measures their speed)",
     36: "image-to-video Wan2.1, whose picture encoder this engine lacks",
 }
 """Channels of the latents of transformers that are known and cannot run here."""

@@ -66,7 +66,7 @@ def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, 
     blocking = {_launch_blocking(trace) for trace in traces} - {None}
     if blocking:
         facts["launch_blocking"] = "yes" if True in blocking else "no"
-    started = [_started_ns(trace) for trace in traces if len(trace.device_events)]
+    started = [trace.base_ns + trace.device_events.start_ns[0] for trace in traces if len(trace.device_events)]
     if started and min(started) > 1_000_000_000 * 10**9:
         facts["date"] = datetime.fromtimestamp(min(started) // 10**9, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return facts
@@ -162,10 +162,6 @@ def _launch_blocking(trace: Trace) -> bool | None:
         return None
     waited = column(events.end_ns)[own] <= column(events.hosts.end_ns)[host[own]]
     return bool(waited.mean() > 0.95)
-
-
-def _started_ns(trace: Trace) -> int:
-    return trace.base_ns + trace.device_events.start_ns[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- kernels

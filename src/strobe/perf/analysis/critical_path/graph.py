@@ -27,7 +27,7 @@ from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 MOST_EVENTS: Final = 1 << 17
 """Most device events of a graph, which takes an object for each."""
-_WHOLE_DEVICE: Final = re.compile(r"\w*(?:Device|Ctx)Synchronize\w*")
+_WHOLE_DEVICE: Final = re.compile(r"(?=\w++\Z)\w*(?:Device|Ctx)Synchronize\w*")
 _COPY: Final = DEVICE_KINDS.index("memcpy")
 _LAUNCH, _DEVICE, _RETURN = 0, 1, 2
 """Order of nodes at the same moment: launch call, device event, return of the call that waited for it."""

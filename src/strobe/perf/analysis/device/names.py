@@ -23,8 +23,9 @@ import re
 from typing import Final, NamedTuple
 
 _LIBRARIES: Final = ("libstdc++.so.6", "libc++abi.so.1", "libc++abi.dylib")
-_SUFFIX: Final = re.compile(r"(?:\.kd| \[clone [^\]]*\])+$")
-_ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w+?::")
+_DESCRIPTOR: Final = ".kd"
+_CLONE: Final = " [clone "
+_ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w{1,400}?::")  # the hash and name of a file
 _OUR_NAMESPACES: Final = re.compile(r"\b(?:at::native|at|c10|std)::")
 _IDENTIFIER: Final = re.compile(r"(?<!\w)(?:[A-Za-z_]\w*::)*([A-Za-z_]\w*)")
 _SAYS_NOTHING: Final = re.compile(
@@ -36,7 +37,7 @@ _SAYS_NOTHING: Final = re.compile(
 _TILE: Final = re.compile(r"_(?:[A-Za-z]*(?:\d{2,}x\d|\d+x\d{2})|knob_\d)")  # not the 3x3 of a convolution
 _GENERATED: Final = re.compile(r"triton_|.*fus(?:ed|ion)")
 _COUNTER: Final = re.compile(r"[._]\d+$")
-_TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[dce]*1?[0-9dce]*$")
+_TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[0-9dce]*$")
 _CUTE_ARGUMENTS: Final = "_object_at_"
 _HASH: Final = re.compile(r"_(?!(?:b?f\d+)+(?:_|$))(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?=_|$)")  # bf16bf16 is none
 _CAST: Final = re.compile(r"\([\w:]+\)-?\d+")
@@ -60,7 +61,7 @@ class KernelName(NamedTuple):
 @functools.lru_cache(maxsize=65_536)
 def kernel_name(raw: str) -> KernelName:
     """Demangle and normalise one name."""
-    text = _SUFFIX.sub("", raw)
+    text = _without_suffixes(raw)
     full = demangle(text) if text.startswith("_Z") else text
     mangled = full.startswith("_Z")
     if _COPY.match(full) or mangled:
@@ -68,6 +69,18 @@ def kernel_name(raw: str) -> KernelName:
     is_cpp = full.startswith("void ") or "::" in full or ("<" in full and " -> " not in full)
     group = _cpp_group(_ANONYMOUS.sub("", full)) if is_cpp or re.search(r"\S\(", full) else _plain_group(full)
     return KernelName(group or full, full)
+
+
+def _without_suffixes(raw: str) -> str:
+    """Cut what compilers add behind a name, `.kd` and ` [clone .1]`, in a time that grows with its length alone."""
+    end = len(raw)
+    while True:
+        if raw.endswith(_DESCRIPTOR, 0, end):
+            end -= len(_DESCRIPTOR)
+        elif raw.endswith("]", 0, end) and (start := raw.find(_CLONE, raw.rfind("]", 0, end - 1) + 1, end)) >= 0:
+            end = start
+        else:
+            return raw[:end]
 
 
 def demangle(name: str) -> str:

@@ -163,13 +163,9 @@ def _search(series: Series, levels: Values) -> list[int]:
         return [at for at in range(1, len(levels)) if abs(levels[at] - levels[at - 1]) >= EXACT]
     candidates = best_cuts(levels, min(MOST, len(levels) - 1))
     for cuts in candidates:
-        if chance(series, levels, _segments(cuts, len(levels))) > ALPHA:
+        if chance(series, levels, [range(a, b) for a, b in zip((0, *cuts), (*cuts, len(levels)), strict=True)]) > ALPHA:
             return cuts
     return candidates[-1]
-
-
-def _segments(cuts: Sequence[int], n: int) -> list[range]:
-    return [range(a, b) for a, b in zip((0, *cuts), (*cuts, n), strict=True)]
 
 
 def chance(series: Series, levels: Values, segments: Sequence[range]) -> float:

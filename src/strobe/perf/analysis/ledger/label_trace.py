@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import ConfigError, DataError, nearest
 from strobe.perf.analysis.device.device_work import BUSY, NONE, EventView, Slices, events_by_device
 from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
 from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
@@ -56,7 +56,8 @@ class Labelling:
 
     def __post_init__(self) -> None:
         if sorted(self.priority) != sorted(PRIORITY):
-            raise ConfigError(f"priority {', '.join(self.priority)}: name each of {', '.join(PRIORITY)} once")
+            hints = "".join(nearest(each, PRIORITY) for each in self.priority if each not in PRIORITY)
+            raise ConfigError(f"priority {', '.join(self.priority)}{hints}: name each of {', '.join(PRIORITY)} once")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +132,7 @@ def label_trace(trace: Trace, label: str, cut: Labelling) -> TracedSide:
     devices = list(events_by_device(trace))
     if not devices:
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
-    focal = [_focal(trace, work, cut) for _, work in devices]
+    focal = [np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal) for _, work in devices]
     if cut.focal is not None and not any(mask.any() for mask in focal):
         raise DataError(f"{trace.path}: no device event matches {cut.focal!r}; {_longest_names(trace)}")
     spent = [
@@ -140,10 +141,6 @@ def label_trace(trace: Trace, label: str, cut: Labelling) -> TracedSide:
     ]
     chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
     return _cut_device(trace, label, devices[chosen], focal[chosen], cut)
-
-
-def _focal(trace: Trace, work: EventView, cut: Labelling) -> NDArray[np.bool_]:
-    return np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal)
 
 
 def _longest_names(trace: Trace) -> str:

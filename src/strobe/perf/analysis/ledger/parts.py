@@ -87,6 +87,11 @@ LIMITS: Final[dict[Part, str]] = {
     Part.DECODING: "decoding",
 }
 """Names of what limits a frame block or step whose largest part this is; the other parts are no limit by themselves."""
+TOGETHER: Final[dict[tuple[Part, Part], str]] = {
+    (Part.FOCAL, Part.SECTION): "the focal kernel and the section around it",
+    (Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND): "attention and the work around its kernel",
+}
+"""Parts of one thing, which limits together where no part of it is the largest of all."""
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
 """Parts that do not count as explained."""
 _NORMS: Final = frozenset(
@@ -121,7 +126,24 @@ def part_of(label: Label) -> Part:
         return Part.COMMUNICATION
     if activity in _COPIES and path[0] not in _DECODING:
         return Part.COPIES
-    return _by_path(path)
+    names = frozenset(path)
+    if path[0] in _DECODING:
+        return Part.DECODING
+    if path[-1] in _COMPILED:
+        return _COMPILED[path[-1]]
+    if spans.ATTENTION_KERNEL in names:
+        return Part.ATTENTION_KERNEL
+    if path[-1] in _NORMS:
+        return Part.NORMS
+    if spans.ATTENTION in names:
+        return Part.ATTENTION_AROUND
+    if spans.CROSS_ATTENTION in names:
+        return Part.CROSS_ATTENTION
+    if spans.FFN in names:
+        return Part.FEED_FORWARD
+    if path[0] in _PASSES:
+        return Part.NORMS
+    return Part.REST if path[0] in _REST else Part.UNNAMED
 
 
 def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
@@ -143,24 +165,3 @@ def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
     if activity in _COPIES:
         return Part.COPIES
     return Part.SECTION if path == ("section",) else _OF_KIND[kind]
-
-
-def _by_path(path: tuple[str, ...]) -> Part:
-    names = frozenset(path)
-    if path[0] in _DECODING:
-        return Part.DECODING
-    if path[-1] in _COMPILED:
-        return _COMPILED[path[-1]]
-    if spans.ATTENTION_KERNEL in names:
-        return Part.ATTENTION_KERNEL
-    if path[-1] in _NORMS:
-        return Part.NORMS
-    if spans.ATTENTION in names:
-        return Part.ATTENTION_AROUND
-    if spans.CROSS_ATTENTION in names:
-        return Part.CROSS_ATTENTION
-    if spans.FFN in names:
-        return Part.FEED_FORWARD
-    if path[0] in _PASSES:
-        return Part.NORMS
-    return Part.REST if path[0] in _REST else Part.UNNAMED

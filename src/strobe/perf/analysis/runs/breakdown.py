@@ -22,16 +22,9 @@ from strobe.core.spans import (
     NAMES,
     OUTPUT_PROJECTION,
 )
-from strobe.perf.analysis.runs.partition import Partition, partition_of
+from strobe.perf.analysis.runs.partition import partition_of
 from strobe.perf.analysis.runs.replays import Passes, Replays, layer_of, relabelled
-from strobe.perf.analysis.runs.timeline import (
-    NOT_LINKED,
-    OUTSIDE,
-    DeviceTimeline,
-    HostTimeline,
-    Path,
-    timeline_of,
-)
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, HostTimeline, Path, timeline_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.trace.events import Trace
 
@@ -207,12 +200,7 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
         timeline, replays = relabelled(timeline, passes, layers=True)
         if replays is not None:
             calls += replays.entered
-    return _taken_apart(timeline, partition_of(timeline), calls, replays)
-
-
-def _taken_apart(
-    timeline: HostTimeline | DeviceTimeline, parts: Partition, calls: Counter[Path], replays: Replays | None
-) -> Breakdown:
+    parts = partition_of(timeline)
     amounts: defaultdict[Place, Amount] = defaultdict(Amount)
     on_host = parts.device == "cpu"
     for label, ns in parts.owned.items():

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from strobe.core.costs import Cost
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
-from strobe.perf.measure.stats import Tail, percentile, tail
+from strobe.perf.measure.stats import percentile
 
 REGIONS: Final = (ATTENTION, CROSS_ATTENTION, FFN)
 """Regions of a layer; they tile it."""
@@ -70,11 +70,6 @@ class Operation:
     def p50_ns(self) -> int:
         """Median time of one call, ns."""
         return percentile(self.times_ns, 0.5)
-
-    @property
-    def tail(self) -> Tail:
-        """Upper tail of the times of one call."""
-        return tail(self.times_ns)
 
     @property
     def step_ns(self) -> Fraction:

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, nearest
 from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps, reach, union
 from strobe.perf.analysis.device.names import kernel_name
@@ -31,6 +31,7 @@ Moment = Literal["start", "end"]
 CROSSED: Final = "its boundaries cross"
 _EDGE: Final = re.compile(r"(?:(?P<source>name|range|module):)?(?P<what>.+):(?P<at>start|end)(?P<any>@any)?")
 _SOURCED: Final = re.compile(r"(name|range|module):")
+_SOURCES: Final = ("name", "range", "module")
 _ARROW: Final = re.compile(r"\s+->\s+")
 _FORM: Final = "write LEFT -> RIGHT or LEFT -> FOCAL -> RIGHT, e.g. 'memcpy:end -> flash_fwd -> gather:end'"
 _NUMBERED: Final = {"range": re.compile(r"#\d+$"), "module": re.compile(r"_\d+$")}
@@ -55,6 +56,15 @@ class Edge:
         said = self.what in DEVICE_KINDS or _SOURCED.match(self.what)  # what would be read otherwise
         plain = self.source == "kind" or (self.source == "name" and not said)
         return f"{self.what if plain else f'{self.source}:{self.what}'}:{self.at}{'@any' if self.any_stream else ''}"
+
+    @property
+    def hint(self) -> str:
+        """What may have been meant by a name that no event has: a kind or a source that is written nearly so; else empty."""
+        if self.source != "name":
+            return ""
+        head, colon, rest = self.what.partition(":")
+        misspelt = nearest(head, _SOURCES) if colon and not rest.startswith(":") else ""
+        return misspelt or nearest(self.what, DEVICE_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +114,8 @@ def parse_section(text: str, focal: str | None = None) -> SectionDefinition:
 def _edge(part: str, text: str) -> Edge:
     found = _EDGE.fullmatch(part)
     if found is None:
-        raise ConfigError(f"section {text!r}: the boundary {part!r} must end with :start or :end; {_FORM}")
+        end = nearest(part.rpartition(":")[2], ("start", "end"))
+        raise ConfigError(f"section {text!r}: the boundary {part!r} must end with :start or :end{end}; {_FORM}")
     what = found["what"]
     pattern(what)
     source = found["source"] or ("kind" if what in DEVICE_KINDS else "name")
@@ -217,7 +228,8 @@ def sections_of(
         else:
             left = _boundaries(definition.left, trace, work, lane, own, before=True)
             right = _boundaries(definition.right, trace, work, lane, own, before=False)
-            reasons = (f"no {definition.left} before it", f"no {definition.right} after it")
+            left_hint, right_hint = definition.left.hint, definition.right.hint
+            reasons = (f"no {definition.left} before it{left_hint}", f"no {definition.right} after it{right_hint}")
         whole = left.known & right.known & (left.moment <= right.moment)
         skipped[reasons[0]] += int((~left.known).sum())
         skipped[reasons[1]] += int((left.known & ~right.known).sum())

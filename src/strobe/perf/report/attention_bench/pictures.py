@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from strobe.core.spans import NAMES
-from strobe.perf.analysis.runs.grid import Speedup, speedup
+from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.attention_bench.tables import entries, memory_table
+from strobe.perf.report.blocks.fields import Field, heads, rows_of
+from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.model import (
     Axis,
     Bar,
@@ -21,11 +23,9 @@ from strobe.perf.report.model import (
     Missing,
     Number,
     Plane,
-    Ratio,
     Row,
     Share,
     Table,
-    Text,
     Time,
     Waterfall,
     Whisker,
@@ -82,13 +82,11 @@ def speedups(cells: Sequence[CellRun]) -> Figure | None:
         if value(cell, entry) is not None and cell.reference is not None
     ]
     found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
-    rows = tuple(Whisker(entry.name, _ratio(each), group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, each in found)
+    rows = tuple(
+        Whisker(entry.name, ratio_cell(each.ratio, each.interval), group=f"{100 * cell.sparsity:.1f} % left out")
+        for cell, entry, each in found
+    )
     return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
-
-
-def _ratio(found: Speedup) -> Ratio:
-    interval = found.interval
-    return Ratio(found.ratio) if interval is None else Ratio(found.ratio, interval.low, interval.high)
 
 
 def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
@@ -146,23 +144,20 @@ def _bars(cell: CellRun, entry: AttentionContestant) -> Figure:
 
 def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     """Build the table of every stage of every whole operator, and of the time between the stages."""
-    columns = (
-        Column("cell"),
-        Column("contestant"),
-        Column("stage"),
-        Column("time", "ms", True),
-        Column("of the whole call", numeric=True),
+    own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
+    fields: tuple[Field[tuple[CellRun, AttentionContestant, str, int]], ...] = (
+        Field("cell", lambda row: row[0].name, Code),
+        Field("contestant", lambda row: row[1].name, Code),
+        Field("stage", lambda row: row[2]),
+        Field("time", lambda row: row[3], Time, "ms"),
+        Field("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], Share, numeric=True),
     )
     rows: list[Row] = []
-    names: dict[str, None] = {}
-    for cell, entry in entries(cells):
-        if WHOLE not in entry.stages or only not in ("", entry.name):
-            continue
-        whole = entry.stages[WHOLE]
-        for name, ns in entry.parts:
-            rows.append(Row((Code(cell.name), Code(entry.name), Text(name), Time(ns), Share(ns / whole))))
-        rows.append(Row((Code(cell.name), Code(entry.name), Text(WHOLE), Time(whole), Share(1.0)), strong=True))
-        names |= dict.fromkeys(entry.stages)
+    for cell, entry in own:
+        stages = [(cell, entry, name, ns) for name, ns in (*entry.parts, (WHOLE, entry.stages[WHOLE]))]
+        *parts, whole = rows_of(fields, stages)
+        rows += [*parts, msgspec.structs.replace(whole, strong=True)]
+    names = dict.fromkeys(name for _, entry in own for name in entry.stages)
     caption = f"Stages of {only}." if only else "Stages of the whole operator, every cell."
     notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
-    return Table(caption, columns, tuple(rows), notes, collapsed=not only)
+    return Table(caption, heads(fields), tuple(rows), notes, collapsed=not only)

@@ -11,7 +11,7 @@ from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, Part
+from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, TOGETHER, Part
 from strobe.perf.measure.stats import Verdict
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.findings import Finding
@@ -192,9 +192,12 @@ def limit(label: str, found: Answer, attention_rate: str = "") -> str:
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:
         return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
+    took, name = times[largest], LIMITS[largest]
+    for parts, both in TOGETHER.items():
+        if largest not in parts and (together := sum(times.get(part, 0.0) for part in parts)) > took:
+            took, name = together, both
     rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
-    share = f"{100 * times[largest] / whole:.0f} % of a {found.unit}"
-    return f"{label} is bound by {LIMITS[largest]} now, {share} ({_of(times[largest], whole)}){rate}."
+    return f"{label} is bound by {name} now, {100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}."
 
 
 def _of(part_ns: float, whole_ns: float) -> str:

@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.structure.sections import Sections, skipped_text
-from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Text
+from strobe.perf.report.blocks.fields import Field, count
+from strobe.perf.report.blocks.spread import spread
+from strobe.perf.report.model import Cell, Code, ExactTime, Missing, Number, Text
 
-SECTION_COLUMNS: Final = (
-    Column("definition"),
-    Column("sections", numeric=True),
-    Column("min", "ms", True),
-    Column("max", "ms", True),
-    Column("mean", "ms", True),
-    Column("p50", "ms", True),
-    Column("p99", "ms", True, "from 459 sections on; below that the maximum is all that can be said"),
-    Column("busy inside", "ms", True, "mean"),
-    Column("idle inside", "ms", True, "mean"),
-    Column("focal inside", "ms", True, "mean"),
-    Column("members", numeric=True, hint="device events in a section, mean"),
-    Column("skipped", numeric=True, hint="focal calls without a section"),
-)
+T = TypeVar("T")
+MeasuredSections: TypeAlias = tuple[Sections, Distribution | None]
+"""Sections of one definition, and the distribution of their lengths."""
 
 
-def section_cells(sections: Sections) -> tuple[Cell, ...]:
-    """Return the cells of `SECTION_COLUMNS` for the sections of one definition."""
-    found = sections.found
-    lengths = distribution(np.array([section.length_ns for section in found], np.int64))
-    skipped = Count(sum(sections.skipped.values()))
-    if lengths is None:
-        blank: list[Cell] = [Text("") for _ in SECTION_COLUMNS[3:]]
-        return (Code(str(sections.definition)), Missing(skipped_text(sections), "none"), *blank, skipped)
-    n = len(found)
-    sums = (sections.busy_ns, sections.length_ns - sections.busy_ns, sum(section.focal_ns for section in found))
-    members = Number(sum(len(section.members) for section in found) / n, 1)
-    means = (ExactTime(round(total / n)) for total in sums)
-    return (Code(str(sections.definition)), *distribution_cells(lengths), *means, members, skipped)
+def measured_sections(sections: Sections) -> MeasuredSections:
+    """Return the sections of one definition with the distribution of their lengths; None if there are no sections."""
+    return sections, distribution(np.array([section.length_ns for section in sections.found], np.int64))
 
 
-def distribution_cells(calls: Distribution) -> tuple[Cell, ...]:
-    """Return the cells n, min, max, mean, p50, p99 of a distribution."""
-    p99: Cell = Missing("", "-") if calls.p99_ns is None else ExactTime(calls.p99_ns)
-    times = (ExactTime(ns) for ns in (calls.min_ns, calls.max_ns, round(calls.mean_ns), calls.p50_ns))
-    return (Count(calls.n), *times, p99)
+def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]:
+    """Return the columns of the sections of one definition."""
+
+    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell]) -> Callable[[T], Cell]:
+        def value(row: T) -> Cell:
+            sections = get(row)[0]
+            return cell(total(sections) / len(sections.found)) if sections.found else Text("")
+
+        return value
+
+    def length(total: Callable[[Sections], int]) -> Callable[[T], Cell]:
+        return mean(total, lambda ns: ExactTime(round(ns)))
+
+    def focal_ns(sections: Sections) -> int:
+        return sum(section.focal_ns for section in sections.found)
+
+    def members(sections: Sections) -> int:
+        return sum(len(section.members) for section in sections.found)
+
+    return (
+        Field("definition", lambda row: str(get(row)[0].definition), Code),
+        count("sections", lambda row: len(get(row)[0].found) or Missing(skipped_text(get(row)[0]), "none")),
+        *spread(
+            lambda row: get(row)[1] or Text(""),
+            "ms",
+            ("min", "max", "mean", "p50", "p99"),
+            exact=True,
+            what="sections",
+            quiet=True,
+        ),
+        Field("busy inside", length(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
+        Field("idle inside", length(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
+        Field("focal inside", length(focal_ns), unit="ms", hint="mean"),
+        Field("members", mean(members, lambda n: Number(n, 1)), numeric=True, hint="device events in a section, mean"),
+        count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
+    )
 
 
 def section_notes(sections: Sections) -> Iterator[str]:

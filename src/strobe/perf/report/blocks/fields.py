@@ -125,6 +125,11 @@ def table_of(
     return Table(caption, heads(fields), shown, tuple(notes), sortable=sortable, collapsed=collapsed)
 
 
+def left_out(rows: Sequence[object], top: int) -> tuple[str, ...]:
+    """Return the note that a table shows the first `top` rows alone; empty if it shows all."""
+    return (f"{len(rows) - top} more rows are left out.",) if len(rows) > top else ()
+
+
 def padded(width: int, *cells: Cell, strong: bool = False) -> Row:
     """Return a row of the cells, filled with empty cells up to the width of the table."""
     return Row((*cells, *(Text(""),) * (width - len(cells))), strong=strong)

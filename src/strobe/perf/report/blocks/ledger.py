@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import groupby
 from typing import Final
 
-from strobe.perf.analysis.ledger.account import Ledger, Level, Line
+from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, Level, Line
 from strobe.perf.measure.stats import Interval
-from strobe.perf.report.blocks.effects import effect_fields
-from strobe.perf.report.blocks.fields import share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, share_cell, table_of
 from strobe.perf.report.blocks.waterfall import INTERVAL, interval_cell
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Column,
-    Count,
-    ExactTime,
-    Paragraph,
-    Row,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Paragraph, Row, Table, Text, Time
 from strobe.perf.report.study import Subject
 
 SMALL_LINE: Final = 0.001
@@ -105,6 +93,27 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
     )
     return Table(
         f"Account of {candidate.label} against {reference.label}, line by line.", columns, tuple(rows), notes, collapsed=True
+    )
+
+
+def effect_fields(
+    names: tuple[str, str, str], calls: Callable[[int], Cell], time: Callable[[int | Fraction], Cell]
+) -> tuple[Field[CallsEffect], ...]:
+    """Return the columns of a table of effects; all but the name add up.
+
+    Args:
+        names: what has the calls, the baseline, the candidate.
+        calls: cell of a number of calls.
+        time: cell of what they saved.
+    """
+    what, baseline, candidate = names
+    return (
+        Field(what, lambda effect: effect.name, Code),
+        Field(f"calls, {baseline}", lambda effect: effect.baseline_calls, calls, numeric=True, total=sum),
+        Field(f"calls, {candidate}", lambda effect: effect.candidate_calls, calls, numeric=True, total=sum),
+        Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),
     )
 
 

@@ -15,19 +15,7 @@ from strobe.perf.logs.series import Log
 from strobe.perf.logs.units import Resolved, short
 from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, table_of
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Missing,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 
 _RANGES: Final = 6
 _METHODS: Final = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.records.record import SpanCost
+from strobe.perf.report.blocks.fields import Field
 from strobe.perf.report.model import Cell, Column, Missing, Number, Share, Text, Time
 
+T = TypeVar("T")
 _ACHIEVED = (
     Column("TFLOP/s", numeric=True, hint="FLOPs of matrix products / time"),
     Column("GB/s", numeric=True, hint="bytes that must be moved at least / time"),
@@ -47,6 +50,28 @@ def rate_cells(found: Roofline) -> tuple[Cell, ...]:
         unknown if found.bound is None else Text(found.bound),
         unknown if found.floor_ns is None else Time(found.floor_ns),
         unknown if found.share is None else Share(found.share),
+    )
+
+
+def rate_fields(peaks: DevicePeaks | None, found: Callable[[T], Roofline | None], missing: str = "") -> tuple[Field[T], ...]:
+    """Return the same columns for a table of fields.
+
+    Args:
+        found: roofline of a row.
+        missing: reason where it is None.
+    """
+
+    def cell(place: int) -> Callable[[T], Cell | None]:
+        def get(row: T) -> Cell | None:
+            own = found(row)
+            return None if own is None else rate_cells(own)[place]
+
+        return get
+
+    columns = rate_columns(peaks)
+    return tuple(
+        Field(each.title, cell(place), unit=each.unit, numeric=each.numeric, hint=each.hint, missing=missing)
+        for place, each in enumerate(columns)
     )
 
 

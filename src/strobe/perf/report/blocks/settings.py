@@ -340,9 +340,9 @@ def _doubts(run: RunRecords) -> list[str]:
     head = run.header
     found: list[str] = []
     if run.end is None:
-        found.append("the run was cut short: it has no last line")
+        found.append(f"the run was cut short (it has no last line): {run.made}, and what came after them is missing")
     elif run.end.status != "complete":
-        found.append(f"the run is {run.end.status}: {run.end.message or 'no reason given'}")
+        found.append(f"the run is {run.end.status} ({run.end.message or 'no reason given'}): {run.made}")
     if run.truncated:
         found.append("the last line of the records is cut short and not read")
     if head.git.dirty:

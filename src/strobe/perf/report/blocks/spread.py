@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from strobe.perf.analysis.device.distribution import Distribution
-from strobe.perf.measure.stats import P99_SAMPLES, tail
+from strobe.perf.measure.stats import P99_SAMPLES, Tail, tail
 from strobe.perf.report.blocks.fields import Field, Unit
 from strobe.perf.report.model import Cell, ExactTime, Missing, Time
 
@@ -53,7 +53,11 @@ def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls
 
 
 def _tail(samples: Sequence[float]) -> Cell:
-    end = tail(samples)
+    return tail_cell(tail(samples))
+
+
+def tail_cell(end: Tail) -> Time:
+    """Return the cell of the slow end of some samples, with its label and their number."""
     return Time(end.value, f"{end.label} of {end.n}")
 
 

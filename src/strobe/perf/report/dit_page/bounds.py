@@ -127,11 +127,7 @@ def _row(pair: Paired) -> Row:
     reached: Cell = Missing("no end-to-end times") if e2e is None else Share(e2e.ratio / bound)
     section: tuple[Cell, Cell] = (Missing(_APART, "-"), Missing(_APART, "-"))
     if b.section is not None and c.section is not None:
-        section = Ratio(b.section / c.section), _percent(c.section / (b.section - saved) - 1)
+        section = Ratio(b.section / c.section), Number(100 * (c.section / (b.section - saved) - 1), 1, "%")
     return Row(
         (*head, Ratio(b.kernel / c.kernel), Ratio(b.kernel / c.operator), section[0], *timed, Ratio(bound), reached, section[1])
     )
-
-
-def _percent(share: float) -> Cell:
-    return Number(100 * share, 1, "%")

@@ -97,6 +97,8 @@ class ComparedCalls:
     def __str__(self) -> str:
         return "\n".join(map(_line, self.document.calls))
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         """What a notebook shows: a row for each function."""
         rows = [{key: row[key] for key in _SHOWN} for row in self.rows()]

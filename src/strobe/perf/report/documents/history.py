@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from strobe.perf.analysis.history.found import Found
 from strobe.perf.records.history import SessionRecords
-from strobe.perf.report.documents.value import Document, DocumentPart
+from strobe.perf.report.documents.value import Document, DocumentPart, ends, part_of
 
 FigureName = Annotated[str, Meta(description="name of the figure, as --figure takes it")]
 Low = Annotated[float | None, Meta(description="lower end of the 95 % interval; null: no interval")]
@@ -107,7 +107,17 @@ def history_document(sessions: Sequence[SessionRecords], found: Sequence[Found])
         machines=tuple(machines),
         steps=tuple(row for each in found for row in _steps(each, hosts.index(each.series.host.identity))),
         points=tuple(row for each in found for row in _points(each, hosts.index(each.series.host.identity))),
-        drifts=tuple(row for each in found for row in _drifts(each, hosts.index(each.series.host.identity))),
+        drifts=tuple(
+            part_of(
+                DriftRow,
+                drift,
+                figure=each.series.figure.name,
+                machine=hosts.index(each.series.host.identity),
+                **ends(drift.interval),
+            )
+            for each in found
+            for drift in each.drifts
+        ),
         damaged=tuple(line for each in sessions for line in each.damage),
     )
 
@@ -115,18 +125,16 @@ def history_document(sessions: Sequence[SessionRecords], found: Sequence[Found])
 def _steps(found: Found, machine: int) -> Iterator[StepRow]:
     points, figure = found.series.points, found.series.figure
     for each in found.steps:
-        yield StepRow(
+        yield part_of(
+            StepRow,
+            each,
             figure=figure.name,
             machine=machine,
             before=points[each.before].revision.commit,
             commit=points[each.after].revision.commit,
             suspects=each.between + 1,
-            ratio=each.ratio,
-            low=None if each.interval is None else each.interval.low,
-            high=None if each.interval is None else each.interval.high,
-            paired=each.paired,
+            **ends(each.interval),
             worse=(each.ratio < 1) if figure.higher else (each.ratio > 1),
-            p=each.p,
         )
 
 
@@ -136,32 +144,14 @@ def _points(found: Found, machine: int) -> Iterator[PointRow]:
         point, failure = points.get(each.commit), found.series.failed.get(each.commit)
         if point is None and failure is None:
             continue
-        interval = None if point is None else point.interval
-        yield PointRow(
+        yield part_of(
+            PointRow,
+            each,
             figure=found.series.figure.name,
             machine=machine,
-            commit=each.commit,
-            position=each.position,
-            date=each.date,
-            subject=each.subject,
             value=None if point is None else point.value,
-            low=None if interval is None else interval.low,
-            high=None if interval is None else interval.high,
+            **ends(None if point is None else point.interval),
             samples=0 if point is None else point.samples,
             failed_at="" if failure is None else failure.at,
             reason="" if failure is None else failure.reason,
-        )
-
-
-def _drifts(found: Found, machine: int) -> Iterator[DriftRow]:
-    for each in found.drifts:
-        yield DriftRow(
-            figure=found.series.figure.name,
-            machine=machine,
-            session=each.session,
-            within=each.within,
-            ratio=each.ratio,
-            low=None if each.interval is None else each.interval.low,
-            high=None if each.interval is None else each.interval.high,
-            seen=each.seen,
         )

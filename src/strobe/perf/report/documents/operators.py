@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.value import DeviceNumber, DocumentPart, TraceLabel
+from strobe.perf.report.documents.value import OnDevice
 
 Place = Annotated[
     int,
@@ -14,11 +14,9 @@ Place = Annotated[
 ]
 
 
-class OperatorTimeRow(DocumentPart, frozen=True, kw_only=True):
+class OperatorTimeRow(OnDevice, frozen=True, kw_only=True):
     """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     place: Place
     source: Annotated[
         str, Meta(description="`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")
@@ -33,11 +31,9 @@ class OperatorTimeRow(DocumentPart, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
-class OperatorKernelRow(DocumentPart, frozen=True, kw_only=True):
+class OperatorKernelRow(OnDevice, frozen=True, kw_only=True):
     """One kernel that an operator of `operator_times` launched."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     place: Place
     kernel: Annotated[str, Meta(description="normalised name of the kernel")]
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
@@ -46,11 +42,9 @@ class OperatorKernelRow(DocumentPart, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the device events")]
 
 
-class OperatorCallerRow(DocumentPart, frozen=True, kw_only=True):
+class OperatorCallerRow(OnDevice, frozen=True, kw_only=True):
     """One caller of an operator of `operator_times`."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     place: Place
     caller: Annotated[str, Meta(description="name of the operator that calls it; empty: none")]
     scope: Annotated[
@@ -64,11 +58,9 @@ class OperatorCallerRow(DocumentPart, frozen=True, kw_only=True):
     exclusive_ns: Annotated[int, Meta(description="device time that no other row counts")]
 
 
-class OperatorRateRow(DocumentPart, frozen=True, kw_only=True):
+class OperatorRateRow(OnDevice, frozen=True, kw_only=True):
     """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     place: Place
     operator: Annotated[str, Meta(description="name of the operator")]
     input_sizes: Annotated[str, Meta(description="sizes of the input tensors")]

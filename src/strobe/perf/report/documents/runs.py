@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -12,7 +12,8 @@ from strobe.perf.analysis.comparable.records import compare_variants
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.documents.value import Document, DocumentPart
+from strobe.perf.report.blocks.calls_words import level_word, line_word
+from strobe.perf.report.documents.value import Document, DocumentPart, ends, part_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 
@@ -29,7 +30,8 @@ class RatioRow(DocumentPart, frozen=True, kw_only=True):
     saved_ns: Annotated[
         float | None,
         Meta(
-            description="mean time saved per clip, or per traced frame block at levels that only a trace shows; null: not known"
+            description="mean time saved per clip, or per call of a function, or per traced frame block at levels that only a "
+            "trace shows; null: not known"
         ),
     ]
 
@@ -87,17 +89,23 @@ class BlocksRow(DocumentPart, frozen=True, kw_only=True):
 
 
 class LineRow(DocumentPart, frozen=True, kw_only=True):
-    """One line of a candidate's account (ledger); its lines add up to the time of a whole clip."""
+    """One line of a candidate's account (ledger); its lines add up to the time of a whole clip, or of one call of a function."""
 
     candidate: Annotated[str, Meta(description="name of the candidate")]
     level: Annotated[
-        str, Meta(description="lowest level that contains the time, e.g. `kernel`, `denoise step`, `frame block`, `e2e`")
+        str,
+        Meta(
+            description="lowest level that contains the time, e.g. `kernel`, `denoise step`, `frame block`, `e2e`; of functions "
+            "`kernel`, `call` or `sample`"
+        ),
     ]
     line: Annotated[str, Meta(description="region where the time was spent, and the activity there")]
-    baseline_ns: Annotated[float, Meta(description="mean time of the line in a clip of the reference")]
-    candidate_ns: Annotated[float, Meta(description="mean time of the line in a clip of the candidate")]
+    baseline_ns: Annotated[float, Meta(description="mean time of the line in a clip, or in one call, of the reference")]
+    candidate_ns: Annotated[float, Meta(description="mean time of the line in a clip, or in one call, of the candidate")]
     saved_ns: Annotated[float, Meta(description="`baseline_ns` - `candidate_ns`")]
-    share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a clip; null if nothing is saved")]
+    share: Annotated[
+        float | None, Meta(description="`saved_ns` / time saved in a clip, or in one call; null if nothing is saved")
+    ]
 
 
 class CallsRow(DocumentPart, frozen=True, kw_only=True):
@@ -142,6 +150,14 @@ class RunDocument(Document, frozen=True, kw_only=True):
 
     MAIN: ClassVar[str] = "speedups"
     SHOWN: ClassVar[tuple[str, ...]] = ("speedups", "parts", "quality")
+    BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {
+        "speedups": ("candidate", "reference", "level", "ratio", "low", "high"),
+        "parts": ("candidate", "part", "baseline_ns", "candidate_ns", "saved_ns"),
+    }
+    OF_CALLS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "calls": ("name", "samples", "mean_ns", "ratio", "ratio_low", "ratio_high", "verdict"),
+        "lines": ("candidate", "line", "baseline_ns", "candidate_ns", "saved_ns"),
+    }
 
     runs: Annotated[tuple[str, ...], Meta(description="paths of the run folders")]
     comparable: Annotated[
@@ -155,15 +171,30 @@ class RunDocument(Document, frozen=True, kw_only=True):
     speedups: Annotated[tuple[RatioRow, ...], Meta(description="speedups, one row per comparable candidate and level")]
     quality: Annotated[tuple[QualityRow, ...], Meta(description="quality scores, one row per variant and metric")]
     accounts: Annotated[tuple[AccountRow, ...], Meta(description="summary of the account, one row per candidate")]
-    parts: Annotated[tuple[PartRow, ...], Meta(description="time of a steady frame block, one row per candidate and part")]
-    kinds: Annotated[tuple[BlocksRow, ...], Meta(description="time of a clip, one row per candidate and kind of frame block")]
-    lines: Annotated[tuple[LineRow, ...], Meta(description="full account of a clip, one row per candidate and line")]
+    parts: Annotated[
+        tuple[PartRow, ...],
+        Meta(description="time of a steady frame block, one row per candidate and part; empty for functions and programs"),
+    ]
+    kinds: Annotated[
+        tuple[BlocksRow, ...],
+        Meta(description="time of a clip, one row per candidate and kind of frame block; empty for functions and programs"),
+    ]
+    lines: Annotated[
+        tuple[LineRow, ...],
+        Meta(description="full account of a clip, or of one call of a function, one row per candidate and line"),
+    ]
     calls: Annotated[
         tuple[CallsRow, ...], Meta(description="the caller's own functions or programs, one row each; empty for a run of clips")
     ]
 
+    def brief(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the tables that `print` shows: those of clips, or those of calls."""
+        return self.OF_CALLS if self.calls else self.BRIEF
+
     def title(self) -> str:
         """Return one line with the end-to-end speedups."""
+        if self.calls:
+            return f"time of one call, against {self.calls[0].reference}"
         found = (f"{row.candidate} {row.ratio:.4g}x" for row in self.speedups if row.level == "e2e")
         return f"end to end: {', '.join(found) or 'no candidate was measured'}"
 
@@ -181,57 +212,46 @@ def run_document(
     """
     measured = {each.candidate for each in report.speedups}
     refusals = {_label(run, name, measured): refusal for run in runs for name, refusal in _refusals(run, allow_different)}
+    calls = {_label(run, own.name, measured): own.calls_per_sample for run in runs if is_own_code(run) for own in own_code(run)}
     return RunDocument(
         runs=tuple(str(run.folder) for run in runs),
         comparable={name: not refusal for name, refusal in refusals.items()},
         obstacles={name: refusal for name, refusal in refusals.items() if refusal},
         absent={each.variant: each.reason for run in runs for each in run.header.absent},
         speedups=tuple(
-            RatioRow(
-                candidate=each.candidate,
-                reference=each.reference,
-                level=each.level,
+            part_of(
+                RatioRow,
+                each,
+                each.ratio,
                 ratio=each.ratio.value,
-                low=each.ratio.low,
-                high=each.ratio.high,
-                saved_ns=each.saved_ns,
+                saved_ns=None if each.saved_ns is None else each.saved_ns / calls.get(each.candidate, 1),
             )
             for each in report.speedups
             if not refusals.get(each.candidate)
         ),
         quality=tuple(row for run in runs for row in _quality(run, measured)),
-        accounts=tuple(map(_account, findings)),
-        parts=tuple(row for each in findings for row in _parts(each)),
-        kinds=tuple(row for each in findings for row in _kinds(each)),
-        lines=tuple(row for each in findings for row in _lines(each)),
+        accounts=tuple(_account(each, of_clips=each.candidate.label not in calls) for each in findings),
+        parts=tuple(row for each in findings if each.candidate.label not in calls for row in _parts(each)),
+        kinds=tuple(row for each in findings if each.candidate.label not in calls for row in _kinds(each)),
+        lines=tuple(row for each in findings for row in _lines(each, calls.get(each.candidate.label))),
         calls=tuple(_calls(run, each) for run in runs if is_own_code(run) for each in own_code(run)),
     )
 
 
 def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
-    interval, speedup = found.interval, found.speedup
-    bounds = None if speedup is None else speedup.interval
-    return CallsRow(
-        name=found.name,
+    speedup = found.speedup
+    return part_of(
+        CallsRow,
+        found,
         reference=run.header.baseline,
-        command=found.command,
         samples=len(found.samples_ns),
-        calls_per_sample=found.calls_per_sample,
-        mean_ns=found.mean_ns,
-        low_ns=None if interval is None else interval.low,
-        high_ns=None if interval is None else interval.high,
+        **ends(found.interval, "low_ns", "high_ns"),
         min_ns=min(found.samples_ns, default=None),
         max_ns=max(found.samples_ns, default=None),
         ratio=None if speedup is None else speedup.ratio,
-        ratio_low=None if bounds is None else bounds.low,
-        ratio_high=None if bounds is None else bounds.high,
+        **ends(None if speedup is None else speedup.interval, "ratio_low", "ratio_high"),
         verdict="" if speedup is None else speedup.verdict,
         device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
-        user_ns=found.user_ns,
-        system_ns=found.system_ns,
-        peak_bytes=found.peak_bytes,
-        added_bytes=found.added_bytes,
-        failures=found.failures,
         equal_output=None if found.gate is None else found.gate.passed,
         output="" if found.gate is None else found.gate.detail,
     )
@@ -258,8 +278,8 @@ def _quality(run: RunRecords, measured: set[str]) -> Iterator[QualityRow]:
         yield QualityRow(candidate=_label(run, each.variant, measured), metric=each.metric, value=value, n=each.n)
 
 
-def _account(finding: Finding) -> AccountRow:
-    found = finding.answer
+def _account(finding: Finding, *, of_clips: bool) -> AccountRow:
+    found = finding.answer if of_clips else None  # the spans of a function are its caller's, and no parts that we name
     return AccountRow(
         candidate=finding.candidate.label,
         reference=finding.reference.label,
@@ -294,17 +314,19 @@ def _kinds(finding: Finding) -> Iterator[BlocksRow]:
         )
 
 
-def _lines(finding: Finding) -> Iterator[LineRow]:
+def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
+    """Yield the lines of an account: of a clip, or, where a sample is that many calls, of one call."""
     ledger = finding.ledger
     if not isinstance(ledger, Ledger):
         return
+    units = ledger.num_units * (calls or 1)
     for line in ledger.lines:
         yield LineRow(
             candidate=finding.candidate.label,
-            level=line.level.value,
-            line=line.name,
-            baseline_ns=line.baseline_ns / ledger.num_units,
-            candidate_ns=line.candidate_ns / ledger.num_units,
-            saved_ns=line.saved_ns / ledger.num_units,
+            level=level_word(line.level.value) if calls else line.level.value,
+            line=line_word(line.name) if calls else line.name,
+            baseline_ns=line.baseline_ns / units,
+            candidate_ns=line.candidate_ns / units,
+            saved_ns=line.saved_ns / units,
             share=line.share,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
 from strobe.core.errors import unknown_choice
@@ -224,6 +225,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
 
     MAIN: ClassVar[str] = "lines"
     SHOWN: ClassVar[tuple[str, ...]] = ("parts", "levels", "lines")
+    BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {"parts": ("part", "baseline_ns", "candidate_ns", "saved_ns", "share")}
 
     comparable: Annotated[bool, Meta(description="true: the sides are comparable; false: the document has no ratios")]
     obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that prevent the comparison")]
@@ -267,35 +269,10 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         return tables[chosen]()
 
     def _lines(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "ranks": ledger.ranks,
-                "unit": ledger.unit,
-                "level": line.level,
-                "line": line.line,
-                "baseline_ns": _number(line.baseline_ns),
-                "candidate_ns": _number(line.candidate_ns),
-                "saved_ns": _number(line.saved_ns),
-                "saved_low_ns": line.saved_low_ns,
-                "saved_high_ns": line.saved_high_ns,
-                "share": line.share,
-            }
-            for ledger in self.ledgers
-            for line in ledger.lines
-        ]
+        return [{"ranks": each.ranks, "unit": each.unit} | _numbers(line) for each in self.ledgers for line in each.lines]
 
     def _parts(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "unit": self.answer.unit,
-                "part": line.part,
-                "baseline_ns": _number(line.baseline_ns),
-                "candidate_ns": _number(line.candidate_ns),
-                "saved_ns": _number(line.saved_ns),
-                "share": line.share,
-            }
-            for line in self.answer.parts
-        ]
+        return [{"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts]
 
     def _levels(self) -> list[dict[str, Any]]:
         return [
@@ -321,9 +298,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
                 "kernel": kernel.kernel,
                 "baseline_calls": _number(kernel.calls[0]),
                 "candidate_calls": _number(kernel.calls[1]),
-                "saved_ns": _number(kernel.saved_ns),
-                "by_calls_ns": _number(kernel.by_calls_ns),
-                "by_speed_ns": _number(kernel.by_speed_ns),
+                **_times(kernel),
             }
             for ledger in self.ledgers
             for kernel in ledger.kernels
@@ -332,21 +307,13 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     def _tree(self) -> list[dict[str, Any]]:
         tree = self.tree
         return [
-            {
-                "unit": tree.unit,
-                "path": " / ".join(node.path),
-                "depth": len(node.path),
-                "leaf": node.leaf,
-                "baseline_ns": _number(node.baseline_ns),
-                "candidate_ns": _number(node.candidate_ns),
-                "saved_ns": _number(node.saved_ns),
-            }
+            {"unit": tree.unit, "path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf} | _times(node)
             for node in (() if tree is None else tree.nodes)
             if tree is not None
         ]
 
     def _facts(self) -> list[dict[str, Any]]:
-        return [{key: getattr(fact, key) for key in fact.__struct_fields__} for fact in self.facts]
+        return [msgspec.structs.asdict(fact) for fact in self.facts]
 
     def title(self) -> str:
         """Return one line with the speedups, or the reasons why there are none."""
@@ -358,3 +325,14 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
 
 def _number(exact: str) -> float:
     return float(Fraction(exact))
+
+
+def _numbers(part: DocumentPart) -> dict[str, Any]:
+    """Return the fields of a part; its exact times become numbers."""
+    fields = msgspec.structs.asdict(part).items()
+    return {name: _number(value) if name.endswith("_ns") and isinstance(value, str) else value for name, value in fields}
+
+
+def _times(part: DocumentPart) -> dict[str, float]:
+    """Return the times of a part as numbers."""
+    return {name: value for name, value in _numbers(part).items() if name.endswith("_ns")}

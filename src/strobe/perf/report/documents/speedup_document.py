@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +18,7 @@ from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.documents.logs import log_document, rounds_document, timer_document
 from strobe.perf.report.documents.speedup import SpeedupDocument
+from strobe.perf.report.documents.value import ends
 from strobe.perf.report.speedup_page.answer import headline, headline_levels
 from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, kernel_moved
@@ -52,6 +53,11 @@ def exact(ns: Fraction | int) -> str:
     return str(Fraction(ns))
 
 
+def _times(found: object, text: Callable[[int | Fraction], str] = exact) -> dict[str, str]:
+    """Return the times of both sides and what was saved, as exact text."""
+    return {name: text(getattr(found, name)) for name in ("baseline_ns", "candidate_ns", "saved_ns")}
+
+
 def _answer(study: SpeedupStudy) -> dict[str, Any]:
     found = study.answer
     figures = headline_levels(study)
@@ -71,9 +77,7 @@ def _answer(study: SpeedupStudy) -> dict[str, Any]:
         "parts": [
             {
                 "part": ", ".join(part.value for part in line.parts),
-                "baseline_ns": exact(line.baseline_ns),
-                "candidate_ns": exact(line.candidate_ns),
-                "saved_ns": exact(line.saved_ns),
+                **_times(line),
                 "share": line.share if study.comparable else None,
             }
             for line in found.lines
@@ -122,11 +126,9 @@ def _common(common: CommonKernels) -> dict[str, Any]:
 
 
 def _level(figure: LevelFigure) -> dict[str, Any]:
-    interval = figure.interval
     return {
         "ratio": None if figure.ratio is None else float(figure.ratio),
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
+        **ends(figure.interval),
         "verdict": figure.verdict,
         "baseline": _measured(figure.baseline),
         "candidate": _measured(figure.candidate),
@@ -153,9 +155,7 @@ def _account(account: Account) -> dict[str, Any]:
         "unit": account.unit,
         "why": account.why,
         "missing": dict(account.missing),
-        "baseline_ns": per_unit(ledger.baseline_ns),
-        "candidate_ns": per_unit(ledger.candidate_ns),
-        "saved_ns": per_unit(ledger.saved_ns),
+        **_times(ledger, per_unit),
         **_interval(spread.total),
         "intervals": {"steps": list(spread.samples), "none_because": spread.why_none},
         "kernel_saved_ns": per_unit(ledger.kernel_saved_ns),
@@ -166,9 +166,7 @@ def _account(account: Account) -> dict[str, Any]:
             {
                 "level": LINE_LEVELS[line.level],
                 "line": line_title(line),
-                "baseline_ns": per_unit(line.baseline_ns),
-                "candidate_ns": per_unit(line.candidate_ns),
-                "saved_ns": per_unit(line.saved_ns),
+                **_times(line, per_unit),
                 **_interval(spread.lines.get(line.name)),
                 "share": line.share,
             }

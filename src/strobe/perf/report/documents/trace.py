@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.report.documents.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorTimeRow
-from strobe.perf.report.documents.value import DeviceNumber, Document, DocumentPart, TraceLabel
+from strobe.perf.report.documents.value import Document, DocumentPart, OnDevice, TraceLabel
 
 
 class TraceFile(DocumentPart, frozen=True, kw_only=True):
@@ -33,11 +32,9 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
     window_end_ns: Annotated[int | None, Meta(description="end of the chosen window; null: the whole trace")]
 
 
-class DeviceRow(DocumentPart, frozen=True, kw_only=True):
+class DeviceRow(OnDevice, frozen=True, kw_only=True):
     """One device; its busy and idle times add up to the span."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     product: Annotated[str, Meta(description="product name of the device; empty: not in the trace")]
     span_ns: Annotated[
         int, Meta(description="time from the start of the first event to the end of the last, or length of the window")
@@ -58,11 +55,9 @@ class DeviceRow(DocumentPart, frozen=True, kw_only=True):
     ]
 
 
-class KindRow(DocumentPart, frozen=True, kw_only=True):
+class KindRow(OnDevice, frozen=True, kw_only=True):
     """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
     events: Annotated[int, Meta(description="number of device events")]
     exclusive_ns: Annotated[int, Meta(description="time that is not counted to a kind of higher priority")]
@@ -70,31 +65,25 @@ class KindRow(DocumentPart, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
-class StreamRow(DocumentPart, frozen=True, kw_only=True):
+class StreamRow(OnDevice, frozen=True, kw_only=True):
     """Device events of one stream."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     stream: Annotated[int, Meta(description="number of the stream")]
     events: Annotated[int, Meta(description="number of device events")]
     busy_ns: Annotated[int, Meta(description="time in which at least one event of the stream ran")]
     sum_ns: Annotated[int, Meta(description="sum of the durations of the events")]
 
 
-class IdleRow(DocumentPart, frozen=True, kw_only=True):
+class IdleRow(OnDevice, frozen=True, kw_only=True):
     """Idle time of one device by cause; the causes add up to its idle time."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     cause: Annotated[str, Meta(description="cause of the idle time, e.g. `host_late`; docs/traces.md explains them")]
     idle_ns: Annotated[int, Meta(description="idle time with this cause")]
 
 
-class KernelRow(DocumentPart, frozen=True, kw_only=True):
+class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     kernel: Annotated[str, Meta(description="normalised name of the kernel; `kernel_names` has the full names")]
     shape: Annotated[str, Meta(description="input sizes, or grid and block sizes; empty unless grouped by shape")]
     kind: Annotated[str, Meta(description="`kernel`, `comm` (communication), `memset` or `memcpy`")]
@@ -109,11 +98,9 @@ class KernelRow(DocumentPart, frozen=True, kw_only=True):
     unlinked_calls: Annotated[int, Meta(description="number of calls whose launch call is not in the trace")]
 
 
-class KernelNameRow(DocumentPart, frozen=True, kw_only=True):
+class KernelNameRow(OnDevice, frozen=True, kw_only=True):
     """One full kernel name behind a row of `kernels`."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     kernel: Annotated[str, Meta(description="normalised name of the kernel, as in `kernels`")]
     shape: Annotated[str, Meta(description="as in `kernels`")]
     name: Annotated[str, Meta(description="full name of the kernel, demangled where possible")]
@@ -121,11 +108,9 @@ class KernelNameRow(DocumentPart, frozen=True, kw_only=True):
     sum_ns: Annotated[int, Meta(description="sum of the durations of the calls")]
 
 
-class LaunchRow(DocumentPart, frozen=True, kw_only=True):
+class LaunchRow(OnDevice, frozen=True, kw_only=True):
     """Launch calls of one name that launched events of one device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     call: Annotated[str, Meta(description="name of the call, e.g. `cudaLaunchKernel`")]
     calls: Annotated[int, Meta(description="number of calls")]
     events: Annotated[int, Meta(description="number of device events that the calls launched")]
@@ -136,11 +121,9 @@ class LaunchRow(DocumentPart, frozen=True, kw_only=True):
     delay_max_ns: Annotated[int, Meta(description="longest time from the start of a call to the start of its first device event")]
 
 
-class StepRow(DocumentPart, frozen=True, kw_only=True):
+class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     """One step of one device, of the whole trace: from its first device event to that of the next step."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     step: Annotated[str, Meta(description="name of the range that marks the step, or `step N`")]
     number: Annotated[int, Meta(description="number of the step")]
     start_ns: Annotated[int, Meta(description="start on the clock of the trace")]
@@ -152,11 +135,9 @@ class StepRow(DocumentPart, frozen=True, kw_only=True):
     left_out: Annotated[str, Meta(description="reason why the step is not among the steady steps; empty if it is")]
 
 
-class RangeRow(DocumentPart, frozen=True, kw_only=True):
+class RangeRow(OnDevice, frozen=True, kw_only=True):
     """Device time of the calls of one range or module; sums include nested calls, exclusive times do not."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     kind: Annotated[str, Meta(description="`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
     name: Annotated[str, Meta(description="name of the range or module, without the number at its end")]
     calls: Annotated[int, Meta(description="number of calls")]
@@ -170,11 +151,9 @@ class RangeRow(DocumentPart, frozen=True, kw_only=True):
     host_ns: Annotated[int | None, Meta(description="time of the calls on the host; null for a graph module")]
 
 
-class SectionRow(DocumentPart, frozen=True, kw_only=True):
+class SectionRow(OnDevice, frozen=True, kw_only=True):
     """One section: the time between two boundaries around a focal event."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     section: Annotated[str, Meta(description="definition of the section by its boundaries")]
     start_ns: Annotated[int, Meta(description="start on the clock of the trace")]
     length_ns: Annotated[int, Meta(description="time from boundary to boundary")]
@@ -182,11 +161,9 @@ class SectionRow(DocumentPart, frozen=True, kw_only=True):
     focal_ns: Annotated[int, Meta(description="time in which a focal event ran")]
 
 
-class CollectiveRow(DocumentPart, frozen=True, kw_only=True):
+class CollectiveRow(OnDevice, frozen=True, kw_only=True):
     """Collectives of one kind on one device."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     collective: Annotated[str, Meta(description="name of the collective, e.g. `allreduce`")]
     group: Annotated[str, Meta(description="name of the process group")]
     message_bytes: Annotated[
@@ -221,11 +198,9 @@ class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     end_allocated_bytes: Annotated[int, Meta(description="allocated memory at the end")]
 
 
-class QueueRow(DocumentPart, frozen=True, kw_only=True):
+class QueueRow(OnDevice, frozen=True, kw_only=True):
     """Queue of a device or stream: events that have not started although their launch call has."""
 
-    trace: TraceLabel
-    device: DeviceNumber
     stream: Annotated[int | None, Meta(description="number of the stream; null: all streams of the device together")]
     span_ns: Annotated[int, Meta(description="length of the window")]
     empty_ns: Annotated[int, Meta(description="time in which the queue was empty")]
@@ -239,6 +214,53 @@ class QueueRow(DocumentPart, frozen=True, kw_only=True):
     ]
 
 
+class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
+    """Critical path of one trace: the longest chain through host, queue and devices."""
+
+    trace: TraceLabel
+    begin_ns: Annotated[
+        int,
+        Meta(
+            description="start of the path on the clock of the trace: the first launch call or device event, or start of the "
+            "window"
+        ),
+    ]
+    duration_ns: Annotated[int, Meta(description="time from `begin_ns` to the end of the last device event")]
+    events: Annotated[int, Meta(description="number of device events")]
+    inferred_events: Annotated[
+        int, Meta(description="number of device events that are assumed to have waited for another stream")
+    ]
+    usual_launch_ns: Annotated[int, Meta(description="median latency of launches to a free stream")]
+    usual_gap_ns: Annotated[int, Meta(description="median gap between queued events of a stream")]
+
+
+class PathPartRow(DocumentPart, frozen=True, kw_only=True):
+    """One part of a critical path; the parts add up to its duration."""
+
+    trace: TraceLabel
+    kind: Annotated[
+        str,
+        Meta(
+            description="`kernel`, or the kind of delay between two events, e.g. `host`, `launch latency`; docs/traces.md "
+            "explains them"
+        ),
+    ]
+    name: Annotated[str, Meta(description="normalised name of the kernel; empty for a delay")]
+    path_ns: Annotated[int, Meta(description="time on the critical path")]
+    n: Annotated[int, Meta(description="number of occurrences on the path")]
+
+
+class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
+    """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
+
+    trace: TraceLabel
+    kind: Annotated[str, Meta(description="kind of the removed work: `kernel`, `kind of kernel`, `host` or `launch latency`")]
+    name: Annotated[str, Meta(description="name of the removed kernel or kind of kernel; empty for a delay")]
+    removed_ns: Annotated[int, Meta(description="removed time: total of this work in the trace, on the critical path and off it")]
+    duration_ns: Annotated[int, Meta(description="predicted duration without this work")]
+    ratio: Annotated[float | None, Meta(description="duration with this work / duration without it; null if nothing is left")]
+
+
 class TraceDocument(Document, frozen=True, kw_only=True):
     """Tables of profiler traces: devices, kernels, steps, ranges and more.
 
@@ -247,6 +269,10 @@ class TraceDocument(Document, frozen=True, kw_only=True):
 
     MAIN: ClassVar[str] = "kernels"
     SHOWN: ClassVar[tuple[str, ...]] = ("devices", "idle", "kernels", "operator_times", "what_if")
+    BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {
+        "devices": ("trace", "device", "span_ns", "busy_ns", "idle_ns", "verdict"),
+        "kernels": ("kernel", "calls", "exclusive_ns", "sum_ns"),
+    }
 
     files: Annotated[tuple[TraceFile, ...], Meta(description="trace files that were read, in order of rank and path")]
     skipped: Annotated[tuple[str, ...], Meta(description="files in the folders that are not traces, each with the reason")]
@@ -257,7 +283,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     kernels: Annotated[tuple[KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
     kernel_names: Annotated[tuple[KernelNameRow, ...], Meta(description="full names of the kernels")]
     launches: Annotated[tuple[LaunchRow, ...], Meta(description="launch calls")]
-    steps: Annotated[tuple[StepRow, ...], Meta(description="steps of the whole trace; a window does not restrict them")]
+    steps: Annotated[tuple[TraceStepRow, ...], Meta(description="steps of the whole trace; a window does not restrict them")]
     no_steps: Annotated[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
     ranges: Annotated[tuple[RangeRow, ...], Meta(description="device time by range and module")]
     sections: Annotated[tuple[SectionRow, ...], Meta(description="sections that were requested")]

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from strobe.perf.analysis.device.queue import Queue
+from strobe.perf.analysis.critical_path.path import CriticalPath
+from strobe.perf.analysis.device.operator_costs import OperatorCost
+from strobe.perf.analysis.operators.rates import Rate, operator_rates
 from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.memory import memory_use
 from strobe.perf.analysis.structure.operators import operators
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
+from strobe.perf.report.documents import operators as operator_rows
 from strobe.perf.report.documents import trace as rows
-from strobe.perf.report.documents.critical_path import critical_path_tables
-from strobe.perf.report.documents.operator_tables import operator_tables
-from strobe.perf.report.trace_page.seen import Seen, seen_devices, seen_queues, seen_ranges, seen_steps
+from strobe.perf.report.documents.value import part_of
+from strobe.perf.report.trace_page.seen import (
+    Seen,
+    seen_devices,
+    seen_operators,
+    seen_paths,
+    seen_queues,
+    seen_ranges,
+    seen_steps,
+)
 from strobe.perf.report.trace_study import TraceStudy
 
 
@@ -24,66 +35,94 @@ def trace_document(study: TraceStudy) -> rows.TraceDocument:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    seen = [(_label(study, one), one) for one in seen_devices(study)]
+    labels = {id(trace): label for trace, label in zip(study.traces, study.labels, strict=True)}
+
+    def at(one: Seen) -> dict[str, Any]:
+        return {"trace": labels[id(one.view.trace)], "device": one.view.device}
+
+    seen = [(at(one), one) for one in seen_devices(study)]
     named = list(zip(study.labels, seen_steps(study), strict=True))
-    steps = [(label, one) for label, found in named for one in found if isinstance(one, Steps)]
-    missing = [(label, one) for label, found in named for one in found if isinstance(one, NoSteps)]
     return rows.TraceDocument(
         files=tuple(_files(study)),
         skipped=study.skipped,
-        devices=tuple(_device(label, one) for label, one in seen),
-        kinds=tuple(row for label, one in seen for row in _kinds(label, one)),
-        streams=tuple(row for label, one in seen for row in _streams(label, one)),
-        idle=tuple(row for label, one in seen for row in _idle(label, one)),
-        kernels=tuple(row for label, one in seen for row in _kernels(label, one)),
-        kernel_names=tuple(row for label, one in seen for row in _kernel_names(label, one)),
-        launches=tuple(row for label, one in seen for row in _launches(label, one)),
-        steps=tuple(row for label, one in steps for row in _steps(label, one)),
-        no_steps=tuple(f"{label}, device {one.device}: {one.reason}" for label, one in missing),
-        ranges=tuple(_ranges(study)),
+        devices=tuple(_device(where, one) for where, one in seen),
+        kinds=tuple(
+            part_of(rows.KindRow, kind, **where, events=kind.n) for where, one in seen for kind in one.launch.activity.kinds
+        ),
+        streams=tuple(
+            part_of(rows.StreamRow, stream, **where, events=stream.n)
+            for where, one in seen
+            for stream in one.launch.activity.streams
+        ),
+        idle=tuple(
+            rows.IdleRow(**where, cause=cause, idle_ns=ns)
+            for where, one in seen
+            for cause, ns in one.launch.activity.idle.items()
+        ),
+        kernels=tuple(
+            part_of(rows.KernelRow, row, row.calls, **where, kernel=row.group, calls=row.calls.n, unlinked_calls=row.num_unlinked)
+            for where, one in seen
+            for row in one.hot.rows
+        ),
+        kernel_names=tuple(
+            part_of(rows.KernelNameRow, member, row, **where, kernel=row.group, calls=member.n)
+            for where, one in seen
+            for row in one.hot.rows
+            for member in row.members
+        ),
+        launches=tuple(row for where, one in seen for row in _launches(where, one)),
+        steps=tuple(row for label, found in named for one in found if isinstance(one, Steps) for row in _steps(label, one)),
+        no_steps=tuple(
+            f"{label}, device {one.device}: {one.reason}" for label, found in named for one in found if isinstance(one, NoSteps)
+        ),
+        ranges=tuple(
+            part_of(rows.RangeRow, row, trace=label, device=found.device)
+            for label, of_trace in zip(study.labels, seen_ranges(study), strict=True)
+            for found in of_trace
+            for row in found.rows
+        ),
         sections=tuple(_sections(study)),
         collectives=tuple(_collectives(study)),
         operators=tuple(_operators(study)),
-        queues=tuple(row for one, found in seen_queues(study) for row in _queues(_label(study, one), one.view.device, found)),
-        **operator_tables(study)._asdict(),
-        **critical_path_tables(study)._asdict(),
+        queues=tuple(
+            part_of(
+                rows.QueueRow,
+                queue,
+                **at(one),
+                queued_events=queue.queued,
+                waited_ns=queue.total_ns,
+                unlinked_events=queue.unlinked,
+            )
+            for one, found in seen_queues(study)
+            for queue in found
+        ),
+        **_operator_tables(study, labels),
+        **_critical_path_tables(study),
         memory=tuple(_memory(study)),
         metadata={label: dict(trace.metadata) for label, trace in zip(study.labels, study.traces, strict=True)},
     )
 
 
-def _label(study: TraceStudy, one: Seen) -> str:
-    return next(label for label, trace in zip(study.labels, study.traces, strict=True) if trace is one.view.trace)
-
-
 def _files(study: TraceStudy) -> Iterator[rows.TraceFile]:
     for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
-        counts = trace.counts
-        yield rows.TraceFile(
+        yield part_of(
+            rows.TraceFile,
+            trace.counts,
+            trace,
             trace=label,
             path=str(trace.path),
-            rank=trace.rank,
-            world_size=trace.world_size,
-            events=counts.events,
-            lost=counts.lost,
-            mended=counts.mended,
-            truncated=counts.truncated,
-            base_ns=trace.base_ns,
             window_start_ns=None if window is None else window.start_ns,
             window_end_ns=None if window is None else window.end_ns,
         )
 
 
-def _device(label: str, one: Seen) -> rows.DeviceRow:
+def _device(where: Mapping[str, Any], one: Seen) -> rows.DeviceRow:
     done, number = one.launch.activity, one.view.device
-    return rows.DeviceRow(
-        trace=label,
-        device=number,
+    return part_of(
+        rows.DeviceRow,
+        done,
+        **where,
         product=next((device.name for device in one.view.trace.devices if device.index == number), ""),
-        span_ns=done.span_ns,
-        busy_ns=done.busy_ns,
-        idle_ns=done.idle_ns,
-        sum_ns=done.sum_ns,
         exposed_communication_ns=done.exposed_comm_ns,
         exposed_copies_ns=done.exposed_memcpy_ns,
         events=done.n,
@@ -92,77 +131,11 @@ def _device(label: str, one: Seen) -> rows.DeviceRow:
     )
 
 
-def _kinds(label: str, one: Seen) -> Iterator[rows.KindRow]:
-    for kind in one.launch.activity.kinds:
-        yield rows.KindRow(
-            trace=label,
-            device=one.view.device,
-            kind=kind.kind,
-            events=kind.n,
-            exclusive_ns=kind.exclusive_ns,
-            union_ns=kind.union_ns,
-            sum_ns=kind.sum_ns,
-        )
-
-
-def _streams(label: str, one: Seen) -> Iterator[rows.StreamRow]:
-    for stream in one.launch.activity.streams:
-        yield rows.StreamRow(
-            trace=label,
-            device=one.view.device,
-            stream=stream.stream,
-            events=stream.n,
-            busy_ns=stream.busy_ns,
-            sum_ns=stream.sum_ns,
-        )
-
-
-def _idle(label: str, one: Seen) -> Iterator[rows.IdleRow]:
-    for cause, ns in one.launch.activity.idle.items():
-        yield rows.IdleRow(trace=label, device=one.view.device, cause=cause, idle_ns=ns)
-
-
-def _kernels(label: str, one: Seen) -> Iterator[rows.KernelRow]:
-    for row in one.hot.rows:
-        calls = row.calls
-        yield rows.KernelRow(
-            trace=label,
-            device=one.view.device,
-            kernel=row.group,
-            shape=row.shape,
-            kind=row.kind,
-            calls=calls.n,
-            exclusive_ns=row.exclusive_ns,
-            sum_ns=calls.sum_ns,
-            min_ns=calls.min_ns,
-            mean_ns=calls.mean_ns,
-            p50_ns=calls.p50_ns,
-            p99_ns=calls.p99_ns,
-            max_ns=calls.max_ns,
-            unlinked_calls=row.num_unlinked,
-        )
-
-
-def _kernel_names(label: str, one: Seen) -> Iterator[rows.KernelNameRow]:
-    for row in one.hot.rows:
-        for member in row.members:
-            yield rows.KernelNameRow(
-                trace=label,
-                device=one.view.device,
-                kernel=row.group,
-                shape=row.shape,
-                name=member.name,
-                calls=member.n,
-                sum_ns=member.sum_ns,
-            )
-
-
-def _launches(label: str, one: Seen) -> Iterator[rows.LaunchRow]:
+def _launches(where: Mapping[str, Any], one: Seen) -> Iterator[rows.LaunchRow]:
     for call in one.launch.calls:
         delay = call.delays.start_to_start
         yield rows.LaunchRow(
-            trace=label,
-            device=one.view.device,
+            **where,
             call=call.name,
             calls=call.n,
             events=call.num_events,
@@ -174,41 +147,10 @@ def _launches(label: str, one: Seen) -> Iterator[rows.LaunchRow]:
         )
 
 
-def _steps(label: str, found: Steps) -> Iterator[rows.StepRow]:
+def _steps(label: str, found: Steps) -> Iterator[rows.TraceStepRow]:
     causes = {each.index: each.cause for each in found.steady.excluded}
     for place, step in enumerate(found.steps):
-        yield rows.StepRow(
-            trace=label,
-            device=found.device,
-            step=step.label,
-            number=step.number,
-            start_ns=step.start_ns,
-            end_ns=step.end_ns,
-            busy_ns=step.busy_ns,
-            idle_ns=step.idle_ns,
-            kernels=step.kernels,
-            host_ns=step.host_ns,
-            left_out=causes.get(place, ""),
-        )
-
-
-def _ranges(study: TraceStudy) -> Iterator[rows.RangeRow]:
-    for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
-        for found in of_trace:
-            for row in found.rows:
-                yield rows.RangeRow(
-                    trace=label,
-                    device=found.device,
-                    kind=row.kind,
-                    name=row.name,
-                    calls=row.calls,
-                    events=row.events,
-                    sum_ns=row.sum_ns,
-                    union_ns=row.union_ns,
-                    span_ns=row.span_ns,
-                    exclusive_ns=row.exclusive_ns,
-                    host_ns=row.host_ns,
-                )
+        yield part_of(rows.TraceStepRow, step, trace=label, device=found.device, step=step.label, left_out=causes.get(place, ""))
 
 
 def _sections(study: TraceStudy) -> Iterator[rows.SectionRow]:
@@ -216,30 +158,21 @@ def _sections(study: TraceStudy) -> Iterator[rows.SectionRow]:
         for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
             for sections in find_sections(trace, definition, window):
                 for section in sections.found:
-                    yield rows.SectionRow(
-                        trace=label,
-                        device=sections.device,
-                        section=str(definition),
-                        start_ns=section.start_ns,
-                        length_ns=section.length_ns,
-                        busy_ns=section.busy_ns,
-                        focal_ns=section.focal_ns,
-                    )
+                    yield part_of(rows.SectionRow, section, trace=label, device=sections.device, section=str(definition))
 
 
 def _collectives(study: TraceStudy) -> Iterator[rows.CollectiveRow]:
     for found in communication(study.traces, study.windows):
         for each in found.kinds:
-            yield rows.CollectiveRow(
+            yield part_of(
+                rows.CollectiveRow,
+                each.kind,
+                each.duration,
+                each,
                 trace=study.labels[found.trace],
                 device=found.device,
                 collective=each.kind.name,
-                group=each.kind.group,
-                message_bytes=each.kind.message_bytes,
-                dtype=each.kind.dtype,
                 calls=each.duration.n,
-                sum_ns=each.duration.sum_ns,
-                exposed_ns=each.exposed_ns,
             )
 
 
@@ -247,32 +180,83 @@ def _operators(study: TraceStudy) -> Iterator[rows.OperatorRow]:
     for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
         found = None if len(trace.device_events) else operators(trace, window)
         for row in found.rows if found else ():
-            yield rows.OperatorRow(
+            yield part_of(rows.OperatorRow, row, row.calls, trace=label, operator=row.name, calls=row.calls.n)
+
+
+def _operator_tables(study: TraceStudy, labels: Mapping[int, str]) -> dict[str, Any]:
+    """Return the tables about operators of every device of the traces that were read with details."""
+    seen = [(labels[id(one.view.trace)], one.view.trace, times) for one, times in seen_operators(study)]
+    placed = [
+        ({"trace": label, "device": times.device, "place": place}, row)
+        for label, _, times in seen
+        for place, row in enumerate(times.rows)
+    ]
+    return {
+        "operator_times": tuple(
+            part_of(operator_rows.OperatorTimeRow, row, **where, source=row.source.value, input_sizes=row.inputs.text)
+            for where, row in placed
+        ),
+        "operator_kernels": tuple(
+            part_of(operator_rows.OperatorKernelRow, kernel, **where) for where, row in placed for kernel in row.kernels
+        ),
+        "operator_callers": tuple(
+            part_of(operator_rows.OperatorCallerRow, caller, **where, caller=caller.operator)
+            for where, row in placed
+            for caller in row.callers
+        ),
+        "operator_rates": tuple(
+            _rate({"trace": label, "device": times.device, "place": rate.place}, rate)
+            for label, trace, times in seen
+            for rate in operator_rates(trace, times).rows
+        ),
+    }
+
+
+def _rate(where: Mapping[str, Any], rate: Rate) -> operator_rows.OperatorRateRow:
+    row, found = rate.row, rate.found
+    cost = rate.cost if isinstance(rate.cost, OperatorCost) else None
+    rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
+    return part_of(
+        operator_rows.OperatorRateRow,
+        row,
+        **where,
+        input_sizes=row.inputs.text,
+        dtype="" if cost is None else cost.dtype,
+        call_ns=row.sum_ns / row.calls if row.calls else None,
+        call_flops=None if cost is None else cost.cost.flops,
+        call_bytes=None if cost is None else cost.cost.moved_bytes,
+        **{name: None if found is None else getattr(found, name) for name in rates},
+        unknown=rate.cost if isinstance(rate.cost, str) else "",
+    )
+
+
+def _critical_path_tables(study: TraceStudy) -> dict[str, Any]:
+    """Return the tables about the critical path of every trace that has one."""
+    paths = [
+        (label, found) for label, found in zip(study.labels, seen_paths(study), strict=True) if isinstance(found, CriticalPath)
+    ]  # fmt: skip
+    return {
+        "critical_paths": tuple(
+            part_of(
+                rows.CriticalPathRow,
+                found,
                 trace=label,
-                operator=row.name,
-                calls=row.calls.n,
-                self_ns=row.self_ns,
-                sum_ns=row.calls.sum_ns,
-                p50_ns=row.calls.p50_ns,
-                max_ns=row.calls.max_ns,
+                events=found.num_events,
+                inferred_events=found.num_inferred,
+                usual_launch_ns=found.launch_ns,
+                usual_gap_ns=found.gap_ns,
             )
-
-
-def _queues(label: str, device: int, found: Sequence[Queue]) -> Iterator[rows.QueueRow]:
-    for queue in found:
-        yield rows.QueueRow(
-            trace=label,
-            device=device,
-            stream=queue.stream,
-            span_ns=queue.span_ns,
-            empty_ns=queue.empty_ns,
-            longest=queue.longest,
-            median=queue.median,
-            mean=queue.mean,
-            queued_events=queue.queued,
-            waited_ns=queue.total_ns,
-            unlinked_events=queue.unlinked,
-        )
+            for label, found in paths
+        ),
+        "critical_path_parts": tuple(
+            part_of(rows.PathPartRow, part, trace=label, path_ns=part.ns, n=part.count)
+            for label, found in paths
+            for part in found.parts
+        ),
+        "what_if": tuple(
+            part_of(rows.WhatIfRow, one, trace=label, ratio=one.speedup) for label, found in paths for one in found.what_if
+        ),
+    }
 
 
 def _memory(study: TraceStudy) -> Iterator[rows.MemoryRow]:

@@ -11,7 +11,7 @@ from strobe.perf.analysis.ledger.account import Ledger, Level, LevelSum
 from strobe.perf.analysis.runs.compare import compare_unpaired
 from strobe.perf.measure.stats import FLOOR
 from strobe.perf.report.blocks.levels import level_ratio
-from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
+from strobe.perf.report.blocks.ratios import ratio_cell, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.settings import differences
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
@@ -71,11 +71,7 @@ def _headline(finding: Finding) -> Headline:
     if e2e is None:
         reason = finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
         return Headline(candidate.label, candidate.series, Missing(reason), Text("not measured", "muted"), reason)
-    pairs = f"{len(e2e.ratios)} pair{'s' if len(e2e.ratios) != 1 else ''}"
-    detail = f"{pairs}, too few for an interval"
-    if e2e.interval is not None:
-        detail = f"{e2e.interval.low:.3f} to {e2e.interval.high:.3f} at {100 * e2e.interval.level:.0f} %, {pairs}"
-    return Headline(candidate.label, candidate.series, ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict), detail)
+    return speedup_headline(candidate.label, candidate.series, e2e)
 
 
 def _headline_table(findings: Sequence[Finding]) -> Table:

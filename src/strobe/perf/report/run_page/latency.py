@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from strobe.perf.analysis.runs.latency import Latencies
+from strobe.perf.report.blocks.spread import tail_cell
 from strobe.perf.report.blocks.stages import excluded_text
 from strobe.perf.report.model import Block, Cell, Column, Missing, Notes, Number, Row, Section, Table, Text, Time
 from strobe.perf.report.study import RunStudy
@@ -24,8 +25,7 @@ def _rate(value: float | None) -> Cell:
 def _tail(found: Latencies) -> Cell:
     if found.block is None:
         return Missing("no steady frame blocks")
-    tail = found.block.tail
-    return Time(tail.value, f"p99 of {tail.n}" if tail.label == "p99" else f"max of {tail.n}")
+    return tail_cell(found.block.tail)
 
 
 _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (

@@ -14,18 +14,7 @@ from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.attention import extents
 from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Column,
-    Count,
-    Notes,
-    Row,
-    Section,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Block, Code, Column, Count, Notes, Row, Section, Table, Text, Time
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _TRACED = "traced"

@@ -12,15 +12,7 @@ from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.partition import block_slices
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.model import (
-    Count,
-    Figure,
-    Kind,
-    Paragraph,
-    Row,
-    Section,
-    Text,
-)
+from strobe.perf.report.model import Count, Figure, Kind, Paragraph, Row, Section, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _KERNEL: Final = Kind("attention kernel", "focal")

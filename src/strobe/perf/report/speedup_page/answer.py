@@ -13,20 +13,7 @@ from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.blocks.answer import ANSWER, explained, limit, line_name, part_cells, rest_words
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Column,
-    Figure,
-    Missing,
-    Notes,
-    Row,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Block, Cell, Column, Figure, Missing, Notes, Row, Section, Share, Table, Text, Time
 from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 from strobe.perf.report.text import significant

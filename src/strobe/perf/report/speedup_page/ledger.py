@@ -11,8 +11,8 @@ from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
-from strobe.perf.report.blocks.effects import effect_fields
 from strobe.perf.report.blocks.fields import table_of
+from strobe.perf.report.blocks.ledger import effect_fields
 from strobe.perf.report.blocks.waterfall import INTERVAL, Drop, interval_cell, waterfall, whisker_words
 from strobe.perf.report.model import (
     Block,

@@ -14,20 +14,7 @@ from strobe.perf.analysis.ledger.label_trace import LABELS, TracedSide
 from strobe.perf.analysis.ledger.paths import IDLE, Node
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Column,
-    Figure,
-    Flame,
-    Frame,
-    Kind,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Code, Column, Figure, Flame, Frame, Kind, Paragraph, Row, Section, Table, Text
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 from strobe.perf.report.speedup_page.tree import UNITS, saving_cells, tree_table
 from strobe.perf.trace import Trace
@@ -138,12 +125,7 @@ def _frame(node: Node) -> Frame:
 
 def _paths(root: Node) -> Table:
     found = sorted(_leaves(root, ()), key=lambda item: (-abs(item[1].baseline_ns - item[1].candidate_ns), item[0]))
-    columns = (
-        Column("path"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-    )
+    columns = (Column("path"), Column("baseline", "ms", True), Column("candidate", "ms", True), Column("saved", "ms", True))
     rows = []
     for path, node in found[:MAX_PATHS]:
         b, c = node.baseline_ns, node.candidate_ns

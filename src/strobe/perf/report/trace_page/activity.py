@@ -10,20 +10,7 @@ from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, K
 from strobe.perf.analysis.device.device_work import DeviceView
 from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
 from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share_cell, table_of
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Column,
-    ExactTime,
-    Figure,
-    Notes,
-    Row,
-    Section,
-    Strip,
-    StripLane,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Code, Column, ExactTime, Figure, Notes, Row, Section, Strip, StripLane, Table, Text
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
@@ -92,10 +79,7 @@ def _overheads(seen: Seen) -> Iterator[Table]:
     fields: tuple[Field[tuple[str, Activity, str, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("overhead", lambda row: row[2], Code),
-        exact_time(
-            "idle time",
-            lambda row: row[3],
-        ),
+        exact_time("idle time", lambda row: row[3]),
         Field("of idle", lambda row: share_cell(row[3], row[1].idle_ns), numeric=True),
         Field("that is", lambda row: _overhead_hint(row[2])),
     )

@@ -7,23 +7,9 @@ from typing import Final, TypeVar
 
 from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, MemberTime, SkewKind, collective_skew
 from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, share_cell, table_of
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Notes,
-    Number,
-    Row,
-    Section,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Notes, Number, Row, Section, Table, Text, Time
 from strobe.perf.report.text import bytes_cell, exact_ms, time_text
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_study import TraceStudy
@@ -85,10 +71,7 @@ def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Ta
     fields: tuple[Field[tuple[str, CollectiveTime]], ...] = (
         Field("device", lambda row: row[0], Code),
         *_kind_fields(lambda row: row[1].kind),
-        count(
-            "n",
-            lambda row: row[1].duration.n,
-        ),
+        count("n", lambda row: row[1].duration.n),
         exact_time("exposed", lambda row: row[1].exposed_ns, "the part that neither a kernel nor a memset hides"),
         exact_time("sum", lambda row: row[1].duration.sum_ns, "of durations"),
         *spread(lambda row: row[1].duration, "µs"),
@@ -170,10 +153,7 @@ def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
     fields: tuple[Field[SkewKind], ...] = (
         *_kind_fields(lambda one: one.kind),
-        count(
-            "n",
-            lambda one: one.skew.n,
-        ),
+        count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
         Field("skew p50", lambda one: one.skew.p50_ns, Time, "µs"),
         Field("max", lambda one: one.skew.max_ns, Time, "µs"),
@@ -182,9 +162,13 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         Field("max", lambda one: one.transfer.max_ns, Time, "µs"),
         Field("rate", _rate, numeric=True, hint="message / median transfer", missing="no size recorded"),
     )
-    rest = len(together.kinds) - top
-    notes = (f"{rest} more rows are left out.",) if rest > 0 else ()
-    return table_of("Skew against transfer, by name, group and size.", fields, together.kinds[:top], notes=notes, sortable=True)
+    return table_of(
+        "Skew against transfer, by name, group and size.",
+        fields,
+        together.kinds[:top],
+        notes=left_out(together.kinds, top),
+        sortable=True,
+    )
 
 
 def _rate(one: SkewKind) -> Cell | None:

@@ -6,22 +6,19 @@ from typing import Final
 
 from strobe.perf.analysis.critical_path.graph import Lag
 from strobe.perf.analysis.critical_path.path import KERNEL, KIND, CriticalPath, PathPart, WhatIf
-from strobe.perf.report.blocks.fields import share_cell
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Missing,
-    Notes,
-    Number,
-    Row,
-    Section,
-    Table,
-    Text,
+from strobe.perf.report.blocks.fields import (
+    Field,
+    count,
+    exact_time,
+    heads,
+    padded,
+    rows_of,
+    share,
+    share_cell,
+    share_of,
+    table_of,
 )
+from strobe.perf.report.model import Block, Code, ExactTime, Notes, Number, Section, Table, Text
 from strobe.perf.report.trace_page.seen import seen_paths
 from strobe.perf.report.trace_study import TraceStudy
 
@@ -65,22 +62,15 @@ def critical_path_section(study: TraceStudy) -> Section | None:
 
 
 def _parts(label: str, found: CriticalPath, top: int) -> Table:
-    columns = (
-        Column("on the path"),
-        Column("kind"),
-        Column("time", "ms", True, "adds up to the length of the path"),
-        Column("share", numeric=True, hint="of the path"),
-        Column("times", numeric=True, hint="how often it is on the path"),
+    fields: tuple[Field[PathPart], ...] = (
+        Field("on the path", lambda part: Code(part.name) if part.name else Text(part.kind)),
+        Field("kind", lambda part: KERNEL if part.kind == KERNEL else "lag"),
+        exact_time("time", lambda part: part.ns, "adds up to the length of the path", total=sum),
+        share("share", lambda part: part.ns, share_of(found.duration_ns), "of the path", total=sum),
+        count("times", lambda part: part.count, "how often it is on the path", total=sum),
     )
-    rows = [Row((_name(part), _kind(part), ExactTime(part.ns), share_cell(part.ns, found.duration_ns), Count(part.count)))
-            for part in found.parts[:top]]  # fmt: skip
-    rest = found.parts[top:]
-    if rest:
-        own = sum(part.ns for part in rest)
-        times = ExactTime(own), share_cell(own, found.duration_ns), Count(sum(part.count for part in rest))
-        rows.append(Row((Text(f"{len(rest)} more rows"), Text(""), *times), strong=True))
-    whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns), Text("")
-    rows.append(Row((Text("the whole path"), Text(""), *whole), strong=True))
+    whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
+    rows = (*rows_of(fields, found.parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
     if found.num_inferred:
         notes.append(
@@ -88,38 +78,32 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
             "taken to have waited for what ended last on another stream."
         )
     caption = f"{label}: {found.duration_ns / 1e6:.6f} ms, {found.num_events} device events."
-    return Table(caption, columns, tuple(rows), tuple(notes), sortable=True)
-
-
-def _name(part: PathPart) -> Cell:
-    return Code(part.name) if part.name else Text(part.kind)
-
-
-def _kind(part: PathPart) -> Cell:
-    return Text(KERNEL if part.kind == KERNEL else "lag")
+    return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
 def _what_if(label: str, found: CriticalPath) -> Table:
-    columns = (
-        Column("if this took no time"),
-        Column("kind"),
-        Column("removed", "ms", True, "its time in the whole trace, on the path and beside it"),
-        Column("the trace takes", "ms", True),
-        Column("saved", "ms", True, "less than removed where something else ran beside it"),
-        Column("faster", numeric=True, hint="time with it / time without it"),
+    names = {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}
+    fields: tuple[Field[WhatIf], ...] = (
+        Field(
+            "if this took no time",
+            lambda one: Code(one.name) if one.kind == KERNEL else Text(one.name or names.get(one.kind, one.kind)),
+        ),
+        Field("kind", lambda one: one.kind if one.kind in (KERNEL, KIND) else "lag"),
+        exact_time("removed", lambda one: one.removed_ns, "its time in the whole trace, on the path and beside it"),
+        exact_time("the trace takes", lambda one: one.duration_ns),
+        exact_time(
+            "saved", lambda one: found.duration_ns - one.duration_ns, "less than removed where something else ran beside it"
+        ),
+        Field(
+            "faster",
+            lambda one: None if one.speedup is None else Number(one.speedup, 3, "x"),
+            numeric=True,
+            hint="time with it / time without it",
+            missing="nothing is left",
+        ),
     )
-    rows = tuple(Row(_cells(one, found)) for one in found.what_if)
     note = (
         f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
         f"{found.gap_ns / 1e3:.3f} µs."
     )
-    return Table(f"{label}: what if?", columns, rows, (note,), sortable=True)
-
-
-def _cells(one: WhatIf, found: CriticalPath) -> tuple[Cell, ...]:
-    names = {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}
-    name = Code(one.name) if one.kind == KERNEL else Text(one.name or names.get(one.kind, one.kind))
-    kind = {KERNEL: KERNEL, KIND: KIND}.get(one.kind, "lag")
-    times = ExactTime(one.removed_ns), ExactTime(one.duration_ns), ExactTime(found.duration_ns - one.duration_ns)
-    faster = Missing("nothing is left", "-") if one.speedup is None else Number(one.speedup, 3, "x")
-    return name, Text(kind), *times, faster
+    return table_of(f"{label}: what if?", fields, found.what_if, notes=(note,), sortable=True)

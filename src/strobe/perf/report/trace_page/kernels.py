@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strobe.perf.analysis.device.kernel_table import KernelTable, KernelTableRow
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share, share_of, table_of
+from strobe.perf.analysis.device.kernel_table import KernelTable, KernelTableRow, Member
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, heads, rows_of, share, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Code, Column, Count, ExactTime, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Code, Section, Table
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
@@ -78,18 +78,20 @@ def _table(found: KernelTable, opening: str, study: TraceStudy, *, collapsed: bo
 
 def _members(rows: Sequence[KernelTableRow], name: str) -> Iterator[Table]:
     """Yield the table of full kernel names in groups whose own name is not the full one."""
-    columns = (Column("kernel"), Column("full name"), Column("n", numeric=True), Column("sum", "ms", True, "of durations"))
     listed: dict[str, KernelTableRow] = {}
     for row in rows:
         if len(row.members) > 1 or row.members[0].name != row.group:
             listed.setdefault(row.group, row)
-    cells = []
-    for row in listed.values():
-        for member in row.members[:MAX_MEMBERS]:
-            cells.append(Row((Code(row.group), Code(member.name), Count(member.n), ExactTime(member.sum_ns))))
-        rest = row.members[MAX_MEMBERS:]
-        if rest:
-            n, total = sum(member.n for member in rest), sum(member.sum_ns for member in rest)
-            cells.append(Row((Code(row.group), Text(f"{len(rest)} more names"), Count(n), ExactTime(total))))
+    fields: tuple[Field[tuple[str, Member]], ...] = (
+        Field("kernel", lambda row: row[0], Code, total=lambda groups: next(iter(groups))),
+        Field("full name", lambda row: row[1].name, Code),
+        count("n", lambda row: row[1].n, total=sum),
+        exact_time("sum", lambda row: row[1].sum_ns, "of durations", total=sum),
+    )
+    cells = [
+        cell
+        for row in listed.values()
+        for cell in rows_of(fields, [(row.group, member) for member in row.members], top=MAX_MEMBERS, left="names", words_in=1)
+    ]
     if cells:
-        yield Table(f"{name}: full names of the groups above.", columns, tuple(cells), collapsed=True)
+        yield Table(f"{name}: full names of the groups above.", heads(fields), tuple(cells), collapsed=True)

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from strobe.perf.analysis.operators.times import Caller, Launched, OperatorTime, OperatorTimes, Source
-from strobe.perf.report.blocks.fields import share_cell
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Missing,
-    Notes,
-    Row,
-    Section,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.analysis.operators.times import OperatorTime, OperatorTimes, Source
+from strobe.perf.report.blocks.fields import Field, count, exact_time, share, share_of, table_of
+from strobe.perf.report.model import Block, Cell, Code, Missing, Notes, Section, Table, Text, Time
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_operators
 from strobe.perf.report.trace_study import DETAILED_BYTES, TraceStudy
 
 _NAMED = 2
 """Kernels and callers that a row names."""
-_COLUMNS = (
-    Column("operator", hint="the innermost one that was open when the launch call started"),
-    Column("inputs", hint="sizes of its tensors"),
-    Column("dtype", hint="of its tensors, each once"),
-    Column("pass", hint="forward or backward, where autograd took part"),
-    Column("calls", numeric=True, hint="calls that launched at least one device event"),
-    Column("events", numeric=True, hint="device events"),
-    Column("exclusive", "ms", True, "time no other row counts; adds up to busy"),
-    Column("of busy", numeric=True, hint="exclusive time / busy time of the device"),
-    Column("one call", "µs", True, "sum of the durations / calls"),
-    Column("kernels", hint="with their part of the exclusive time"),
-    Column("called by", hint="the operator around it, and the range or module"),
-)
 
 
 def operator_times_section(study: TraceStudy) -> Section | None:
@@ -67,38 +41,56 @@ def operator_times_section(study: TraceStudy) -> Section | None:
 
 
 def _table(times: OperatorTimes, opening: str, top: int) -> Table:
-    rows = [Row(tuple(_cells(row, times.busy_ns))) for row in times.rows[:top]]
-    rest = times.rows[top:]
-    if rest:
-        own = sum(row.exclusive_ns for row in rest)
-        counts = Count(sum(row.calls for row in rest)), Count(sum(row.events for row in rest))
-        head = (Text(f"{len(rest)} more rows"), *(Text(""),) * 3, *counts, ExactTime(own), share_cell(own, times.busy_ns))
-        rows.append(Row((*head, *(Text(""),) * (len(_COLUMNS) - len(head))), strong=True))
+    def of_operator(get: Callable[[OperatorTime], Any]) -> Callable[[OperatorTime], Any]:
+        return lambda row: get(row) if row.source is Source.OPERATOR else Missing(row.source.value, "-")
+
+    fields: tuple[Field[OperatorTime], ...] = (
+        Field("operator", _operator, hint="the innermost one that was open when the launch call started"),
+        Field(
+            "inputs",
+            of_operator(lambda row: row.inputs.text or None),
+            Code,
+            hint="sizes of its tensors",
+            missing="sizes not recorded",
+        ),
+        Field(
+            "dtype", of_operator(lambda row: row.dtypes or None), hint="of its tensors, each once", missing="types not recorded"
+        ),
+        Field("pass", of_operator(lambda row: row.phase), hint="forward or backward, where autograd took part"),
+        count("calls", of_operator(lambda row: row.calls), "calls that launched at least one device event", total=sum),
+        count("events", lambda row: row.events, "device events", total=sum),
+        exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
+        share(
+            "of busy",
+            lambda row: row.exclusive_ns,
+            share_of(times.busy_ns),
+            "exclusive time / busy time of the device",
+            total=sum,
+        ),
+        Field("one call", _one_call, Time, "µs", hint="sum of the durations / calls"),
+        Field("kernels", _kernels, Code, hint="with their part of the exclusive time"),
+        Field("called by", _callers, Code, hint="the operator around it, and the range or module"),
+    )
     caption = f"{opening}: operators launched {_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms."
-    return Table(caption, _COLUMNS, tuple(rows), sortable=True)
+    return table_of(caption, fields, times.rows, top=top, sortable=True)
 
 
-def _cells(row: OperatorTime, busy_ns: int) -> Iterator[Cell]:
-    if row.source is Source.OPERATOR:
-        yield Code(row.operator)
-        yield Code(row.inputs.text) if row.inputs.text else Missing("sizes not recorded", "-")
-        yield Text(row.dtypes) if row.dtypes else Missing("types not recorded", "-")
-        yield Text(row.phase)
-        yield Count(row.calls)
-    else:
-        yield from (Text(row.source.value, "muted"), *(Missing(row.source.value, "-"),) * 4)
-    yield from (Count(row.events), ExactTime(row.exclusive_ns), share_cell(row.exclusive_ns, busy_ns))
-    yield Time(row.sum_ns / row.calls) if row.calls else Missing(row.source.value, "-")
-    yield Code(_listed([(one.kernel, one.exclusive_ns) for one in _merged(row.kernels)], row.exclusive_ns))
-    yield Code(_listed([(_spelled(one), one.exclusive_ns) for one in row.callers if _spelled(one)], row.exclusive_ns))
+def _operator(row: OperatorTime) -> Cell:
+    return Code(row.operator) if row.source is Source.OPERATOR else Text(row.source.value, "muted")
 
 
-def _merged(kernels: Sequence[Launched]) -> Sequence[Launched]:
-    return [one for one in kernels if one.exclusive_ns] or kernels
+def _one_call(row: OperatorTime) -> float | Missing:
+    return row.sum_ns / row.calls if row.calls else Missing(row.source.value, "-")
 
 
-def _spelled(caller: Caller) -> str:
-    return " in ".join(filter(None, (caller.operator, caller.scope)))
+def _kernels(row: OperatorTime) -> str:
+    shown = [one for one in row.kernels if one.exclusive_ns] or row.kernels
+    return _listed([(one.kernel, one.exclusive_ns) for one in shown], row.exclusive_ns)
+
+
+def _callers(row: OperatorTime) -> str:
+    named = [(" in ".join(filter(None, (one.operator, one.scope))), one.exclusive_ns) for one in row.callers]
+    return _listed([(name, ns) for name, ns in named if name], row.exclusive_ns)
 
 
 def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:

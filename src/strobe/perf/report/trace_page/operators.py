@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strobe.perf.analysis.structure.operators import HostRange, OperatorRow, Operators, ThreadRow, host_ranges, operators
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, share, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Paragraph, Section, Table
 from strobe.perf.report.trace_study import TraceStudy
@@ -35,19 +35,9 @@ def operators_section(study: TraceStudy) -> Section | None:
 def _threads(found: Operators, label: str) -> Table:
     fields: tuple[Field[ThreadRow], ...] = (
         Field("thread", lambda thread: thread.name, Code),
-        count(
-            "calls",
-            lambda thread: thread.num_calls,
-        ),
-        exact_time(
-            "busy",
-            lambda thread: thread.busy_ns,
-        ),
-        share(
-            "busy share",
-            lambda thread: thread.busy_ns,
-            share_of(found.span_ns),
-        ),
+        count("calls", lambda thread: thread.num_calls),
+        exact_time("busy", lambda thread: thread.busy_ns),
+        share("busy share", lambda thread: thread.busy_ns, share_of(found.span_ns)),
     )
     notes = ("A thread is named by process/thread. Its busy time is when any of its operators ran.",)
     return table_of(f"{label}: host threads over {found.span_ns / 1e6:.3f} ms.", fields, found.threads, notes=notes)
@@ -73,14 +63,9 @@ def _ranges(trace: Trace, label: str, window: Window | None, top: int) -> Iterat
     if found:
         fields: tuple[Field[HostRange], ...] = (
             Field("range", lambda one: one.name, Code),
-            count(
-                "calls",
-                lambda one: one.calls.n,
-            ),
+            count("calls", lambda one: one.calls.n),
             exact_time("sum", lambda one: one.calls.sum_ns, "of the calls"),
             *spread(lambda one: one.calls, "µs"),
         )
-        notes = ["Ranges contain each other: sums do not add up. Names that differ in a number at their end are one row."]
-        if len(found) > top:
-            notes.append(f"{len(found) - top} more rows are left out.")
-        yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=notes, sortable=True)
+        note = "Ranges contain each other: sums do not add up. Names that differ in a number at their end are one row."
+        yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=(note, *left_out(found, top)), sortable=True)

@@ -9,19 +9,7 @@ import numpy as np
 from strobe.perf.analysis.device.activity import Activity
 from strobe.perf.analysis.device.kernel_table import KernelTable
 from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    Fact,
-    Missing,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Cell, Code, Column, Count, Fact, Missing, Row, Section, Table, Text
 from strobe.perf.report.trace_page.seen import Seen, seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 

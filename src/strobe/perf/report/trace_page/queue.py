@@ -7,18 +7,15 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.device.queue import LENGTHS, Queue
-from strobe.perf.report.blocks.fields import count_cell, share_cell
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, left_out, share_cell, table_of
 from strobe.perf.report.model import (
     Block,
-    Cell,
     Code,
     Column,
-    Count,
     ExactTime,
     Figure,
     Kind,
     KindStyle,
-    Missing,
     Number,
     Row,
     Section,
@@ -63,27 +60,29 @@ def _name(one: Seen, queue: Queue) -> str:
 
 
 def _table(found: Sequence[tuple[Seen, Sequence[Queue]]], top: int) -> Table:
-    columns = (
-        Column("queue"),
-        Column("max", numeric=True, hint="largest length"),
-        Column("median", numeric=True, hint="over time: it is no longer for half of the time"),
-        Column("mean", numeric=True, hint="over time"),
-        Column("empty", "ms", True, "time with a length of 0"),
-        Column("of span", numeric=True),
-        Column("waited", numeric=True, hint="events that were in it"),
-        Column("wait of one", "µs", True, "mean, of the events that waited"),
-        Column("unlinked", numeric=True, hint="events whose launch the trace does not hold: not counted"),
+    fields: tuple[Field[tuple[Seen, Queue]], ...] = (
+        Field("queue", lambda row: _name(*row), Code),
+        count("max", lambda row: row[1].longest, "largest length"),
+        count("median", lambda row: row[1].median, "over time: it is no longer for half of the time"),
+        Field("mean", lambda row: Number(row[1].mean, 2), numeric=True, hint="over time"),
+        exact_time("empty", lambda row: row[1].empty_ns, "time with a length of 0"),
+        Field("of span", lambda row: share_cell(row[1].empty_ns, row[1].span_ns), numeric=True),
+        count("waited", lambda row: row[1].queued, "events that were in it"),
+        Field("wait of one", lambda row: _wait(row[1]), unit="µs", hint="mean, of the events that waited", missing="none waited"),
+        Field(
+            "unlinked",
+            lambda row: row[1].unlinked,
+            count_cell,
+            numeric=True,
+            hint="events whose launch the trace does not hold: not counted",
+        ),
     )
-    rows = [Row(tuple(_cells(_name(one, queue), queue))) for one, queues in found for queue in queues]
-    notes = (f"{len(rows) - top} more rows are left out.",) if len(rows) > top else ()
-    return Table("Length of each queue.", columns, tuple(rows[:top]), notes, sortable=True)
+    rows = [(one, queue) for one, queues in found for queue in queues]
+    return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
 
 
-def _cells(name: str, queue: Queue) -> Iterator[Cell]:
-    yield from (Code(name), Count(queue.longest), Count(queue.median), Number(queue.mean, 2))
-    yield from (ExactTime(queue.empty_ns), share_cell(queue.empty_ns, queue.span_ns), Count(queue.queued))
-    yield Number(queue.total_ns / queue.queued / 1e3, 3) if queue.queued else Missing("none waited", "-")
-    yield count_cell(queue.unlinked)
+def _wait(queue: Queue) -> Number | None:
+    return Number(queue.total_ns / queue.queued / 1e3, 3) if queue.queued else None
 
 
 def _pictures(drawn: Sequence[tuple[Seen, Queue]]) -> Iterator[Figure]:

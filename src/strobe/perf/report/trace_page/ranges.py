@@ -11,19 +11,7 @@ from strobe.perf.analysis.structure.calltree import CallNode, call_trees
 from strobe.perf.analysis.structure.layers import layer_groups
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, Kind, RangeRow, Ranges
 from strobe.perf.report.blocks.fields import Field, count, exact_time, padded, share, share_of, table_of
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Flame,
-    Frame,
-    Notes,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Code, Count, ExactTime, Figure, Flame, Frame, Notes, Section, Table, Text
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.layers import layer_blocks
 from strobe.perf.report.trace_page.seen import seen_ranges
@@ -138,14 +126,8 @@ def _paths(root: CallNode, top: int) -> Table:
     own = "launched in no call inside; where events overlap, the first to start owns the time"
     fields: tuple[Field[tuple[tuple[str, ...], CallNode]], ...] = (
         Field("path", lambda row: " / ".join(row[0]), Code),
-        count(
-            "calls",
-            lambda row: row[1].calls,
-        ),
-        count(
-            "events",
-            lambda row: row[1].events,
-        ),
+        count("calls", lambda row: row[1].calls),
+        count("events", lambda row: row[1].events),
         exact_time("own time", lambda row: row[1].self_ns, own, total=sum),
         share("of busy", lambda row: row[1].self_ns, share_of(root.total_ns), total=sum),
         exact_time("total", lambda row: row[1].total_ns, "with the calls inside"),

@@ -7,24 +7,9 @@ from collections.abc import Iterator
 
 from strobe.perf.analysis.device.operator_costs import OperatorCost
 from strobe.perf.analysis.operators.rates import Rate, Rates, operator_rates
-from strobe.perf.report.blocks.fields import share_cell
-from strobe.perf.report.blocks.roofline import device_note, rate_cells, rate_columns
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Missing,
-    Notes,
-    Number,
-    Row,
-    Section,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.blocks.fields import Field, count, exact_time, share, share_of, table_of
+from strobe.perf.report.blocks.roofline import device_note, rate_fields
+from strobe.perf.report.model import Block, Code, Notes, Number, Section, Table, Time
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_operators
 from strobe.perf.report.trace_study import TraceStudy
@@ -54,41 +39,38 @@ def roofline_section(study: TraceStudy) -> Section | None:
 
 
 def _table(name: str, rates: Rates, top: int) -> Table:
-    columns = (
-        Column("operator"),
-        Column("inputs", hint="sizes of its tensors"),
-        Column("dtype"),
-        Column("calls", numeric=True),
-        Column("sum", "ms", True, "of the durations of their device events"),
-        Column("of busy", numeric=True, hint="time that only these own / busy time of the device"),
-        Column("one call", "µs", True, "mean"),
-        Column("GFLOP", numeric=True, hint="of one call"),
-        *rate_columns(rates.peaks),
+    fields: tuple[Field[Rate], ...] = (
+        Field("operator", lambda rate: rate.row.operator.removeprefix("aten::"), Code),
+        Field("inputs", lambda rate: rate.row.inputs.text, Code, hint="sizes of its tensors"),
+        Field("dtype", lambda rate: _cost(rate).dtype),
+        count("calls", lambda rate: rate.row.calls, total=sum),
+        exact_time("sum", lambda rate: rate.row.sum_ns, "of the durations of their device events", total=sum),
+        share(
+            "of busy",
+            lambda rate: rate.row.exclusive_ns,
+            share_of(rates.busy_ns),
+            "time that only these own / busy time of the device",
+            total=sum,
+        ),
+        Field("one call", lambda rate: rate.row.sum_ns / rate.row.calls, Time, "µs", hint="mean"),
+        Field("GFLOP", _gflop, numeric=True, hint="of one call", missing="no matrix products"),
+        *rate_fields(rates.peaks, lambda rate: rate.found),
     )
     known = [rate for rate in rates.rows if rate.found is not None]
-    rows = [Row(tuple(_cells(rate, rates.busy_ns))) for rate in known[:top]]
-    rest = known[top:]
-    if rest:
-        head = (Text(f"{len(rest)} more rows"), Text(""), Text(""), Count(sum(rate.row.calls for rate in rest)))
-        own = sum(rate.row.exclusive_ns for rate in rest)
-        cells = (*head, ExactTime(sum(rate.row.sum_ns for rate in rest)), share_cell(own, rates.busy_ns))
-        rows.append(Row((*cells, *(Text(""),) * (len(columns) - len(cells))), strong=True))
-    share = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
-    caption = f"{name}: the cost is known of operators that own {share} of the busy time."
+    covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
+    caption = f"{name}: the cost is known of operators that own {covered} of the busy time."
     notes = (device_note(rates.product or "this device", rates.peaks), *_notes(rates))
-    return Table(caption, columns, tuple(rows), notes, sortable=True)
+    return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _cells(rate: Rate, busy_ns: int) -> Iterator[Cell]:
-    row = rate.row
-    assert rate.found is not None and isinstance(rate.cost, OperatorCost)
-    yield Code(row.operator.removeprefix("aten::"))
-    yield Code(row.inputs.text)
-    yield Text(rate.cost.dtype)
-    yield from (Count(row.calls), ExactTime(row.sum_ns), share_cell(row.exclusive_ns, busy_ns), Time(row.sum_ns / row.calls))
-    flops = rate.cost.cost.flops
-    yield Number(flops / 1e9, 3) if flops else Missing("no matrix products", "-")
-    yield from rate_cells(rate.found)
+def _cost(rate: Rate) -> OperatorCost:
+    assert isinstance(rate.cost, OperatorCost)
+    return rate.cost
+
+
+def _gflop(rate: Rate) -> Number | None:
+    flops = _cost(rate).cost.flops
+    return Number(flops / 1e9, 3) if flops else None
 
 
 def _notes(rates: Rates) -> Iterator[str]:

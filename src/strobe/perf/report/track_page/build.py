@@ -197,8 +197,5 @@ def _case_section(sessions: Sequence[SessionRecords]) -> Section:
         ("rounds", str(head.rounds)),
         ("strobe", head.strobe),
     )
-    fields: tuple[Field[tuple[str, str]], ...] = (
-        Field("what", lambda row: row[0]),
-        Field("value", lambda row: Code(row[1])),
-    )
+    fields: tuple[Field[tuple[str, str]], ...] = (Field("what", lambda row: row[0]), Field("value", lambda row: Code(row[1])))
     return Section("case", "Case", "", (table_of("What is done with every commit.", fields, rows),), folded=True)

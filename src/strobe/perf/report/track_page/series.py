@@ -9,15 +9,7 @@ from strobe.perf.analysis.history.series import Point
 from strobe.perf.records.history import Failure, Revision
 from strobe.perf.report.blocks.fields import Field, count, table_of
 from strobe.perf.report.model import Axis, Block, Cell, Code, Figure, Level, Mark, Plane, Section, Table, Text
-from strobe.perf.report.track_page.cells import (
-    SHORT,
-    in_unit,
-    interval_cell,
-    percent_text,
-    step_cell,
-    time_unit,
-    value_cell,
-)
+from strobe.perf.report.track_page.cells import SHORT, in_unit, interval_cell, percent_text, step_cell, time_unit, value_cell
 
 _AT = {
     "checkout": "could not be checked out",

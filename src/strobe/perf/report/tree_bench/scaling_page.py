@@ -24,7 +24,7 @@ from strobe.perf.report.model import (
     Time,
 )
 from strobe.perf.report.tree_bench.cells import CellRun
-from strobe.perf.report.tree_bench.scaling import Key, Point, alone, crossings, groups, strong, weak, what_if
+from strobe.perf.report.tree_bench.scaling import Point, alone, crossings, groups, strong, weak, what_if
 
 _NONE: Final = Missing("one rank was not measured there", "-")
 
@@ -32,7 +32,8 @@ _NONE: Final = Missing("one rank was not measured there", "-")
 def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
     """Yield one section for every dtype and shape of the call."""
     for key, own in groups(cells).items():
-        title = _title(key)
+        device, dtype, rows, heads, kv_heads, dim, batch = key
+        title = f"{device}, {dtype}, {rows} queries, {heads} heads of {dim}, {kv_heads} of keys, batch {batch}"
         blocks: list[Block] = []
         for kind, points in (("strong", strong(own)), ("weak", weak(own))):
             blocks += [_curve_table(title, kind, points)] if points else []
@@ -42,11 +43,6 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
         if blocks:
             lead = "Every time is the median over calls of the slowest rank."
             yield Section(title.replace(" ", "-").replace(",", ""), title, lead, tuple(blocks))
-
-
-def _title(key: Key) -> str:
-    device, dtype, rows, heads, kv_heads, dim, batch = key
-    return f"{device}, {dtype}, {rows} queries, {heads} heads of {dim}, {kv_heads} of keys, batch {batch}"
 
 
 def _curve_table(title: str, kind: str, points: Sequence[Point]) -> Table:

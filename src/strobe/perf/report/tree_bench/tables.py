@@ -3,106 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
-from strobe.perf.analysis.runs.grid import speedup
-from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
-from strobe.perf.report.model import (
-    Bar,
-    Cell,
-    Code,
-    Column,
-    Count,
-    Figure,
-    Missing,
-    Number,
-    Row,
-    Share,
-    Table,
-    Text,
-    Time,
-    Waterfall,
-)
+from strobe.perf.records.grids import SentMessage
+from strobe.perf.report.blocks.contestants import NONE, Timed, compared, reason_cell, timed_fields
+from strobe.perf.report.blocks.fields import Field, table_of
+from strobe.perf.report.model import Bar, Code, Column, Figure, Number, Row, Share, Table, Text, Time, Waterfall
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
-from strobe.perf.report.tree_bench.verdicts import bound, straggler
+from strobe.perf.report.tree_bench.split import Collective, Parts
+from strobe.perf.report.tree_bench.verdicts import Bound, bound, straggler
 
-_NONE: Final = Missing("not measured here", "-")
+_Sent: TypeAlias = tuple[TreeContestant, Collective, SentMessage | None, float | None]
+"""A collective of a strategy: as measured, as planned, and its transfer in the serialised call, ns."""
 PARTS: Final = ("local", "merge", "wait", "transfer", "host")
 
 
 def speed_table(cell: CellRun) -> Table:
     """Build the table of times, speedups and predictions; every call counts by its slowest rank."""
-    columns = (
-        Column("strategy"),
-        Column("median", "ms", True, "of the slowest rank of each call"),
-        Column("95 % of the median", hint="bootstrap, from 30 calls on; else shortest and longest call"),
-        Column("calls", numeric=True),
-        Column("speedup", numeric=True, hint="time of the first strategy / time, same palindromes, 95 % interval"),
-        Column("verdict"),
-        Column("predicted", "ms", True, "by the plan, with links measured on these ranks"),
-        Column("measured / predicted", numeric=True),
-        Column("spread", numeric=True, hint="(p90 - p10) / median"),
-        Column("gate", hint="every rank against float64"),
+    fields: tuple[Field[Timed], ...] = (
+        Field("strategy", lambda row: row[1].name, Code),
+        Field("median", lambda row: row[1].median_ns, Time, "ms", hint="of the slowest rank of each call"),
+        *timed_fields("first strategy"),
+        Field(
+            "predicted",
+            lambda row: row[1].predicted_ns or None,
+            Time,
+            "ms",
+            hint="by the plan, with links measured on these ranks",
+            missing=NONE,
+        ),
+        Field("measured / predicted", lambda row: _over_plan(row[1]), numeric=True, missing=NONE),
+        Field("spread", lambda row: row[1].spread, Share, numeric=True, hint="(p90 - p10) / median"),
+        Field("gate", lambda row: Text(row[1].gate.detail if row[1].gate else "", "good"), hint="every rank against float64"),
     )
-    rows = tuple(Row(_speed(cell, entry)) for entry in cell.measured)
+    rows = [(cell, entry, compared(cell.measured[0], entry)) for entry in cell.measured]
     choice = cell.links.auto if cell.links else ""
     notes = [f"auto takes {choice} with these links."] if choice else []
-    return Table(f"{cell.name}: strategies.", columns, rows, tuple(notes), sortable=True)
+    return table_of(f"{cell.name}: strategies.", fields, rows, notes=notes, sortable=True)
 
 
-def _speed(cell: CellRun, entry: TreeContestant) -> tuple[Cell, ...]:
-    interval, times, first = entry.interval, entry.times_ns, cell.measured[0]
-    low, high = (interval.low, interval.high) if interval else (min(times), max(times))
-    predicted = entry.predicted_ns
-    compared: tuple[Cell, Cell] = (Missing("it is the reference", "1"), Text("reference", "muted"))
-    if entry is not first:
-        found = speedup(first, entry)
-        compared = ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict)
-    return (
-        Code(entry.name),
-        Time(entry.median_ns),
-        Text(f"{low / 1e6:.4g} to {high / 1e6:.4g}{'' if interval else ' (all)'}"),
-        Count(len(times)),
-        *compared,
-        Time(predicted) if predicted else _NONE,
-        Number(entry.median_ns / predicted, 2) if predicted else _NONE,
-        Share(entry.spread),
-        Text(entry.gate.detail if entry.gate else "", "good"),
-    )
+def _over_plan(entry: TreeContestant) -> Number | None:
+    return Number(entry.median_ns / entry.predicted_ns, 2) if entry.predicted_ns else None
 
 
 def parts_table(cell: CellRun) -> Table | None:
     """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
-    columns = (
-        Column("strategy"),
-        *(Column(name, "ms", True) for name in PARTS),
-        Column("whole", "ms", True),
-        Column("exposed", numeric=True, hint="wait and transfer, of the whole"),
-        Column("hidden", "ms", True, "communication beside attention; no part of the whole"),
-        Column("serialised", "ms", True, "the same call where the ranks meet before each collective"),
-        Column("perturbation", numeric=True, hint="serialised / free-running - 1"),
+    fields: tuple[Field[tuple[str, Parts, Parts | None]], ...] = (
+        Field("strategy", lambda row: row[0], Code),
+        Field("local", lambda row: row[1].local, Time, "ms"),
+        Field("merge", lambda row: row[1].merge, Time, "ms"),
+        Field("wait", lambda row: row[1].wait, Time, "ms"),
+        Field("transfer", lambda row: row[1].transfer, Time, "ms"),
+        Field("host", lambda row: row[1].host, Time, "ms"),
+        Field("whole", lambda row: row[1].total, Time, "ms"),
+        Field(
+            "exposed",
+            lambda row: (row[1].wait + row[1].transfer) / row[1].total,
+            Share,
+            numeric=True,
+            hint="wait and transfer, of the whole",
+        ),
+        Field("hidden", lambda row: row[1].hidden, Time, "ms", hint="communication beside attention; no part of the whole"),
+        Field(
+            "serialised",
+            lambda row: row[2] and row[2].total,
+            Time,
+            "ms",
+            hint="the same call where the ranks meet before each collective",
+            missing=NONE,
+        ),
+        Field(
+            "perturbation",
+            lambda row: row[2] and row[2].total / row[1].total - 1,
+            Share,
+            numeric=True,
+            hint="serialised / free-running - 1",
+            missing=NONE,
+        ),
     )
-    rows = []
-    for entry in cell.measured:
-        found, other = entry.parts(), entry.parts("serialised")
-        if found is None:
-            continue
-        cells: tuple[Cell, ...] = (
-            Code(entry.name),
-            *(Time(getattr(found, name)) for name in PARTS),
-            Time(found.total),
-            Share((found.wait + found.transfer) / found.total),
-            Time(found.hidden),
-            Time(other.total) if other else _NONE,
-            Share(other.total / found.total - 1) if other else _NONE,
-        )
-        rows.append(Row(cells))
+    rows = [(entry.name, found, entry.parts("serialised")) for entry in cell.measured if (found := entry.parts()) is not None]
     notes = (
         "Free-running: nothing waits but what must. exposed = |union(messages, work)| - |union(work)|, rank by rank; a message "
         "is under way from the moment it is posted, so the transfer holds the time of posting.",
         "Mean over the half of the calls around the median; the parts add up to the whole.",
     )
-    return Table(f"{cell.name}: where a call went.", columns, tuple(rows), notes) if rows else None
+    return table_of(f"{cell.name}: where a call went.", fields, rows, notes=notes) if rows else None
 
 
 def part_figures(cell: CellRun) -> Iterator[Figure]:
@@ -129,64 +114,58 @@ def part_figures(cell: CellRun) -> Iterator[Figure]:
 
 def collective_table(cell: CellRun) -> Table | None:
     """Build the table of each collective: transfer, wait of each rank, last rank, and prediction."""
-    ranks = cell.run.header.world_size
-    columns = (
-        Column("strategy"),
-        Column("collective"),
-        Column("transfer", "ms", True, "the shortest time that a rank was held up, median"),
-        *(Column(f"wait of rank {rank}", "ms", True) for rank in range(ranks)),
-        Column("last"),
-        Column("predicted", "ms", True, "latency and bandwidth"),
-        Column("serialised", "ms", True, "transfer where the ranks had met just before"),
-    )
-    rows = []
+    rows: list[_Sent] = []
     for entry in cell.measured:
-        meeting = entry.collectives("serialised")
-        found = entry.collectives("free-running")
-        names = iter(entry.sent)
-        for each in found:
+        meeting, names = entry.collectives("serialised"), iter(entry.sent)
+        for each in entry.collectives("free-running"):
             sent = None if each.kind == "agreement" else next(names, None)
-            what = each.kind if sent is None else f"{sent.kind}: {sent.payload}"
-            other = meeting[each.place].transfer_ns if each.place < len(meeting) else None
-            rows.append(
-                Row(
-                    (
-                        Code(entry.name),
-                        Text(what),
-                        Time(each.transfer_ns),
-                        *(Time(wait) for wait in each.waits_ns),
-                        Text(f"rank {each.last}, {100 * each.last_share:.0f} % of the calls"),
-                        Time(sent.alpha_ns + sent.beta_ns) if sent else Missing("not in the plan", "-"),
-                        Time(other) if other is not None else _NONE,
-                    )
-                )
-            )
+            rows.append((entry, each, sent, meeting[each.place].transfer_ns if each.place < len(meeting) else None))
+    fields: tuple[Field[_Sent], ...] = (
+        Field("strategy", lambda row: row[0].name, Code),
+        Field("collective", lambda row: row[1].kind if row[2] is None else f"{row[2].kind}: {row[2].payload}"),
+        Field("transfer", lambda row: row[1].transfer_ns, Time, "ms", hint="the shortest time that a rank was held up, median"),
+        *map(_wait, range(cell.run.header.world_size)),
+        Field("last", lambda row: f"rank {row[1].last}, {100 * row[1].last_share:.0f} % of the calls"),
+        Field(
+            "predicted",
+            lambda row: row[2] and row[2].alpha_ns + row[2].beta_ns,
+            Time,
+            "ms",
+            hint="latency and bandwidth",
+            missing="not in the plan",
+        ),
+        Field("serialised", lambda row: row[3], Time, "ms", hint="transfer where the ranks had met just before", missing=NONE),
+    )
     notes = (
         "wait + transfer is how long a rank was held up; the last to come waits for nobody. In a ring it waits for one.",
         "agreement: ranks tell each other what they are called with, while attention runs; no part of the plan.",
     )
-    return Table(f"{cell.name}: collectives.", columns, tuple(rows), notes) if rows else None
+    return table_of(f"{cell.name}: collectives.", fields, rows, notes=notes) if rows else None
+
+
+def _wait(rank: int) -> Field[_Sent]:
+    return Field(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank], Time, "ms")
 
 
 def verdict_table(cell: CellRun) -> Table | None:
     """Build the table with each strategy's verdict, its evidence and one remedy; None if there are none."""
-    columns = (Column("strategy"), Column("verdict"), Column("evidence"), Column("remedy"), Column("straggler"))
-    rows = []
-    for entry in cell.measured:
-        found = bound(cell, entry)
-        if found is None:
-            continue
-        who = straggler(entry.collectives())
-        name = Text("none", "muted") if who is None else Text(f"rank {who[0]}, {100 * who[1]:.0f} % of the calls", "bad")
-        rows.append(Row((Code(entry.name), Text(found.label), Text(found.evidence), Text(found.remedy), name)))
-    return Table(f"{cell.name}: verdicts.", columns, tuple(rows)) if rows else None
+    fields: tuple[Field[tuple[TreeContestant, Bound]], ...] = (
+        Field("strategy", lambda row: row[0].name, Code),
+        Field("verdict", lambda row: row[1].label),
+        Field("evidence", lambda row: row[1].evidence),
+        Field("remedy", lambda row: row[1].remedy),
+        Field("straggler", lambda row: _late(straggler(row[0].collectives()))),
+    )
+    rows = [(entry, found) for entry in cell.measured if (found := bound(cell, entry)) is not None]
+    return table_of(f"{cell.name}: verdicts.", fields, rows) if rows else None
+
+
+def _late(who: tuple[int, float] | None) -> Text:
+    return Text("none", "muted") if who is None else Text(f"rank {who[0]}, {100 * who[1]:.0f} % of the calls", "bad")
 
 
 def absent_table(cell: CellRun) -> Table | None:
     """Build the table of strategies without a number and the reason; None if there are none."""
-    rows = tuple(
-        Row((Code(entry.name), Text(entry.reason, "plain" if entry.outcome == "refused" else "bad")))
-        for entry in cell.entries
-        if entry.reason
-    )
-    return Table(f"{cell.name}: without a number.", (Column("strategy"), Column("why")), rows) if rows else None
+    fields: tuple[Field[TreeContestant], ...] = (Field("strategy", lambda row: row.name, Code), Field("why", reason_cell))
+    rows = [entry for entry in cell.entries if entry.reason]
+    return table_of(f"{cell.name}: without a number.", fields, rows) if rows else None

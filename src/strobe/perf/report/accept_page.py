@@ -1,0 +1,223 @@
+"""The page of a model's acceptance: the verdict, delivered frames per second, every check with its bounds and their source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from strobe.perf.analysis.runs.acceptance import Acceptance, Rate, acceptance_of
+from strobe.perf.records.checks import Check, CheckGroup
+from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.fields import Field, count
+from strobe.perf.report.blocks.notes import clips_section
+from strobe.perf.report.blocks.settings import settings_section
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Banner,
+    Cell,
+    Code,
+    Column,
+    Fact,
+    Missing,
+    Number,
+    Paragraph,
+    Report,
+    Row,
+    Section,
+    Table,
+    Text,
+)
+from strobe.perf.report.study import load_study
+from strobe.perf.report.text import significant
+
+_GROUPS: Final[dict[CheckGroup, str]] = {
+    "weights": "Weights",
+    "latents": "Latents",
+    "frames": "Frames",
+    "prompt": "Prompt and seed",
+    "stream": "Streaming",
+    "presets": "Presets against quality",
+}
+_DELIVERED: Final = (
+    "Pixel frames per second of the steady frame blocks. The first two columns are sums of passes, as they are often published; "
+    "the others are what a viewer gets, from one delivery to the next."
+)
+_RANDOM: Final = "random weights"
+
+
+def accept_report(folder: Path) -> Report:
+    """Build the page of a run that accepts a model.
+
+    Raises:
+        DataError: it is none.
+    """
+    run, study = read_run(folder), load_study([folder])
+    found, head, work = acceptance_of(run), run.header, run.header.workload
+    assert work is not None
+    model, clips = head.model, clips_section(study)
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=(),
+        title=f"Acceptance of {model.name if model else 'a model'}",
+        subtitle=verdict(found),
+        facts=(
+            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+            Fact("Run", Text(head.run)),
+            Fact("Weights", Code(model.weights_sha256 if model else "")),
+            Fact("Frame", Text(f"{work.width}x{work.height} pixels, {work.fps} a second")),
+            Fact("Prompt", Code(work.prompts[0].text)),
+            Fact("Device", Text(head.machine.device_name)),
+            Fact("strobe", Text(head.strobe)),
+        ),
+        banners=_banners(run, found),
+        sections=(
+            Section("verdict", "Line for a table of results", "", (line_table(run, found),)),
+            Section("delivered", "Delivered frames per second", _DELIVERED, (rates_table(found.rates),)),
+            *_checks(found),
+            *(() if clips is None else (clips,)),
+            settings_section(study),
+        ),
+    )
+
+
+def verdict(found: Acceptance) -> str:
+    """Say in one sentence whether the model is accepted."""
+    reported = len(found.checks) - found.num_judged
+    told = f"{found.num_judged - len(found.failed)} of {found.num_judged} checks passed, {reported} reported and not judged"
+    if found.failed:
+        return f"Not accepted: {told}; failed: {', '.join(check.name for check in found.failed)}."
+    return f"{'Accepted' if found.complete else 'Not finished'}: {told}."
+
+
+def line_table(run: RunRecords, found: Acceptance) -> Table:
+    """Build the table of one row that stands for this model in a table of results."""
+    head, work = run.header, run.header.workload
+    settings = run.variants[0].preset if run.variants else ""
+    assert work is not None
+    columns = (
+        *map(Column, ("model", "weights", "preset", "frame", "device", "checks passed")),
+        *(Column(f"FPS: {rate.name}", numeric=True) for rate in found.rates),
+        *map(Column, ("date", "strobe")),
+    )
+    commit = head.git.commit[:12] if head.git.commit else "no checkout"
+    cells: tuple[Cell, ...] = (
+        Text(head.model.name if head.model else ""),
+        Code(head.model.weights_sha256[:12] if head.model else ""),
+        Text(settings),
+        Text(f"{work.height}x{work.width}"),
+        Text(head.machine.device_name),
+        Text(f"{found.num_judged - len(found.failed)} of {found.num_judged}", "bad" if found.failed else "good"),
+        *(_fps(rate.median_fps, rate.note) for rate in found.rates),
+        Text(head.date[:10]),
+        Text(f"{head.strobe} {commit}"),
+    )
+    return Table("This model in one row.", columns, (Row(cells),))
+
+
+def markdown_line(run: RunRecords, found: Acceptance) -> str:
+    """Return the head and the row of `line_table` in Markdown, three lines."""
+    table = line_table(run, found)
+    head = "| " + " | ".join(column.title for column in table.columns) + " |"
+    rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
+    row = "| " + " | ".join(_plain(cell) for cell in table.rows[0].cells) + " |"
+    return "\n".join((head, rule, row)) + "\n"
+
+
+def _plain(cell: Cell) -> str:
+    match cell:
+        case Number(value=value, digits=digits):
+            return f"{value:.{digits}f}"
+        case Code(text=text) | Text(text=text):
+            return text.replace("|", "\\|")
+        case _:
+            return "-"
+
+
+def rates_table(rates: Sequence[Rate]) -> Table:
+    """Build the table of delivered frames per second by column."""
+    fields: tuple[Field[Rate], ...] = (
+        Field("what is counted", lambda each: each.name),
+        Field("FPS, median", lambda each: _fps(each.median_fps, each.note), numeric=True),
+        Field("FPS, slowest", lambda each: _fps(each.slowest_fps, each.note), numeric=True),
+        count("frame blocks", lambda each: len(each.blocks_ns)),
+        Field("how", lambda each: each.note),
+    )
+    rows = tuple(Row(tuple(field.cell(rate) for field in fields)) for rate in rates)
+    return Table("Each line adds what the one before leaves out.", tuple(field.column for field in fields), rows)
+
+
+def _fps(value: float | None, why: str) -> Cell:
+    return Missing(why) if value is None else Number(value, 1)
+
+
+def check_table(checks: Sequence[Check], caption: str) -> Table:
+    """Build the table of some checks: value, bounds, verdict and source."""
+    fields: tuple[Field[Check], ...] = (
+        Field("check", lambda each: each.name, Code),
+        Field("value", _value, numeric=True),
+        Field("may be", lambda each: _bounds(each)),
+        Field("verdict", _verdict),
+        Field("what it is", lambda each: each.meaning),
+        Field("source of the bound", lambda each: each.basis),
+        Field("more", lambda each: each.detail),
+    )
+    rows = tuple(Row(tuple(field.cell(check) for field in fields)) for check in checks)
+    return Table(caption, tuple(field.column for field in fields), rows)
+
+
+def short_table(found: Acceptance) -> Table:
+    """Build the table of all checks for a terminal: value, bounds and verdict."""
+    columns = (Column("check"), Column("value", numeric=True), Column("may be"), Column("verdict"))
+    rows = tuple(Row((Text(each.name), _value(each), Text(_bounds(each)), _verdict(each))) for each in found.checks)
+    return Table("Checks.", columns, rows)
+
+
+def _checks(found: Acceptance) -> list[Section]:
+    sections = []
+    for group, title in _GROUPS.items():
+        own = [check for check in found.checks if check.group == group]
+        if own:
+            sections.append(Section(group, title, "", (check_table(own, f"{title}: what was measured, and what it may be."),)))
+    return sections or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
+
+
+def _value(check: Check) -> Cell:
+    if check.value is None:
+        return Missing(check.detail or check.basis, "not measured" if check.passed is None else "not finite")
+    text = significant(check.value) if check.value != int(check.value) else str(int(check.value))
+    return Text(f"{text} {check.unit}".rstrip())
+
+
+def _bounds(check: Check) -> str:
+    low, high = ("" if bound is None else f"{bound:g}" for bound in (check.low, check.high))
+    if low and high:
+        return f"{low} to {high}"
+    return f"at least {low}" if low else f"at most {high}" if high else "-"
+
+
+def _verdict(check: Check) -> Text:
+    if check.passed is None:
+        return Text("reported, not judged", "muted")
+    return Text("passed", "good") if check.passed else Text("FAILED", "bad")
+
+
+def _banners(run: RunRecords, found: Acceptance) -> tuple[Banner, ...]:
+    banners = list(damage_banners([(run.header.run, run.damage)]))
+    if run.header.model is not None and _RANDOM in run.header.model.name:
+        told = "The weights are random: what clips look like means nothing and is not judged. Speeds and equalities hold."
+        banners.append(Banner("caution", "Random weights", (told,)))
+    if found.failed:
+        items = tuple(f"{check.name}: {_told(check)}" for check in found.failed)
+        banners.append(Banner("stop", "Checks failed", items))
+    if not found.complete:
+        why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
+        banners.append(Banner("caution", "The run did not come to its end", (why,)))
+    return tuple(banners)
+
+
+def _told(check: Check) -> str:
+    value = "not finite" if check.value is None else f"{check.value:.4g} {check.unit}".rstrip()
+    more = f" ({check.detail})" if check.detail else ""
+    return f"{value}, may be {_bounds(check)}{more}"

@@ -1,0 +1,240 @@
+"""Checks of accepted models: each against a slow reference or a hand-made model, and which damage each of them finds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.bench.accept import clips, equal, order
+from strobe.bench.accept.behaviour import check_frames, check_latents, check_prompt
+from strobe.bench.accept.verdict import judged, reported
+from strobe.bench.accept.weights import check_weights
+from strobe.engine.load import Model, load
+from strobe.engine.presets import balanced, preset
+from strobe.engine.session import Session
+from strobe.models.shapes.grammar import parse
+from strobe.models.shapes.render import advance, render
+from strobe.perf.records.checks import Check
+
+CPU = torch.device("cpu")
+
+
+def named(checks: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def failed(checks: Iterable[Check]) -> set[str]:
+    return {check.name for check in checks if check.passed is False}
+
+
+def moving(num_frames: int = 16, size: int = 24) -> Tensor:
+    """A smooth bright disc that moves over a dark ground, uint8 [F, Y, X, 3]."""
+    y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    frames = []
+    for number in range(num_frames):
+        distance = ((x - 6 - 0.5 * number) ** 2 + (y - 12) ** 2).float()
+        frames.append((200 * torch.exp(-distance / 40)).to(torch.uint8).unsqueeze(-1).expand(-1, -1, 3))
+    return torch.stack(frames)
+
+
+def noise(seed: int = 0, num_frames: int = 16) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num_frames, 24, 24, 3), dtype=torch.uint8, generator=generator)
+
+
+def damaged(model: Model, change: object) -> Model:
+    dit = copy.deepcopy(model.dit)
+    with torch.no_grad():
+        change(dit)  # type: ignore[operator]
+    return replace(model, dit=dit)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "passed"),
+    [
+        (1, (None, 1), True),
+        (1.1, (None, 1), False),
+        (0, (0.5, 2), False),
+        (math.nan, (None, None), False),
+        (math.inf, (0, None), False),
+    ],
+)
+def test_a_value_passes_within_its_bounds_and_only_if_it_is_finite(
+    value: float, bounds: tuple[float | None, float | None], passed: bool
+) -> None:
+    check = judged("frames", "x", value, "m", "s", bounds=bounds)
+    assert check.passed is passed and (check.value is None) == (not math.isfinite(value))
+    assert reported("frames", "x", value, "m").passed is None
+
+
+def test_figures_of_frames_are_those_of_loops_over_pixels() -> None:
+    frames, unrelated = noise(1, 8), noise(2, 6)
+    found = named(check_frames(frames, unrelated, (4,)))
+    pixels, others = frames.tolist(), unrelated.tolist()
+    count, size = len(pixels), 24
+    change = [
+        sum(abs(pixels[f + 1][y][x][c] - pixels[f][y][x][c]) for y in range(size) for x in range(size) for c in range(3))
+        / (size * size * 3)
+        for f in range(count - 1)
+    ]
+    apart = sum(
+        abs(pixels[f][y][x][c] - others[f][y][x][c]) for f in range(6) for y in range(size) for x in range(size) for c in range(3)
+    ) / (6 * size * size * 3)
+    across = [
+        abs(pixels[f][y][x + 1][c] - pixels[f][y][x][c])
+        for f in range(count) for y in range(size) for x in range(size - 1) for c in range(3)
+    ]  # fmt: skip
+    variances = []
+    for f in range(count):
+        for c in range(3):
+            plane = [pixels[f][y][x][c] for y in range(size) for x in range(size)]
+            mean = sum(plane) / len(plane)
+            variances.append(sum((value - mean) ** 2 for value in plane) / (len(plane) - 1))
+    correlation = 1 - 0.5 * sum(value**2 for value in across) / len(across) / (sum(variances) / len(variances))
+    assert found["motion"].value == pytest.approx(sum(change) / len(change), rel=1e-5)
+    assert found["coherence"].value == pytest.approx(sum(change) / len(change) / apart, rel=1e-5)
+    assert found["sharpness"].value == pytest.approx(sum(across) / len(across), rel=1e-5)
+    assert found["contrast"].value == pytest.approx(sum(math.sqrt(each) for each in variances) / len(variances), rel=1e-5)
+    assert found["neighbour_correlation"].value == pytest.approx(correlation, abs=1e-5)
+    assert found["motion_drift"].value == pytest.approx(sum(change[-2:]) / sum(change[:2]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("frames", "finds"),
+    [
+        (moving(), set()),
+        (noise(), {"neighbour_correlation", "coherence"}),
+        (moving()[:1].expand(16, -1, -1, -1), {"motion"}),
+        (torch.full((16, 24, 24, 3), 90, dtype=torch.uint8), {"contrast", "motion", "neighbour_correlation"}),
+    ],
+    ids=["moving", "noise", "still", "flat"],
+)
+def test_each_bad_clip_fails_the_checks_made_for_it(frames: Tensor, finds: set[str]) -> None:
+    assert failed(check_frames(frames, noise(5), (4, 8, 12))) == finds
+
+
+def test_latents_are_finite_and_of_the_autoencoders_scale() -> None:
+    latents = torch.randn(12, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert failed(check_latents(latents)) == set()
+    assert failed(check_latents(0.1 * latents)) == failed(check_latents(5 * latents)) == {"latent_std"}
+    latents[7, 1, 2, 3] = math.nan
+    found = named(check_latents(latents))
+    assert found["latents_not_finite"].value == 1 and found["latents_not_finite"].detail == "first in latent frame 7"
+    assert found["latent_std"].passed is False and found["latent_std"].value is None
+
+
+def test_a_model_that_does_not_read_its_prompt_is_found() -> None:
+    first, second, third = (torch.randn(6, 4, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    assert failed(check_prompt(first, second, third, torch.float32)) == set()
+    assert failed(check_prompt(first, first, third, torch.float32)) == {"prompt_sensitivity"}
+    assert failed(check_prompt(first, second, first + 1e-6, torch.float32)) == {"seed_sensitivity"}
+
+
+def test_broken_and_empty_tensors_are_named(tiny: Model) -> None:
+    assert failed(check_weights(tiny)) == set()
+
+    def broken(dit: torch.nn.Module) -> None:
+        dit.get_parameter("blocks.1.ffn.0.weight")[0, 0] = math.nan
+
+    def emptied(dit: torch.nn.Module) -> None:
+        for parameter in dit.get_submodule("blocks.0").parameters():
+            parameter.zero_()
+
+    found = named(check_weights(damaged(tiny, broken)))
+    assert found["tensors_not_finite"].passed is False and found["matrices_of_zeros"].passed
+    assert found["tensors_not_finite"].detail == "transformer blocks.1.ffn.0.weight"
+    found = named(check_weights(damaged(tiny, emptied)))
+    assert found["matrices_of_zeros"].passed is False and found["tensors_not_finite"].passed
+    assert found["matrices_of_zeros"].detail.startswith("transformer blocks.0.")
+
+
+@pytest.fixture
+def latents() -> Tensor:
+    return torch.randn(9, 4, 4, 4, generator=torch.Generator().manual_seed(3))
+
+
+def test_streaming_equals_one_pass_and_a_cache_that_loses_a_frame_does_not(
+    tiny: Model, latents: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = equal.plain(tiny, balanced(), CPU)
+    found = named(equal.check_equal(tiny, config, "red circle", latents, 0))
+    assert found["streaming_against_one_pass"].passed and found["streamed_frames_against_one_call"].passed
+
+    class Forgets:
+        """A cache in which the first frame block was never written."""
+
+        def __init__(self, *arguments: object) -> None:
+            self.inner = whole(*arguments)  # type: ignore[arg-type]
+
+        def at(self, first: int, count: int) -> object:
+            step = self.inner.at(first, count)
+            self.inner.values[:, :, : 3 * 4].zero_()
+            return step
+
+    whole = equal.new_cache
+    monkeypatch.setattr(equal, "new_cache", Forgets)
+    assert "streaming_against_one_pass" in failed(equal.check_equal(tiny, config, "red circle", latents, 0))
+
+
+def test_the_error_of_denoising_is_that_over_the_best_linear_estimate(tiny: Model, latents: Tensor) -> None:
+    """The best linear estimate itself has 1, up to chance; what is found without looking at the noisy latents has more."""
+    config = equal.plain(tiny, balanced(), CPU)
+    generator = torch.Generator().manual_seed(1)
+    x0 = torch.randn(9, 4, 32, 32, generator=generator)
+    drawn = torch.randn(3, 4, 32, 32, generator=generator)
+    linear, blind = [], []
+    for sigma in config.schedule.sigmas:
+        noisy = (1 - sigma) * x0[-3:] + sigma * drawn
+        linear.append((1 - sigma) / ((1 - sigma) ** 2 + sigma**2) * noisy)
+        blind.append(torch.randn(3, 4, 32, 32, generator=generator))
+
+    def gains(found: list[Tensor]) -> dict[str, Check]:
+        flows = equal.Flows(streamed=(), whole=(), x0=tuple(found))
+        return named(equal._check_gain(config, flows, x0))
+
+    found = gains(linear)
+    assert found["denoising"].passed and found["denoising"].value == pytest.approx(1, abs=0.05)
+    assert found["denoising_from_noise"].value == pytest.approx(1, abs=0.05)
+    assert gains(blind)["denoising"].passed is False and gains(blind)["denoising_from_noise"].passed is None
+
+
+def test_presets_of_the_same_computation_are_judged_and_others_reported(tiny: Model) -> None:
+    asked = tuple(preset(name) for name in ("balanced", "turbo", "turbo_fp8"))
+    found = named(clips.check_presets(tiny, asked, "red circle", CPU, 0, lambda what: None))
+    assert found["preset_balanced"].passed and found["preset_balanced"].detail.startswith(("PSNR", "frames equal"))
+    assert found["preset_turbo"].passed is None and found["preset_turbo"].value is not None
+    assert found["preset_turbo_fp8"].value is None and "no FP8 matrix units" in found["preset_turbo_fp8"].basis
+
+
+def test_what_the_bundled_model_shows_is_read_from_its_pixels() -> None:
+    prompts = ("a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background")
+    attributes = torch.tensor([parse(prompt).attributes for prompt in prompts])[:, None].expand(-1, 33, -1)
+    centres = advance(torch.tensor([[64.0, 64.0], [64.0, 64.0]]), attributes)
+    clip = render(attributes, centres, torch.tensor([24.0, 24.0]))
+    drawn = [(each.permute(0, 2, 3, 1) * 255).round().to(torch.uint8) for each in clip]
+    right, wrong = ([(prompt, drawn[number]) for number, prompt in enumerate(told)] for told in (prompts, prompts[::-1]))
+    assert named(clips.check_oracle(right, 9))["prompt_accuracy"].passed
+    assert named(clips.check_oracle(wrong, 9))["prompt_accuracy"].value == 0
+    assert list(clips.check_oracle([("a red ball on a table", drawn[0])], 9)) == []
+
+
+def test_two_layers_that_were_exchanged_are_found_and_named() -> None:
+    model, prompt = load("shapes"), "a red circle moving left slowly on a navy background"
+
+    def exchanged(dit: torch.nn.Module) -> None:
+        layers = dit.get_submodule("blocks")
+        layers[3], layers[4] = layers[4], layers[3]  # type: ignore[index,operator]
+
+    ratios = []
+    for each in (model, damaged(model, exchanged)):
+        with Session(prompt, preset="turbo", model=each, device="cpu") as session:
+            latents = next(session.stream(1)).latents[0]
+        check = order.check_order(each, equal.plain(each, balanced(), CPU), prompt, latents, 0)
+        ratios.append((check.value or 0.0, check.detail))
+    assert ratios[1][1] == "layers 3 and 4" and ratios[1][0] < ratios[0][0], ratios

@@ -1,0 +1,53 @@
+"""The account of `strobe.compare`: of one call, in words of calls, and what `print` shows of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import strobe
+from strobe.perf.analysis.runs.compare import stage_totals
+from strobe.perf.records.store import read_run
+
+
+def spanned_sum(x: torch.Tensor, times: int) -> torch.Tensor:
+    with strobe.span("sum"):
+        for _ in range(times):
+            y = x.cumsum(0)
+    return y
+
+
+@strobe.spanned("tail")
+def tail(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_what_print_shows_is_a_few_lines_of_text() -> None:
+    x = torch.ones(10_000)
+    found = strobe.compare({"one": lambda x: spanned_sum(x, 1), "four": lambda x: spanned_sum(x, 4)}, inputs=(x,), rounds=2)
+    between = found.between("four", "one")
+    for value in (found, between, read_run(found.folder)):
+        lines = str(value).splitlines()
+        assert repr(value) == str(value) and 1 < len(lines) <= 16
+        assert not re.search(r"Row\(|clip:|frame.block|Struct", str(value)), value
+    assert str(between).startswith("time of one call, against four\n")
+    assert "one" in str(between) and "sum: timed" in str(between)
+
+
+def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
+    x = torch.ones(10)
+    functions = {"one": lambda x: tail(spanned_sum(x, 1)), "four": lambda x: tail(spanned_sum(x, 4))}
+    found = strobe.compare(functions, inputs=(x,), rounds=2, trace=True)
+    assert found["one"].calls_per_sample > 1, "short calls are repeated in a sample"
+    lines = found.rows("lines")
+    for key, name in (("baseline_ns", "one"), ("candidate_ns", "four")):
+        totals = [each.total_ns for each in stage_totals(read_run(found.folder), name, "e2e") if each.clip.phase == "timed"]
+        sample_ns = sum(totals) / len(totals)
+        assert sum(row[key] for row in lines) == pytest.approx(sample_ns / found[name].calls_per_sample)
+    assert {row["level"] for row in lines} <= {"call", "sample", "kernel", "attention section"}
+    assert {"before and after the calls", "outside the named spans: timed"} <= {row["line"] for row in lines}
+    page = found.report(tmp_path / "page.md").read_text()
+    assert not re.search(r"\bclips?\b|frame.{0,2}block", page), "words of video"

@@ -1,0 +1,68 @@
+"""`strobe accept`: its document, its files, its exit codes, and one line for each wrong input."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strobe.bench.accept import delivered, run
+from strobe.cli.model import ModelFlags
+from strobe.engine.load import load
+from terminal import Strobe
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of few blocks, and no clip of another prompt or seed longer than the first."""
+    monkeypatch.setattr(delivered, "BLOCKS", 1)
+    monkeypatch.setattr(run, "SHORT", 3)
+    monkeypatch.setattr(delivered, "first_steady", lambda config: 1)
+
+
+def test_broken_weights_are_not_accepted_and_the_files_say_why(
+    strobe: Strobe, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("shapes")
+    model.dit.layers[3].ffn[0].weight.data[0, 0] = math.nan
+    monkeypatch.setattr(ModelFlags, "load", lambda flags: replace(model, name="broken"))
+    out = tmp_path / "out"
+    result = strobe("accept", "--preset", "turbo", "--blocks", 4, "--compared", "none", "--device", "cpu", "-o", out, "--json")
+    assert result.code == 1, result.err
+    document = result.document
+    assert not document["accepted"] and {"tensors_not_finite", "latents_not_finite"} <= set(document["failed"])
+    assert document["verdict"].startswith("Not accepted: ")
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["tensors_not_finite"]["detail"] == "transformer blocks.3.ffn.0.weight"
+    assert checks["latent_std"]["value"] is None and checks["latent_std"]["passed"] is False and checks["latent_std"]["high"] == 4
+    assert document["fps"]["+ full VAE"]["median"] is None and document["fps"]["denoise"]["median"] > 0
+    assert (out / "row.md").read_text(encoding="utf-8") == document["row"]
+    assert {path.name for path in out.iterdir()} == {
+        "clips",
+        "records.jsonl",
+        "report.html",
+        "report.json",
+        "report.md",
+        "row.md",
+    }
+    again = strobe("report", out)
+    assert again.code == 0 and "broken" in (out / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--blocks", "2"], "2 frame blocks are too few to see drift; give 4 or more"),
+        (["--compared", "turbp"], "unknown preset 'turbp' (did you mean 'turbo'?)"),
+        (["--preset", "ultra"], "no FP8 matrix units"),
+        (["--tiny", "nowhere.pth"], "--tiny nowhere.pth: no such file; give that of a tiny decoder"),
+        (["--prompt", "a red ball"], "ball"),
+        (["--model", "wan-1.3b"], "give --weights with their folder, or --random-weights"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_no_folder(strobe: Strobe, tmp_path: Path, flags: list[str], said: str) -> None:
+    result = strobe("accept", "--device", "cpu", "-o", tmp_path / "out", *flags)
+    assert result.code in (2, 3) and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
+    assert not (tmp_path / "out").exists()

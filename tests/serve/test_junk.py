@@ -1,0 +1,118 @@
+"""A crowd of sockets that send junk, hang and vanish: nothing crashes, nothing is left over, and the stream beside them plays on.
+
+`make junk` does the same to a real server with 10,000 messages, and measures deadlines, memory and file handles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from junk_viewers import CIRCLE, Crowd
+from live_server import Running, serving
+from strobe.engine.session import Session
+from strobe.serve import protocol
+from strobe.serve.channel import Channel
+from strobe.serve.client import watch
+from strobe.serve.connection import OUTBOX, Connection
+from strobe.serve.hub import PICTURES_UNDER_WAY
+from strobe.serve.protocol import Picture
+from strobe.serve.streams import Stream
+
+Run = Callable[[Any], Any]
+FILES_OF_PYTHON = 4
+"""Files that an interpreter may open once, such as a random source, beside those that belong to sockets."""
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with serving(suspend_s=0.5, resume_s=1.0) as running:
+        yield running
+
+
+def until(what: str, check: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if check():
+            return
+        time.sleep(0.1)
+    raise AssertionError(what)
+
+
+def files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def left(kind: type) -> int:
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
+async def one_session(running: Running, number: int) -> None:
+    """Open a stream and see a picture of it; close it, or vanish."""
+    async with watch(running.ws, prompt=CIRCLE, codec="h264" if number % 2 else "jpeg") as viewer:
+        while not isinstance(await viewer.receive(), Picture):
+            pass
+        if number % 3:
+            await viewer.send(protocol.Close())
+            await viewer.socket.wait_closed()
+        else:
+            viewer.socket.transport.abort()
+
+
+def test_a_crowd_of_junk_leaves_nothing_behind(here: Running, run: Run) -> None:
+    hub = here.server.hub
+    assert hub is not None
+    run(one_session(here, 1))
+    until("the first stream is left over", lambda: not hub.channels)
+    handles, most = files(), 0
+
+    async def beside() -> int:
+        nonlocal most
+        async with watch(here.ws, prompt=CIRCLE) as viewer:
+            crowd, seen = Crowd(here.ws, sockets=40, messages=1200), 0
+            raging = asyncio.create_task(crowd.rage())
+            while not raging.done() or seen < 24:
+                message = await viewer.receive()
+                most = max(most, *(len(channel.frames) for channel in hub.channels.values()))
+                if isinstance(message, Picture):
+                    assert message.frame == seen  # none is lost, none comes twice
+                    seen += 1
+                    await viewer.seen(message)
+            await viewer.send(protocol.Close())
+        did = raging.result()
+        assert did["messages"] >= 1200 and did["told error"] and did["told welcome"]
+        return seen
+
+    assert run(beside()) >= 24
+    assert most <= PICTURES_UNDER_WAY + OUTBOX
+    until("streams of the crowd are left over", lambda: not hub.channels and not hub.device._playing)
+    until("sockets of the crowd are left open", lambda: files() <= handles + FILES_OF_PYTHON)
+    assert httpx.get(f"{here.http}/healthz").status_code == 200
+    assert "strobe_failed_streams_total 0.0" in httpx.get(f"{here.http}/metrics").text
+    run(one_session(here, 1))
+
+
+def test_sessions_that_come_and_go_leave_nothing_behind(here: Running, run: Run) -> None:
+    hub = here.server.hub
+    assert hub is not None
+    for number in range(3):
+        run(one_session(here, number))
+    until("streams are left over", lambda: not hub.channels and not hub.device._playing)
+    handles = files()
+    for number in range(12):
+        run(one_session(here, number))
+    until("streams are left over", lambda: not hub.channels and not hub.device._playing)
+    until("sockets are left open", lambda: files() <= handles)
+    gc.collect()
+    assert {kind.__name__: left(kind) for kind in (Channel, Connection, Stream, Session)} == {
+        "Channel": 0,
+        "Connection": 0,
+        "Stream": 0,
+        "Session": 0,
+    }

@@ -1,0 +1,236 @@
+"""A stream outlives its server: another one that shares the folder goes on with the same frames, bit by bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+import strobe
+from live_server import Running, serving
+from strobe.serve import protocol
+from strobe.serve.client import RefusedError, Viewer, watch
+from strobe.serve.encode import new_encoder
+from strobe.serve.protocol import Picture
+
+CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
+Run = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keep")
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path) -> Iterator[tuple[Running, Running]]:
+    with serving(keep=folder, keep_every=2) as one, serving(keep=folder, keep_every=2) as other:
+        yield one, other
+
+
+async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) -> list[Picture]:
+    found: list[Picture] = []
+    while len(found) < count:
+        message = await viewer.receive()
+        if isinstance(message, Picture):
+            found.append(message)
+            await viewer.seen(message)
+        elif told is not None:
+            told.append(message)
+    return found
+
+
+async def answer(viewer: Viewer, kind: type, found: list[Picture] | None = None) -> Any:
+    while True:
+        message = await viewer.receive()
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Picture):
+            if found is not None:
+                found.append(message)
+            with suppress(ConnectionClosed):  # what came before can still be read
+                await viewer.seen(message)
+        assert not isinstance(message, protocol.Error), message
+
+
+def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0, first: str = CIRCLE) -> list[bytes]:
+    """The pictures of the stream that is never interrupted."""
+    with strobe.Session(first, preset="turbo", seed=seed, device="cpu") as session:
+        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
+    encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
+    return [encoder.encode(frame)[0] for frame in frames]
+
+
+def heads(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in folder.glob("streams/*/*.json")]
+
+
+def settle(server: Running) -> None:
+    """Wait until what the server keeps is on the disk."""
+    hub = server.server.hub
+    assert hub is not None and hub.keeper is not None
+    hub.device.submit(lambda: None).result(60)
+    hub.keeper._snapshots.submit(lambda: None).result(60)
+    hub.keeper._logs.submit(lambda: None).result(60)
+
+
+def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple[Running, Running], folder: Path, run: Run) -> None:
+    one, other = servers
+
+    async def stream() -> tuple[list[Picture], list[int], protocol.Welcome]:
+        told: list[Any] = []
+        async with watch(one.ws, prompt=CIRCLE) as viewer:
+            found = await pictures(viewer, 30, told)
+            await viewer.send(protocol.Prompt(text=SQUARE, mode="interpolate", over=3))
+            found += await pictures(viewer, 43, told)
+            await viewer.send(protocol.Prompt(text=STAR))
+            prompted = await answer(viewer, protocol.Prompted, found)
+            viewer.socket.transport.abort()  # the last prompt was accepted, and may have had no frame yet
+            before = viewer
+        told.append(prompted)
+        at = [message.frame_block for message in told if isinstance(message, protocol.Prompted)]
+        async with watch(other.ws, resume=before) as viewer:
+            welcome = viewer.welcome
+            found += await pictures(viewer, 60)
+            await viewer.send(protocol.Close())
+        return found, at, welcome
+
+    found, at, welcome = run(stream())
+    assert len(at) == 2 and welcome.bit_equal and not welcome.note.startswith("other bits") and welcome.prompt == STAR
+    assert [picture.frame for picture in found] == list(range(len(found)))
+    switches = [
+        strobe.Switch(frame_block=at[0], prompt=SQUARE, mode="interpolate", over=3),
+        strobe.Switch(frame_block=at[1], prompt=STAR),
+    ]
+    expected = jpegs(2 + len(found) // 12, *switches)
+    assert [picture.data for picture in found] == expected[: len(found)]
+
+
+def test_the_server_that_lost_a_stream_lets_go_of_it_and_writes_no_more(folder: Path, run: Run) -> None:
+    with serving(keep=folder / "a", resume_s=4.0) as one, serving(keep=folder / "a", resume_s=4.0) as other:
+
+        async def stream() -> Any:
+            async with watch(one.ws, prompt=CIRCLE) as viewer:
+                await pictures(viewer, 3)
+                async with watch(other.ws, resume=viewer) as taken:
+                    assert taken.welcome.resumed_at_frame == 3 and taken.welcome.stream == viewer.welcome.stream
+                    await pictures(taken, 3)
+                    ended = await answer(viewer, protocol.Ended)
+                    await pictures(taken, 3)
+                    return ended
+
+        assert "another connection" in run(stream()).reason
+        assert one.open_streams == 0 and other.open_streams == 1
+        settle(other)
+        (head,) = [path.name for path in (folder / "a").glob("streams/*/2.json")]
+        assert head == "2.json"
+
+
+def test_branches_resets_and_what_is_shown_come_along(servers: tuple[Running, Running], run: Run) -> None:
+    one, other = servers
+
+    async def stream() -> None:
+        async with watch(one.ws, prompt=SQUARE) as viewer:
+            await pictures(viewer, 3)
+            await viewer.send(protocol.Reset(prompt=CIRCLE, seed=7))
+            assert (await answer(viewer, protocol.Flushed)).generation == 1
+            await pictures(viewer, 12)
+            await viewer.send(protocol.Mark(name="here"))
+            marked = await answer(viewer, protocol.Marked)
+            await pictures(viewer, 20)
+            await asyncio.to_thread(settle, one)
+            viewer.socket.transport.abort()
+            before = viewer
+        async with watch(other.ws, resume=before) as viewer:
+            assert viewer.welcome.generation == 1 and viewer.welcome.seed == 7 and viewer.welcome.bit_equal
+            expected, start = jpegs(6, seed=7), viewer.welcome.resumed_at_frame
+            assert start == before.painted
+            assert [picture.data for picture in await pictures(viewer, 10)] == expected[start : start + 10]
+            await viewer.send(protocol.Go(branch=marked.branch))
+            flushed = await answer(viewer, protocol.Flushed)
+            assert flushed.generation == 2 and flushed.frame == marked.frame
+            found = await pictures(viewer, 8)
+            viewer.socket.transport.abort()
+            before = viewer
+        async with watch(one.ws, resume=before) as viewer:
+            assert viewer.welcome.generation == 2
+            found += await pictures(viewer, 8)
+            assert {picture.generation for picture in found} == {2}
+            assert [picture.data for picture in found] == expected[marked.frame : marked.frame + 16]
+            await viewer.send(protocol.Close())
+
+    run(stream())
+
+
+def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Running, Running], folder: Path, run: Run) -> None:
+    one, other = servers
+
+    async def opened() -> Viewer:
+        async with watch(one.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 3)
+            return viewer
+
+    async def resumed(viewer: Viewer) -> protocol.Welcome:
+        async with watch(other.ws, resume=viewer) as found:
+            await pictures(found, 1)
+            await found.send(protocol.Close())
+            return found.welcome
+
+    def altered(viewer: Viewer, **facts: Any) -> None:
+        settle(one)
+        (path,) = [
+            path for path in folder.glob("streams/*/1.json") if json.loads(path.read_bytes())["name"] == viewer.welcome.stream
+        ]
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | facts))
+
+    viewer = run(opened())
+    altered(viewer, device="NVIDIA H200", versions={"strobe": strobe.__version__, "torch": "0.1"})
+    welcome = run(resumed(viewer))
+    assert not welcome.bit_equal and "device: NVIDIA H200 then, cpu" in welcome.note and "torch: 0.1 then" in welcome.note
+    viewer = run(opened())
+    altered(viewer, weights="0" * 64)
+    with pytest.raises(RefusedError, match="weights 000000000000"):
+        run(resumed(viewer))
+    with pytest.raises(RefusedError, match="no stream has that secret"):
+        run(resumed_by(other.ws, "x" * 32))
+
+
+async def resumed_by(url: str, secret: str) -> None:
+    async with watch(url, resume=secret):
+        pass
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path: Path, run: Run, every: int) -> None:
+    with serving(keep=tmp_path, keep_every=every) as one:
+
+        async def first() -> tuple[list[Picture], Viewer, protocol.Ended]:
+            async with watch(one.ws, prompt=CIRCLE) as viewer:
+                found = await pictures(viewer, 23)
+                one.stop()
+                ended = await answer(viewer, protocol.Ended, found)
+                return found, viewer, ended
+
+        found, before, ended = run(first())
+    assert "connect again" in ended.reason and ended.resume_s == 300.0
+    (saved,) = heads(tmp_path)
+    assert saved["painted"] == saved["frames_made"] == len(found) or not every
+    assert bool(saved["states"]) == bool(every) and saved["log"][0]["text_sha256"]
+    assert before.welcome.secret not in "".join(map(str, tmp_path.rglob("*"))) + json.dumps(saved)
+    with serving(keep=tmp_path, keep_every=every) as other:
+
+        async def second() -> list[Picture]:
+            async with watch(other.ws, resume=before) as viewer:
+                assert viewer.welcome.bit_equal
+                return await pictures(viewer, 20)
+
+        found += run(second())
+    assert [picture.frame for picture in found] == list(range(len(found)))
+    assert [picture.data for picture in found] == jpegs(7)[: len(found)]
