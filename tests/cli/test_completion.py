@@ -69,7 +69,7 @@ def script(tmp_path: Path) -> Path:
         (["ser"], {"serve"}),
         (["generate", "--random-w"], {"--random-weights"}),
         (["generate", "--preset", "tur"], {"turbo", "turbo_fp8"}),
-        (["serve", "--model", "wan"], {"wan-1.3b", "wan-14b"}),
+        (["serve", "--model", "wan"], {"wan-1.3b", "wan-5b", "wan-14b"}),
         (["compare", "base"], {"baseline"}),
         (["generate", "--mode", "so"], {"soft"}),
     ],

@@ -128,6 +128,46 @@ def test_after_a_reset_no_picture_of_before_comes(running: Running, run: Run) ->
     run(stream())
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("way", ["branch", "reset"])
+def test_no_frame_is_lost_while_a_stream_begins_again(
+    running: Running, run: Run, way: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk that keeps a log may be slow, and the viewer may be gone before it has answered."""
+    hub = running.server.hub
+    assert hub is not None
+
+    async def slow(channel: Any) -> None:
+        await asyncio.sleep(0.5)  # time for some frame blocks
+
+    async def stream() -> tuple[int, protocol.Flushed, list[Picture]]:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 12)
+            await viewer.send(protocol.Mark(name="here"))
+            marked = await answer(viewer, protocol.Marked)
+            monkeypatch.setattr(hub, "keep", slow)
+            begin = protocol.Go(branch=marked.branch) if way == "branch" else protocol.Reset()
+            await viewer.send(begin)
+            if leaves:
+                await asyncio.sleep(0.2)
+                viewer.socket.transport.abort()
+            else:
+                flushed = await answer(viewer, protocol.Flushed)
+                found = await pictures(viewer, 8)
+                await viewer.send(protocol.Close())
+        if leaves:
+            async with watch(running.ws, resume=viewer) as again:
+                flushed = await answer(again, protocol.Flushed)
+                found = await pictures(again, 8)
+                await again.send(protocol.Close())
+        return marked.frame if way == "branch" else 0, flushed, found
+
+    start, flushed, found = run(stream())
+    assert flushed.generation == 1 and flushed.frame == start
+    assert [(picture.generation, picture.frame) for picture in found] == [(1, start + number) for number in range(8)]
+    assert [picture.data for picture in found] == jpegs(5)[start : start + 8]
+
+
 def test_back_to_a_branch_and_a_second_stream_from_it(running: Running, run: Run) -> None:
     async def stream() -> None:
         async with watch(running.ws, prompt=CIRCLE) as viewer:

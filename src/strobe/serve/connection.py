@@ -301,9 +301,7 @@ class Connection:
                 hub.tell_worker(channel)
                 self._post(protocol.State(state="playing" if channel.playing else "paused"))
             case protocol.Reset():
-                stream = await self._reset(channel, message)
-                await hub.keep(channel)
-                hub.flushed(channel, stream, "reset")
+                await hub.rewind(channel, lambda: self._reset(name, message), "reset")
             case protocol.Mark():
                 await self._wake(channel)
                 branch = await hub.on_device(lambda: self._mark(name, message.name))
@@ -312,9 +310,7 @@ class Connection:
                 )
             case protocol.Go():
                 await self._wake(channel)
-                stream = await hub.on_device(lambda: device.go(name, message.branch))
-                await hub.keep(channel)
-                hub.flushed(channel, stream, f"branch {message.branch}")
+                await hub.rewind(channel, lambda: device.go(name, message.branch), f"branch {message.branch}")
             case protocol.Fork():
                 await self._fork(channel, message.branch)
             case protocol.Record():
@@ -324,23 +320,18 @@ class Connection:
             case protocol.Open():
                 raise DataError("the stream is open; open another one on a connection of its own")
 
-    async def _reset(self, channel: Channel, message: protocol.Reset) -> Stream:
+    def _reset(self, name: str, message: protocol.Reset) -> Stream:
+        """Begin a stream again with what the message changes. On the device's thread."""
         device = self.hub.device
-
-        def reset() -> Stream:
-            stream = device.stream(channel.name)
-            before = stream.origin
-            preset = before.preset if message.preset is None else message.preset
-            if preset not in device.configs:
-                raise ConfigError(f"preset {preset!r} does not run here; these do: {', '.join(device.configs)}")
-            prompt = stream.log[-1].text if message.prompt is None else message.prompt
-            seed = before.seed if message.seed is None else message.seed
-            stream.reset(Origin(prompt=prompt, seed=seed, preset=preset, image=before.image), device.configs[preset])
-            device.rewound(channel.name)
-            return stream
-
-        stream = await self.hub.on_device(reset)
-        channel.asleep = False
+        stream = device.stream(name)
+        before = stream.origin
+        preset = before.preset if message.preset is None else message.preset
+        if preset not in device.configs:
+            raise ConfigError(f"preset {preset!r} does not run here; these do: {', '.join(device.configs)}")
+        prompt = stream.log[-1].text if message.prompt is None else message.prompt
+        seed = before.seed if message.seed is None else message.seed
+        stream.reset(Origin(prompt=prompt, seed=seed, preset=preset, image=before.image), device.configs[preset])
+        device.rewound(name)
         return stream
 
     async def _fork(self, channel: Channel, branch: int) -> None:

@@ -63,6 +63,7 @@ class Hub:
         self.keeper: Keeper | None = None
         self.taking = asyncio.Lock()
         self._secrets: dict[str, str] = {}
+        self._rewinding: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
         self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
 
@@ -237,7 +238,7 @@ class Hub:
     def tell_worker(self, channel: Channel) -> None:
         """Tell the device's thread what is painted and whether the stream is to run."""
         running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
-        self.device.painted(channel.name, channel.painted, running)
+        self.device.painted(channel.name, channel.generation, channel.painted, running)
 
     async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         """Encode and send frames as they come, until cancelled."""
@@ -300,8 +301,25 @@ class Hub:
         """Start the clock from a prompt to its first painted picture."""
         channel.epochs[epoch] = monotonic()
 
-    def flushed(self, channel: Channel, stream: Stream, why: str) -> None:
-        """Drop the frames of a stream that was reset or went to a branch, and tell the viewer."""
+    async def rewind(self, channel: Channel, work: Callable[[], Stream], why: str) -> None:
+        """Reset a stream or take it to a branch. Once begun it is finished, even if whoever awaits it is cancelled.
+
+        Raises:
+            StrobeError: what `work` raised; the stream plays on as it was.
+        """
+        rewinding = asyncio.create_task(self._rewind(channel, work, why))
+        self._rewinding.add(rewinding)
+        rewinding.add_done_callback(self._rewinding.discard)
+        await asyncio.shield(rewinding)
+
+    async def _rewind(self, channel: Channel, work: Callable[[], Stream], why: str) -> None:
+        stream = await self.on_device(work)
+        channel.asleep = False
+        await self.keep(channel)
+        self._flush(channel, stream, why)
+
+    def _flush(self, channel: Channel, stream: Stream, why: str) -> None:
+        """Drop the frames of a stream that was reset or went to a branch, tell the viewer, and let the stream go on."""
         channel.flush(stream.generation, stream.frames_made)
         channel.preset = stream.origin.preset
         text = stream.log[-1].text

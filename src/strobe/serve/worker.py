@@ -122,11 +122,14 @@ class Worker:
             self._wake.notify()
         return future
 
-    def painted(self, name: str, frame: int, running: bool) -> None:
-        """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on."""
+    def painted(self, name: str, generation: int, frame: int, running: bool) -> None:
+        """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on.
+
+        A report of a generation that the stream has left is ignored: its frames have other numbers.
+        """
         with self._wake:
             playing = self._playing.get(name)
-            if playing is not None:
+            if playing is not None and playing.stream.generation == generation:
                 playing.painted, playing.running = frame, running
                 self._wake.notify()
 
@@ -238,10 +241,13 @@ class Worker:
         return stream
 
     def rewound(self, name: str) -> None:
-        """Note that a stream was reset or went to a branch: none of its frames is painted. On the device's thread."""
+        """Note that a stream was reset or went to a branch: none of its frames is painted. On the device's thread.
+
+        It stands still until the event loop knows its new generation and says so by `painted`; frames made before would be lost.
+        """
         with self._wake:
             playing = self._playing[name]
-            playing.painted = playing.stream.frames_made
+            playing.painted, playing.running = playing.stream.frames_made, False
 
     def _run(self) -> None:
         while True:
