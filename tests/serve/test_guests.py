@@ -41,12 +41,11 @@ def until(what: str, check: Callable[[], bool]) -> None:
 def watched(running: Running, frames: int, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Watch MJPEG for some frames, as curl does."""
     with httpx.stream("GET", f"{running.http}/v1/mjpeg", params={"prompt": CIRCLE}, timeout=60) as response:
-        found = b""
-        for chunk in response.iter_bytes():
-            found += chunk
-            if found.count(b"--frame") > frames:
-                break
+        found, body = b"", response.iter_bytes()  # a `for` loop that is left would close the connection
+        while found.count(b"--frame") <= frames:
+            found += next(body)
         meanwhile()
+        body.close()
 
 
 def test_operators_see_who_watches_mjpeg(running: Running, capfd: pytest.CaptureFixture[str]) -> None:

@@ -250,23 +250,31 @@ class Worker:
             playing.painted, playing.running = playing.stream.frames_made, False
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                name = choose(self._demands())
-                if not self._work and name is None:
-                    if self._closing:
-                        break
-                    self._wake.wait()  # for work, or for a viewer that has painted
-                    continue
-                work = self._work.popleft() if self._work else None
-            if work is not None:
-                self._do(*work)
-            elif name is not None and not self._closing:
-                self._make(name)
-            elif self._closing:
-                break
+        while self._next():
+            pass
         for name in list(self._playing):
             self.drop(name)
+
+    def _next(self) -> bool:
+        """Do the work that came first, or else make a frame block; return whether more is to come.
+
+        Its variables end with it: whoever waits for work would hold the stream that was closed last.
+        """
+        with self._wake:
+            name = choose(self._demands())
+            if not self._work and name is None:
+                if self._closing:
+                    return False
+                self._wake.wait()  # for work, or for a viewer that has painted
+                return True
+            work = self._work.popleft() if self._work else None
+        if work is not None:
+            self._do(*work)
+        elif name is not None and not self._closing:
+            self._make(name)
+        else:
+            return False
+        return True
 
     def _demands(self) -> list[Demand]:
         """What each stream needs; one that makes again what its viewer has seen waits for those with less than half a buffer."""
