@@ -114,10 +114,10 @@ def read_metadata(text: bytes) -> tuple[Metadata, bool]:
         found = re.search(rf'"{key}"\s*+:\s*+', mended)
         try:
             value, _ = _scan_value(mended, found.end()) if found else (None, 0)
+            if value is not None:
+                saved[key] = msgspec.Raw(msgspec.json.encode(value))  # half of a surrogate pair cannot be encoded
         except (ValueError, RecursionError):
             continue
-        if value is not None:
-            saved[key] = msgspec.Raw(msgspec.json.encode(value))
     return saved, False
 
 
