@@ -89,12 +89,21 @@ def test_a_login_gives_a_cookie_that_scripts_cannot_read(closed: Running) -> Non
         answer = browser.post("/v1/login", json={"token": TOKEN})
         told = answer.headers["set-cookie"]
         assert answer.status_code == 204 and "HttpOnly" in told and "SameSite=Strict" in told and TOKEN not in told
-        assert browser.get("/metrics").status_code == 200
+        assert browser.get("/metrics").status_code == 200 and "Secure" not in told
+        behind_tls = {"host": "localhost", "origin": "https://localhost"}  # a proxy ends TLS
+        assert "; Secure" in browser.post("/v1/login", json={"token": TOKEN}, headers=behind_tls).headers["set-cookie"]
         for body in (b"", b"[]", b"{", b'{"token": 3}', b"[" * 3000):
             assert browser.post("/v1/login", content=body).status_code in (400, 403)
         assert browser.post("/v1/login", content=b"x" * 5000).status_code == 413
         codes = {browser.post("/v1/login", json={"token": "guess"}).status_code for _ in range(LOGINS_A_MINUTE)}
         assert 429 in codes
+
+
+def test_the_page_knows_from_readyz_alone_whether_to_ask_for_the_token(closed: Running, running: Running) -> None:
+    """A proxy may keep `/metrics` from the outside."""
+    assert httpx.get(f"{closed.http}/readyz").json()["login"]
+    assert not httpx.get(f"{closed.http}/readyz", headers={"authorization": f"Bearer {TOKEN}"}).json()["login"]
+    assert not httpx.get(f"{running.http}/readyz").json()["login"]
 
 
 def test_the_page_runs_no_script_but_its_own(running: Running) -> None:

@@ -31,7 +31,7 @@ def read_recipe(path: Path) -> Recipe:
         recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
     except OSError as error:
         raise DataError(f"cannot read the recipe {path}: {error.strerror or error}") from error
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DataError(f"{path} is no recipe: {error}; save one with the button Recipe of strobe serve") from error
     if recipe.v != VERSION:
         raise DataError(f"{path} is a recipe of version {recipe.v}, and this strobe reads version {VERSION}")

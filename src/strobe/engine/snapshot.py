@@ -182,7 +182,7 @@ def read_snapshot(path: str | Path, device: torch.device) -> Snapshot:
         return _assemble(header, {name: tensor.to(device) for name, tensor in tensors.items()})
     except OSError as error:
         raise DataError(f"cannot read the snapshot {path}: {error}") from error
-    except (SafetensorError, msgspec.MsgspecError, UnicodeError) as error:
+    except (SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise SessionError(f"{path} is no snapshot, or was damaged: {error}; use another copy") from error
     except SessionError as error:
         raise SessionError(f"cannot use the snapshot {path}: {error}") from error

@@ -60,7 +60,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read VBench's results {path}: {error}") from error
     if not isinstance(document, dict) or not document:
         raise DataError(f"{path} holds no dimensions: give the *_eval_results.json that VBench wrote")

@@ -203,7 +203,7 @@ class Server:
     async def _readyz(self, request: Request) -> Response:
         done, total, what = self._progress
         body = {"ready": self.ready, "done": done, "total": total, "doing": what, "error": self._failure}
-        body["login"] = bool(self.settings.token)
+        body["login"] = not self._guard().knows(request.headers)  # the page asks for the token then
         return JSONResponse(body, status_code=200 if self.ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
@@ -213,7 +213,8 @@ class Server:
         guard = self._guard()
         try:
             token = (await request.json()).get("token", "")
-            cookie = guard.login(token) if isinstance(token, str) else None
+            behind_tls = request.headers.get("origin", "").startswith("https://")
+            cookie = guard.login(token, secure=behind_tls) if isinstance(token, str) else None
         except PermissionError as error:
             return PlainTextResponse(f"{error}\n", status_code=429)
         except (ValueError, AttributeError, RecursionError):
@@ -230,7 +231,7 @@ class Server:
         return layer
 
     async def _clip(self, request: Request) -> Response:
-        path = self.hub.clips.get(request.path_params["clip"]) if self.hub is not None else None
+        path = self.hub.recordings.clips.get(request.path_params["clip"]) if self.hub is not None else None
         if path is None:
             return PlainTextResponse("there is no such clip any more; record it again\n", status_code=404)
         return FileResponse(path, media_type="video/mp4", filename="strobe.mp4")

@@ -6,23 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.engine.video import VideoFile
 from strobe.serve.protocol import Codec, FromServer
 from strobe.serve.streams import Block
-
-
-@dataclass(kw_only=True, eq=False)
-class Recording:
-    """A clip that grows on the server's disk."""
-
-    path: Path
-    video: VideoFile
-    frames: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,7 +56,6 @@ class Channel:
     stalls: int = 0
     stall_ms: float = 0.0
     encode_ms: float = 0.0
-    recording: Recording | None = None
     differs: str = ""
     """What differs from where the stream was made before it was taken over; empty: nothing, its bits are the same."""
 

@@ -360,10 +360,10 @@ class Connection:
 
     async def _record(self, channel: Channel, on: bool) -> None:
         if on:
-            self.hub.start_recording(channel)
+            self.hub.recordings.start(channel.name, self.hub.fps)
             self._post(protocol.Recorded(on=True, download="", frames=0))
             return
-        clip, frames = await self.hub.end_recording(channel)
+        clip, frames = await self.hub.recordings.end(channel.name)
         self._post(protocol.Recorded(on=False, download=f"/v1/clips/{clip}" if clip else "", frames=frames))
 
 

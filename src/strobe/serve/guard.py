@@ -105,8 +105,11 @@ class Guard:
             return False
         return cookie is not None and _same(cookie.value, self._cookie())
 
-    def login(self, token: str) -> str | None:
+    def login(self, token: str, *, secure: bool = False) -> str | None:
         """Return the cookie for a right token, else None; tries per minute are limited.
+
+        Args:
+            secure: the browser speaks TLS to a proxy, so it is to send the cookie over TLS alone.
 
         Raises:
             PermissionError: there were too many.
@@ -119,8 +122,8 @@ class Guard:
         self._logins.append(now)
         if self._token is not None and not _same(token, self._token):
             return None
-        secure = "; Secure" if self._secure else ""
-        return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/; Max-Age=604800{secure}"
+        only_tls = "; Secure" if self._secure or secure else ""
+        return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/; Max-Age=604800{only_tls}"
 
     def _cookie(self) -> str:
         """Compute the cookie that a browser keeps instead of the token."""

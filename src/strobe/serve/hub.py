@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strobe.core.errors import StrobeError
-from strobe.engine.video import VideoFile
-from strobe.serve.channel import Channel, Frame, Recording
+from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
+from strobe.serve.recordings import Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Block, Stream
 from strobe.serve.worker import StreamGoneError, Worker
@@ -36,9 +31,6 @@ JPEGS_UNDER_WAY: Final = 3
 """JPEG pictures sent and not received; a slow connection gets fewer frames made, not older ones."""
 PICTURES_UNDER_WAY: Final = 64
 """The same of H.264."""
-CLIPS: Final = 16
-"""Recorded clips that are kept."""
-LONGEST_CLIP_S: Final = 600.0
 
 
 class Hub:
@@ -58,14 +50,13 @@ class Hub:
         self.suspend_s, self.resume_s = suspend_s, resume_s
         self.worker: Worker | None = None
         self.channels: dict[str, Channel] = {}
-        self.clips: dict[str, Path] = {}
         self.draining = False
         self.keeper: Keeper | None = None
         self.taking = asyncio.Lock()
         self._secrets: dict[str, str] = {}
         self._rewinding: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
-        self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
+        self.recordings = Recordings()
 
     @property
     def fps(self) -> int:
@@ -136,7 +127,7 @@ class Hub:
         self._secrets.pop(channel.secret, None)
         channel.frames.clear()
         channel.changed.set()
-        self.stop_recording(channel)
+        self.recordings.stop(channel.name)
         if self.keeper is not None:
             self.keeper.end(channel.name)
         log_event("stream closed", stream=channel.name)
@@ -201,8 +192,8 @@ class Hub:
             last = block if offset == len(block.frames) - 1 else None
             channel.frames.append(Frame(number=block.first_frame + offset, epoch=block.epoch, pixels=pixels, block=last))
         channel.changed.set()
-        if channel.recording is not None and not seen:
-            self._pool.submit(self._write, channel.recording, block.frames)
+        if not seen:
+            self.recordings.add(name, block.frames)
 
     def seen(self, channel: Channel, message: Seen) -> None:
         """Handle a viewer's report of what it has painted."""
@@ -335,39 +326,6 @@ class Hub:
         )
         self.tell_worker(channel)
 
-    def start_recording(self, channel: Channel) -> None:
-        """Begin to write the frames that are made from now on."""
-        if channel.recording is None:
-            path = Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4"
-            channel.recording = Recording(path=path, video=VideoFile(path, fps=self.fps))
-
-    def _write(self, recording: Recording, frames: NDArray[np.uint8]) -> None:
-        import torch
-
-        if recording.frames < LONGEST_CLIP_S * self.fps:
-            recording.video.write(torch.from_numpy(frames))
-            recording.frames += len(frames)
-
-    async def end_recording(self, channel: Channel) -> tuple[str, int]:
-        """Finish the clip; return its name for `download`, empty if nothing was recorded, and its number of frames."""
-        recording, channel.recording = channel.recording, None
-        if recording is None:
-            return "", 0
-        await self.loop.run_in_executor(self._pool, recording.video.close)
-        if not recording.frames:
-            return "", 0
-        name = secrets.token_urlsafe(24)
-        self.clips[name] = recording.path
-        while len(self.clips) > CLIPS:
-            self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
-        return name, recording.frames
-
-    def stop_recording(self, channel: Channel) -> None:
-        """Delete a clip that nobody has asked for in time."""
-        recording, channel.recording = channel.recording, None
-        if recording is not None:
-            self._pool.submit(recording.video.close)
-
     async def housekeeping(self) -> None:
         """Suspend streams that are paused or unwatched, and close those left alone too long. Runs until cancelled."""
         while True:
@@ -407,12 +365,10 @@ class Hub:
 
     async def close(self) -> None:
         """Close all streams and stop the worker."""
-        for channel in self.channels.values():
-            self.stop_recording(channel)
         self._pool.shutdown(wait=True)
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
-        self._folder.cleanup()
+        self.recordings.close()
 
 
 def describe(error: BaseException) -> str:

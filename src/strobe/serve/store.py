@@ -8,7 +8,6 @@ nowhere.
     streams/<sha256>/2.json            the same by the second owner: from then on the first one may not write
     streams/<sha256>/*.safetensors     snapshots, see `strobe.engine.snapshot`
     streams/<sha256>/image             start image
-    clips/<sha256>.mp4                 recordings
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Store:
     def __init__(self, folder: Path, *, resume_s: float) -> None:
         self.folder, self.resume_s = folder, resume_s
         try:
-            for each in (folder, folder / "streams", folder / "clips"):
+            for each in (folder, folder / "streams"):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(folder / ".writable", b"")
         except OSError as error:
@@ -179,7 +178,7 @@ class Store:
             if version != VERSION:
                 raise DataError(f"the stream was kept in version {version}, and this server reads version {VERSION}")
             return place, msgspec.json.decode(data, type=SavedStream)
-        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise DataError(f"the stream that was kept cannot be read: {error}") from error
 
     def claim(self, place: Place, saved: SavedStream) -> Place:
@@ -270,14 +269,10 @@ class Store:
         return True
 
     def expire(self) -> None:
-        """Delete streams and recordings that no server has touched for `resume_s`, at least a minute."""
+        """Delete streams that no server has touched for `resume_s`, at least a minute."""
         for folder in (self.folder / "streams").iterdir():
             if self._expired(folder, spare_s=60.0):
                 shutil.rmtree(folder, ignore_errors=True)
-        for clip in (self.folder / "clips").iterdir():
-            with suppress(OSError):
-                if time.time() - clip.stat().st_mtime > self.resume_s + 60.0:
-                    clip.unlink()
 
     def _expired(self, folder: Path, spare_s: float = 0.0) -> bool:
         try:
@@ -285,10 +280,6 @@ class Store:
         except OSError:
             return True
         return time.time() - touched > self.resume_s + spare_s
-
-    def clip(self, name: str) -> Path:
-        """Return the file of a recording: no character of the name reaches the disk."""
-        return self.folder / "clips" / f"{hashlib.sha256(name.encode()).hexdigest()}.mp4"
 
 
 class _Version(Struct):

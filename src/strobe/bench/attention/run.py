@@ -172,7 +172,7 @@ def _claim(folder: Path, request: Request) -> None:
                 )
             return
         write_whole(file, text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
         raise not_written(file, error) from error

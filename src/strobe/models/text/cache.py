@@ -141,7 +141,7 @@ class PromptCache:
         except FileNotFoundError:
             self.counts.misses += 1
             return None
-        except (OSError, SafetensorError, msgspec.MsgspecError, DataError) as error:
+        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError) as error:
             self.counts.misses += 1
             self.counts.refused += 1
             self.counts.reason = f"{path.name}: {error}"

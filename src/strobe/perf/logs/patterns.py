@@ -75,7 +75,7 @@ def load_patterns(path: Path | None = None) -> Patterns:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read patterns file {path}: {error.strerror}; name a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"patterns file {path} is not TOML: {error}") from error
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):

@@ -263,7 +263,7 @@ def _record(text: str) -> Record | None:
         return None  # not as it was written
     try:
         record = msgspec.json.decode(text, type=Record)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return record if record.v in READABLE_VERSIONS else None
 

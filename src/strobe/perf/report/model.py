@@ -396,5 +396,5 @@ def decode_report(data: bytes) -> Report:
         if version != SCHEMA_VERSION:
             raise RecordVersionError(f"report schema {version}, this reader knows {SCHEMA_VERSION}; use the strobe that wrote it")
         return msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"not a strobe report: {error}") from error

@@ -360,7 +360,7 @@ async function warm() {
       return false;
     }
     if (answer?.ready) {
-      if (answer.login && (await fetch("/metrics")).status === 401) {
+      if (answer.login) {
         veil("Who is there?", "This server asks for its token.", { login: true });
         return false;
       }

@@ -130,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged or not JSON ({error}); fetch it again") from error
     if not isinstance(found, dict):
         raise WeightsError(f"{path} holds no JSON object; fetch it again")

@@ -9,6 +9,7 @@ branches, each stream is matched with the kernels of the pass that longer stream
 from __future__ import annotations
 
 import gzip
+import zlib
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -106,7 +107,7 @@ def read_passes(path: FilePath) -> Passes:
     """
     try:
         return _decoder.decode(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} holds no passes launched kernel by kernel: {error}; measure the run again") from error
 
 
