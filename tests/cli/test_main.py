@@ -130,7 +130,7 @@ def test_every_way_to_end_has_its_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "app", fail)
+    monkeypatch.setattr(type(module.app), "__call__", fail)
     plain, debug = strobe("doctor"), strobe("doctor", "--debug")
     assert plain.code == debug.code == code
     assert plain.err.count("\n") == 1 and "Traceback" not in plain.err

@@ -126,11 +126,24 @@ def test_a_wrong_count_is_told_without_torch(line: str) -> None:
     assert "torch" not in loaded("from strobe.cli.main import main; assert main(sys.argv[1:]) == 2", *line.split())
 
 
-def test_a_verb_loads_no_other() -> None:
+@pytest.mark.parametrize(
+    ("verb", "its_file", "others"),
+    [
+        ("report", "report", {"ablate", "bench", "bench_tree", "doctor", "generate", "profile", "trace"}),
+        ("profile dit", "profile.dit", {"compare", "profile.attention", "profile.kernels", "profile.stream"}),
+        ("bench soak", "bench_soak", {"bench_attention", "bench_serve", "bench_tree", "log", "profile"}),
+        ("accept", "accept", {"compare", "profile"}),
+    ],
+)
+def test_a_verb_loads_no_other(verb: str, its_file: str, others: set[str]) -> None:
     listing = "print(*(name for name in sys.modules if 'strobe.cli' in name))"
-    code = f"from strobe.cli.main import main\nmain(['report', '--help'])\n{listing}"
-    verbs = {name.partition("strobe.cli.")[2] for name in run(code).stdout.splitlines()[-1].split()}
-    assert "report" in verbs and not verbs & {"ablate", "bench", "bench_tree", "doctor", "generate", "profile", "trace"}
+    code = f"from strobe.cli.main import main\nmain([*sys.argv[1:], '--help'])\n{listing}"
+    verbs = {name.partition("strobe.cli.")[2] for name in run(code, *verb.split()).stdout.splitlines()[-1].split()}
+    assert its_file in verbs and not verbs & others
+
+
+def test_help_of_generate_loads_no_reader_of_recipes() -> None:
+    assert not loaded("from strobe.cli.main import main; main(['generate', '--help'])") & {"msgspec", "hashlib", "base64"}
 
 
 @pytest.mark.parametrize("name", [name for name in strobe.__all__ if name != "__version__"])

@@ -119,6 +119,14 @@ def is_verb(line: App, words: Sequence[str]) -> bool:
     return True
 
 
+def load_group(line: App, words: Sequence[str]) -> None:
+    """Import the verbs of a verb such as `bench`, whose page lists them with their first sentences; nothing without words."""
+    for word in words:
+        line = line[word]
+    for name in line if words else ():
+        _ = line[name]  # imported as it is looked up
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Errors are a line on stderr, of weights a table; `--debug` adds the
     traceback."""
@@ -126,9 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         listing = not tokens or (set(tokens) & {*HELP} and tokens[0].startswith("-"))
         line = command_line(lists=True) if listing else app
-        if tokens and tokens[-1] in HELP and is_verb(line, tokens[:-1]):
-            line.help_print(tokens[:-1])  # as parsing would end, which reads the flags once more
-            return OK
+        helps = bool(tokens) and tokens[-1] in HELP
+        words = tokens[:-1] if helps else tokens
+        if is_verb(line, words):
+            load_group(line, words)
+            if helps:
+                line.help_print(words)  # as parsing would end, which reads the flags once more
+                return OK
         with terminates_as_interrupted():
             code = line(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
         sys.stdout.flush()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from strobe.core.errors import ConfigError, DataError
 
@@ -25,6 +20,8 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         DataError: no such file, or it is no recipe of this version.
     """
+    import msgspec
+
     from strobe.serve.protocol import VERSION, Recipe
 
     try:
@@ -46,6 +43,10 @@ def start_image(recipe: Recipe) -> bytes:
     Raises:
         DataError: it is not the one that was used.
     """
+    import base64
+    import binascii
+    import hashlib
+
     try:
         image = base64.b64decode(recipe.image, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,16 +1,13 @@
 """`strobe profile`: one run or one operator, measured and traced."""
 
+from typing import Final
+
 from cyclopts import App
 
-from strobe.cli.profile.attention import attention
-from strobe.cli.profile.dit import dit
-from strobe.cli.profile.kernels import kernels
-from strobe.cli.profile.stream import stream
+VERBS: Final = ("stream", "attention", "kernels", "dit")
 
 profile = App(name="profile", help="Measure and trace one run or one operator: times, trace, roofline, what calls what.")
-profile.command(stream)
-profile.command(attention)
-profile.command(kernels)
-profile.command(dit)
+for verb in VERBS:
+    profile.command(f"strobe.cli.profile.{verb}:{verb}", name=verb)  # imported when it is run or described
 
 __all__ = ["profile"]

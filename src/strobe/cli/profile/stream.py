@@ -14,7 +14,7 @@ from strobe.cli.compare import tell_absent
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
-from strobe.cli.profile.folder import chosen_folder, rotating, tell_kept
+from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
