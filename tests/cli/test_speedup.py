@@ -306,6 +306,12 @@ def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: t
     assert result.code == 2 and says in result.err and not (tmp_path / "page").exists()
 
 
+@pytest.mark.parametrize(("kind", "flags"), [("log", "--baseline-log A --candidate-log B"), ("trace", "--baseline-trace A")])
+def test_files_are_given_by_side(strobe: Strobe, guide: dict[str, Path], kind: str, flags: str) -> None:
+    result = strobe("speedup", guide[f"fa_{kind}"], guide[f"vsa_{kind}"])
+    assert result.code == 2 and f"is a file: logs and traces are given by side, {flags}" in result.err
+
+
 def test_nothing_to_compare(strobe: Strobe) -> None:
     result = strobe("speedup")
     assert result.code == 2 and "--baseline-log" in result.err

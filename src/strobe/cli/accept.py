@@ -12,8 +12,8 @@ from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import ModelFlags
-from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
+from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 from strobe.perf.records.packed import RECORDS

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
-from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
+from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.serve import check_installed
 from strobe.cli.tables import banner_texts, table_text
 

@@ -12,8 +12,8 @@ from strobe.cli.completion import PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.log import LogClip
-from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
+from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 

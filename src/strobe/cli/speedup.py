@@ -150,6 +150,9 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     from strobe.core.errors import ConfigError
 
     pair = comparing.baseline, comparing.candidate
+    if files := [each for each in run if each.is_file()]:
+        flag = "log" if files[0].suffix in (".log", ".txt") else "trace"
+        raise ConfigError(f"{files[0]} is a file: logs and traces are given by side, --baseline-{flag} A --candidate-{flag} B")
     if len(run) > 1 or pair[0] is None or pair[1] is None:
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
     if replace(comparing, baseline=None, candidate=None, allow_different=()) != _COMPARING:

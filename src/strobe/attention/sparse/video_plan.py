@@ -194,6 +194,7 @@ def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch
     if rows != expected[order]:
         raise ShapeError(
             f"{name}: got {rows} rows, expected {expected[order]} in {order} order for grid {layout.grid} and tile {layout.tile}"
+            f"; {name} is [batch, rows, heads, head_dim]"
         )
     return Grid(
         block=layout.block,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from strobe.cli.console import Output
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import Figure, failures, parse_requirement
+from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.tables import table_text
 
 if TYPE_CHECKING:

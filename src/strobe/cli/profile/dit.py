@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import at_least, parse_size
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import parse_requirement
+from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.settings import read_settings, split_list

@@ -14,8 +14,8 @@ from strobe.cli.compare import tell_absent
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
