@@ -12,6 +12,7 @@ from strobe.bench.accept.verdict import reported
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
+from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.text import TextKV
@@ -38,7 +39,7 @@ def check_order(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
     prepared = model.shelf.take(model, config)
     dit, decoder = prepared.parts()
     try:
-        text = dit.read(model.text.encode([prompt] * DRAWS))
+        text = dit.read(encode_prompts(model.text, [prompt] * DRAWS))
         ratio, pair = best_exchange(dit.dit, config, text.kv, latents.to(config.device), seed)
     finally:
         decoder.close()
