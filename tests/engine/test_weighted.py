@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ConfigError
-from strobe.core.shapes import VaeStride
-from strobe.engine.config import ModelDefaults
 from strobe.engine.load import Model, load
 from strobe.engine.prompt_file import read_prompts, switches_of
 from strobe.engine.prompts import Switch
@@ -42,7 +40,9 @@ class Rows:
 
     def embed(self, prompts: Sequence[str]) -> list[Tensor]:
         self.asked += prompts
-        return [torch.randn(len(each.split()), 5, generator=torch.Generator().manual_seed(len(each))).bfloat16() for each in prompts]
+        return [
+            torch.randn(len(each.split()), 5, generator=torch.Generator().manual_seed(len(each))).bfloat16() for each in prompts
+        ]
 
     def place(self, device: torch.device) -> None: ...
 
@@ -129,8 +129,8 @@ def test_a_stream_follows_the_blend_wherever_it_is_said(make: Callable[..., Sess
     expected = film(make(model=other), [Switch(frame_block=2, prompt="blend")])
     assert not torch.equal(expected, film(make(), [Switch(frame_block=2, prompt="red circle")]))
     assert torch.equal(film(make(), [Switch(frame_block=2, prompt=BOTH)]), expected)
-    defaults = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(time=4, space=8), frame_block=3, timesteps=(1.0,), shift=1)
-    assert torch.equal(film(make(), switches_of(read_prompts(f"block=2: {BOTH}", "p.txt"), "p.txt", defaults)), expected)
+    switches = switches_of(read_prompts(f"block=2: {BOTH}", "p.txt"), "p.txt", tiny.defaults)
+    assert torch.equal(film(make(), switches), expected)
     with make() as session:
         stream = session.stream(4)
         first = [next(stream).latents, next(stream).latents]

@@ -24,7 +24,6 @@ from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.parallel.transformer import on_several
-from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompting import PromptAck, Prompting
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_reached, check_switches
@@ -95,7 +94,7 @@ class Session:
         share, parts = None, loaded.parts
         if isinstance(device, DeviceGroup):
             config = on_several(config)
-            share = RankContext.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
+            share = RankContext.of(device, parts, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(parts, config, share.layout if share else None, len(samples), there=there)
         arena = new_arena(config, plan_arena(parts, config, len(samples)))

@@ -17,9 +17,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.engine.texts import TextEncoder
 
-_PART: Final = re.compile(
-    r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)"
-)
+_PART: Final = re.compile(r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)")
 EXAMPLE: Final = '"(a red circle moving left:0.7) (a yellow circle moving left:0.3)"'
 
 
