@@ -202,7 +202,7 @@ class StepParts:
                    lambda at: add_gated(x, x, at.mod[..., 5, :]))  # fmt: skip
 
     def _edges(self) -> Iterator[Prepared]:
-        dit, cost, latents = self.transformer.dit, self._costs(), self.latents
+        dit, cost, latents = self.dit, self._costs(), self.latents
         x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
         sigma = self.config.schedule.sigmas[0]
 
