@@ -9,8 +9,8 @@ branches, each stream is matched with the kernels of the pass that longer stream
 from __future__ import annotations
 
 import gzip
-import zlib
 import re
+import zlib
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
