@@ -11,14 +11,15 @@ import pytest
 
 from source import PACKAGE
 from strobe.cli import completion
-from strobe.engine.load import MODELS
+from strobe.engine.load import SHAPES
 from strobe.engine.presets import PRESETS
+from strobe.models.wan.config import SIZES
 from strobe.models.wan.recipes import RECIPES
 from terminal import Strobe
 
 
 def test_the_names_are_the_originals() -> None:
-    assert tuple(PRESETS) == completion.PRESETS and MODELS == completion.MODELS
+    assert tuple(PRESETS) == completion.PRESETS and (*SHAPES.models, *SIZES) == completion.MODELS
     assert sorted(completion.RECIPES) == sorted(RECIPES)
 
 

@@ -77,6 +77,9 @@ def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
     [
         (["--preset", "ultra"], 3, "preset 'ultra' cannot run"),
         (["--switch", "4x:foo"], 2, "cannot read the prompt switch"),
+        (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs some of its words"),
+        (["--negative-prompt", "blurry"], 2, "Unknown option: --negative-prompt. The models here are distilled without guidance"),
+        (["--guidance-scale=5"], 2, "Unknown option: --guidance-scale. The models here are distilled without guidance"),
         (["--image", "none.png"], 2, "cannot read the picture"),
         (["--preset", "ultr"], 2, "did you mean 'ultra'"),
         (["--blocks", "0"], 2, "give 1 or more"),
@@ -158,6 +161,9 @@ def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[s
     ("arguments", "words"),
     [
         (["a red cicle moving left"], "circle"),
+        (["a (red:1.4) circle moving left"], "weighs some of its words"),
+        (["(a red circle moving left:1) (a blue circle:1)"], "the prompt 'a blue circle' gives no direction"),
+        (["(a red circle moving left:1) (a blue circle moving left:-1)"], "nothing is steered away from"),
         ([PROMPT, "--switch", "later:a blue square moving up"], "block=12"),
         ([PROMPT, "--switch", "block=9:a blue square moving up"], "would never take effect"),
         ([PROMPT, "--seconds", "0"], "--seconds 0: give more than 0"),

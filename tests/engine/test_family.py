@@ -42,7 +42,7 @@ def made(tiny: Model, asked: list[tuple[str, Weights]], *models: str) -> Family:
         models=models,
         holds=lambda folder: (folder / "mine.json").is_file(),
         load=make,
-        parts=lambda name, size: Parts(dit=tiny.dit.config, vae=tiny.vae, defaults=tiny.defaults),
+        parts=lambda name, size: Parts(dit=tiny.dit, vae=tiny.vae, defaults=tiny.defaults),
     )
 
 
@@ -54,7 +54,7 @@ def test_it_is_found_by_name_and_by_its_checkpoint(tiny: Model, register: Callab
         assert session.model.name == "mine: mine-1b" and len([*session.stream(2)]) == 2
     (tmp_path / "mine.json").write_text("{}")
     assert load(tmp_path).name == f"mine: {tmp_path}" and asked == [("mine-1b", given), (str(tmp_path), Weights())]
-    assert names()[-2:] == ("mine-1b", "mine-7b") and model_parts("mine-7b").dit == tiny.dit.config
+    assert names()[-2:] == ("mine-1b", "mine-7b") and model_parts("mine-7b").dit is tiny.dit
     with pytest.raises(ConfigError, match=r"did you mean 'mine-7b'\?.*mine-1b, mine-7b"):
         load("mine-7")
 

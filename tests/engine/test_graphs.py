@@ -23,8 +23,8 @@ from strobe.engine.memory import predict
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair
-from strobe.models.wan.dit import Modulation
 from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import Modulation
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills

@@ -23,12 +23,13 @@ from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.graphs import Recorded
-from strobe.engine.load import Model, check_past
+from strobe.engine.load import Model
 from strobe.engine.memory import predict
 from strobe.engine.noise import draw
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset
 from strobe.engine.session import Session
+from strobe.engine.wan_family import check_past
 from strobe.models.vae.taew import TaewConfig, random_taew
 
 SHAPE = (4, 4, 4)

@@ -17,6 +17,7 @@ from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.prepared import latent_shape
 from strobe.engine.sparsity import attended_keys
+from strobe.engine.weighted import encode_prompts
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.text import distinct_rows
@@ -85,7 +86,7 @@ def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -
     """
     if not config.knobs.fused_kernels:
         return None
-    text = model.text.encode(prompts)
+    text = encode_prompts(model.text, prompts)
     return int(distinct_rows(F.pad(text, (0, 0, 0, model.dit.config.text_len - text.shape[1]))).max())
 
 

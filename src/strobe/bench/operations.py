@@ -16,6 +16,7 @@ from strobe.bench.costs import decoder_stages, dtype_name, steady_pass, transfor
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.core import costs
 from strobe.core.costs import Cost
+from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
 from strobe.engine.caches import new_cache
 from strobe.engine.config import ResolvedConfig
@@ -25,10 +26,11 @@ from strobe.engine.prepared import latent_shape
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE
-from strobe.models.wan.dit import Modulation
+from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
 from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import Modulation
 from strobe.perf.analysis.runs.budget import (
     CACHE,
     DECODER,
@@ -74,11 +76,15 @@ class StepParts:
     Args:
         model: the loaded model.
         config: its resolved configuration.
+
+    Raises:
+        ConfigError: its transformer is not Wan's.
     """
 
     model: Model
     config: ResolvedConfig
     transformer: Transformer = field(init=False)
+    dit: CausalWan = field(init=False)
     cache: KVCache = field(init=False)
     step: CacheStep = field(init=False)
     text: TextContext = field(init=False)
@@ -89,6 +95,9 @@ class StepParts:
         model, config = self.model, self.config
         shape = latent_shape(model.defaults, model.dit.config)
         self.transformer = Transformer(model.dit, config, shape.token_grid(model.dit.config.patch).num_tokens)
+        if not isinstance(self.transformer.dit, CausalWan):
+            raise ConfigError(f"{model.name} is none of Wan's transformers, whose operations are known, so none is timed alone")
+        self.dit = self.transformer.dit
         self.cache = new_cache(model.dit.config, shape, config, 1)
         block = (shape.frames, shape.channels, shape.height, shape.width)
         self.latents = draw_block(0, (0,), 0, 1, block, config.device).initial
@@ -133,14 +142,14 @@ class StepParts:
         modulation, text, _ = self._conditions()
         layers = [
             _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
-            for index, layer in enumerate(self.transformer.dit.layers)
+            for index, layer in enumerate(self.dit.layers)
         ]
         return _Make(inside=inside, layers=layers, costs=self._costs())
 
     def _section(self) -> Iterator[Prepared]:
-        make, x = self._maker(ATTENTION), self.transformer.dit.patchify(self.latents)
+        make, x = self._maker(ATTENTION), self.dit.patchify(self.latents)
         modulation, _, rope = self._conditions()
-        first, mod = self.transformer.dit.layers[0], modulation.layers[0]
+        first, mod = self.dit.layers[0], modulation.layers[0]
         normed = modulate(x, mod[..., 0, :], mod[..., 1, :], first.eps)
         q, k, v = first.self_attn.qkv(normed)
         queries, keys = first.self_attn.turned(q, k, rope)
@@ -167,8 +176,8 @@ class StepParts:
                    lambda at: add_gated(x, x, at.mod[..., 2, :]))  # fmt: skip
 
     def _cross(self) -> Iterator[Prepared]:
-        make, x = self._maker(CROSS_ATTENTION), self.transformer.dit.patchify(self.latents)
-        first = self.transformer.dit.layers[0].cross_attn
+        make, x = self._maker(CROSS_ATTENTION), self.dit.patchify(self.latents)
+        first = self.dit.layers[0].cross_attn
         q = first.norm_q(first.q(x)).unflatten(-1, (first.num_heads, -1))
         sizes = f"{x.shape[1]} queries, {self.model.dit.config.text_len} text tokens"
         yield make("cross_norm", NORMS, "layer norm", "cross_norm", lambda at: at.layer.norm3(x))
@@ -181,8 +190,8 @@ class StepParts:
         yield make("cross_residual", RESIDUALS, "x + y", "cross_residual", lambda at: x + x)
 
     def _ffn(self) -> Iterator[Prepared]:
-        make, x = self._maker(FFN), self.transformer.dit.patchify(self.latents)
-        wide = self.transformer.dit.layers[0].ffn[0](x)
+        make, x = self._maker(FFN), self.dit.patchify(self.latents)
+        wide = self.dit.layers[0].ffn[0](x)
         narrow, broad = self.model.dit.config.dim, self.model.dit.config.ffn_dim
         yield make("ffn_norm_modulate", NORMS, "layer norm, scale and shift", "modulated_norm",
                    lambda at: modulate(x, at.mod[..., 3, :], at.mod[..., 4, :], at.layer.eps))  # fmt: skip
@@ -193,7 +202,7 @@ class StepParts:
                    lambda at: add_gated(x, x, at.mod[..., 5, :]))  # fmt: skip
 
     def _edges(self) -> Iterator[Prepared]:
-        dit, cost, latents = self.transformer.dit, self._costs(), self.latents
+        dit, cost, latents = self.dit, self._costs(), self.latents
         x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
         sigma = self.config.schedule.sigmas[0]
 

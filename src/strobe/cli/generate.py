@@ -266,7 +266,7 @@ def generate(
     ```
 
     Args:
-        prompt: what to show first; left out with --replay.
+        prompt: what to show first; left out with --replay. Several at once, each with a weight: "(PROMPT:0.7) (PROMPT:0.3)".
         replay: file that the page of `strobe serve` saved: prompts, seed, preset and start image of a stream. It is made again,
             bit by bit on a device of the same kind. What differs from where it was made is said.
     """
@@ -276,13 +276,15 @@ def generate(
         length.check()
         file.check()
         from strobe.engine.prompts import read_switch
+        from strobe.engine.weighted import read_weights
 
         for text in switch:
-            read_switch(text)
+            read_weights(read_switch(text)["prompt"])
         read, timed = None, () if prompts is None else prompts_of(prompts, mode)
         if replay is not None:
             prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
         prompt = first_of(prompt, timed, prompts)
+        read_weights(prompt)
         chosen = engine.choose(prompt, device, advance)
         for note in (*chosen.model.notes, *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)

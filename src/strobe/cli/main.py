@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Final, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnknownOptionError
 
 import strobe
 from strobe.cli.console import styled, terminal
@@ -29,6 +29,9 @@ INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BROKEN_PIPE: Final = 141
 HELP: Final = ("--help", "-h")
+GUIDANCE: Final = ("--negative", "--guidance", "--cfg")
+"""Beginnings of flags that other programs have."""
+UNGUIDED: Final = "The models here are distilled without guidance, so none takes a negative prompt: say what to show."
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -164,6 +167,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     match error:
         case CycloptsError():
             verb = " ".join(("strobe", *(error.command_chain or ())))
+            if isinstance(error, UnknownOptionError) and (error.token.keyword or "").startswith(GUIDANCE):
+                return USAGE, f"Unknown option: {error.token.keyword}. {UNGUIDED} See {verb} --help"
             return USAGE, f"{error} See {verb} --help"
         case ConfigError() | DataError() | SessionError() | ShapeError():
             return USAGE, str(error)

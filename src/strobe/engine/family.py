@@ -1,4 +1,4 @@
-"""Families of models: ours, and those that other packages register."""
+"""The record of a family of models, and the families that other packages register; ours are in `strobe.engine.load`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Family:
     """A kind of model.
 
     A package adds one with an entry point of the group `strobe.families`. Its models are `strobe.engine.load.Model`s: a
-    transformer with the methods of `strobe.models.wan.dit.CausalWan`, a text encoder as `strobe.engine.texts.TextEncoder`
-    describes, an autoencoder, and defaults for what a configuration leaves open: frame size, frame block, schedule, window,
-    sink and positions.
+    transformer derived from `strobe.models.wan.transformer.CausalTransformer`, a text encoder as
+    `strobe.engine.texts.TextEncoder` describes, an autoencoder, and defaults for what a configuration leaves open: frame size,
+    frame block, schedule, window, sink and positions.
 
     Args:
         name: shown in errors.

@@ -26,7 +26,7 @@ from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.transformer import CausalTransformer
 
 CACHED: Final = "keys and values"
 WEIGHTS: Final = ("transformer weights", "autoencoder weights")
@@ -51,7 +51,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
 
     An autoencoder on a device of its own takes nothing here.
     """
-    dit, size = parts.dit, config.dtype.itemsize
+    dit, size = parts.dit.config, config.dtype.itemsize
     latents = latent_shape(parts.defaults, dit)
     grid = latents.token_grid(dit.patch)
     beside = 0 if config.asked.knobs.merge_lora else sum(lora.num_params for lora in parts.loras)
@@ -68,7 +68,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     return tuple(
         part
         for part in (
-            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(dit, config) + beside * size, exact=True),
+            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size, exact=True),
             MemoryPart(
                 name=CACHED,
                 num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
@@ -94,7 +94,8 @@ def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPla
     """
     if not config.knobs.memory_pool:
         return ArenaPlan()
-    dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
+    dit = parts.dit.config
+    latents = latent_shape(parts.defaults, dit)
     transformer, decoder = _activations(parts, config, batch)
     _, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     return ArenaPlan(
@@ -182,12 +183,10 @@ def free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
-def _weights(dit: WanConfig, config: ResolvedConfig) -> int:
+def _weights(dit: CausalTransformer, config: ResolvedConfig) -> int:
     """Return the bytes of the transformer; eight-bit linear layers take a byte per weight and a float32 scale per output."""
-    with torch.device("meta"):
-        bare = CausalWan(dit)
-    num_bytes = sum(parameter.numel() for parameter in bare.parameters()) * config.dtype.itemsize
-    for layer in bare.layers if config.linear_format != "native" else ():
+    num_bytes = sum(parameter.numel() for parameter in dit.parameters()) * config.dtype.itemsize
+    for layer in dit.layers if config.linear_format != "native" else ():
         for name in LINEARS:
             weight = layer.get_parameter(f"{name}.weight")
             num_bytes += weight.numel() * (1 - config.dtype.itemsize) + weight.shape[0] * SCALE_BYTES
@@ -268,7 +267,8 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:
     in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more.
     """
-    dit, latents = parts.dit, latent_shape(parts.defaults, parts.dit)
+    dit = parts.dit.config
+    latents = latent_shape(parts.defaults, dit)
     tokens = batch * max(config.pass_frames) * latents.token_grid(dit.patch).tokens_per_frame
     feed_forward = 2 * dit.dim + 2 * dit.ffn_dim
     attention = 8 * dit.dim

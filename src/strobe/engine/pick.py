@@ -25,6 +25,7 @@ from strobe.engine.config import EngineConfig, ResolvedConfig, lacking, resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import preset
 from strobe.engine.session import Session
+from strobe.engine.weighted import check_prompts
 
 LADDER: Final = ("balanced", "speed", "low_memory", "sparse", "turbo", "turbo_fp8", "ultra")
 """Presets from the best quality down; docs/engine.md has what was measured. `speed` makes the frames of `balanced`, later."""
@@ -145,7 +146,7 @@ def pick(
     where, wanted = resolve_device(device), model.defaults.fps if fps is None else fps
     if not 0 < wanted < math.inf:
         raise ConfigError(f"fps {wanted:g} is not valid: give more than 0, such as {model.defaults.fps}")
-    model.text.check([prompt])
+    check_prompts(model.text, [prompt])
     configs = [preset(name) for name in LADDER] if candidates is None else list(candidates)
     trials: list[Trial] = []
     planned = list(_plan(configs, model, where))

@@ -10,6 +10,7 @@ from typing import Final, cast
 from strobe.core.errors import ConfigError
 from strobe.engine.config import ModelDefaults
 from strobe.engine.prompts import Mode, Switch, blocks_for, check_mode, check_switches
+from strobe.engine.weighted import read_weights
 
 _LINE: Final = re.compile(
     r"(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))"
@@ -56,7 +57,8 @@ def read_prompts(text: str, name: str, *, mode: Mode = "recache") -> tuple[Timed
         mode: of lines that name none.
 
     Raises:
-        ConfigError: a line does not read like one, names an unknown mode, or there is no line; names file and line.
+        ConfigError: a line does not read like one, names an unknown mode, has weights that cannot be read, or there is no line;
+            names file and line.
     """
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -68,6 +70,7 @@ def read_prompts(text: str, name: str, *, mode: Mode = "recache") -> tuple[Timed
         own, over = read["mode"] or mode, 4 if read["over"] is None else int(read["over"])
         try:
             check_mode(own, over)
+            read_weights(read["prompt"])
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error}") from error
         if read["over"] is not None and own != "interpolate":

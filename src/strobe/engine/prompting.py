@@ -12,6 +12,7 @@ from torch import Tensor
 from strobe.core.errors import SessionError
 from strobe.engine.prompts import Change, Mode
 from strobe.engine.texts import TextEncoder
+from strobe.engine.weighted import encode_prompts, prompts_ready
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ class Prompting:
             change: the prompts were checked.
             wait: encode them now, in this thread.
         """
-        ready = self._encoder.ready(change.prompts)
+        ready = prompts_ready(self._encoder, change.prompts)
         found: Future[int] = Future()
         with self._lock:
             self._number += 1
@@ -106,8 +107,8 @@ class Prompting:
         """Encode texts that will be asked for later, in parallel to the stream."""
         with self._lock:
             for prompt in prompts:
-                if not self._encoder.ready([prompt]):
-                    self._worker().submit(self._encoder.encode, [prompt])
+                if not prompts_ready(self._encoder, [prompt]):
+                    self._worker().submit(encode_prompts, self._encoder, [prompt])
 
     def settle(self) -> None:
         """Wait until nothing is being encoded. Raises: see `PromptAck.wait`."""
@@ -159,7 +160,7 @@ class Prompting:
         return self._workers
 
     def _encode(self, number: int, change: Change) -> int:
-        return self._tell(number, Told(change=change, text=self._encoder.encode(change.prompts)))
+        return self._tell(number, Told(change=change, text=encode_prompts(self._encoder, change.prompts)))
 
     def _tell(self, number: int, told: Told) -> int:
         with self._lock:

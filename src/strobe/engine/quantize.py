@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError
 from strobe.engine.config import ResolvedConfig
 from strobe.models.lora import Lora, merge, updated
-from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
+from strobe.models.wan.transformer import CausalTransformer
 
 QKV: Final = ("q", "k", "v")
 LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
@@ -39,7 +39,7 @@ def check_lora(config: ResolvedConfig) -> None:
 
 
 @torch.no_grad()
-def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Collection[int] = ()) -> None:
+def quantize_linears(dit: CausalTransformer, config: ResolvedConfig, native_layers: Collection[int] = ()) -> None:
     """Replace linear layers of a prepared transformer by eight-bit ones, as `linear_format` and `simulate` say.
 
     Fused Q, K and V are one layer, of which theirs are parts. Call it once; see `requantize_linears` for other weights.
@@ -67,7 +67,7 @@ def quantize_linears(dit: CausalWan, config: ResolvedConfig, native_layers: Coll
 
 
 @torch.no_grad()
-def requantize_linears(dit: CausalWan, base: CausalWan, loras: Sequence[Lora]) -> None:
+def requantize_linears(dit: CausalTransformer, base: CausalTransformer, loras: Sequence[Lora]) -> None:
     """Make the weights of a quantised transformer those of `base` with LoRAs merged in, or without any; addresses stay.
 
     The result is that of merging, then quantising: it does not depend on what was merged before.
@@ -90,11 +90,10 @@ def requantize_linears(dit: CausalWan, base: CausalWan, loras: Sequence[Lora]) -
             layer.bias.copy_(torch.cat([value(f"{part}.bias") for part in _parts(name)]))
 
 
-def _chosen(dit: CausalWan, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:
+def _chosen(dit: CausalTransformer, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:
     """List the linear layers to quantise, by name; fused Q, K and V count as one."""
     for index, layer in enumerate(dit.layers):
-        fused = layer.self_attn.fused is not None
-        names = ("self_attn.fused", *LINEARS[len(QKV) :]) if fused else LINEARS
+        names = ("self_attn.fused", *LINEARS[len(QKV) :]) if dit.qkv_fused else LINEARS
         for name in () if index in native else names:
             linear = layer.get_submodule(name)
             if not isinstance(linear, nn.Linear):
@@ -105,7 +104,7 @@ def _chosen(dit: CausalWan, native: set[int]) -> Iterator[tuple[str, nn.Linear]]
             yield f"blocks.{index}.{name}", linear
 
 
-def _place(dit: CausalWan, name: str, layer: EightBitLinear) -> None:
+def _place(dit: CausalTransformer, name: str, layer: EightBitLinear) -> None:
     dit.set_submodule(name, layer)
     home, _, own = name.rpartition(".")
     if own != "fused":
@@ -116,7 +115,7 @@ def _place(dit: CausalWan, name: str, layer: EightBitLinear) -> None:
     dit.set_submodule(f"{home}.fused_kv", layer.part(dim, len(QKV) * dim))
 
 
-def _held(dit: CausalWan) -> Iterator[tuple[str, EightBitLinear]]:
+def _held(dit: CausalTransformer) -> Iterator[tuple[str, EightBitLinear]]:
     """List the eight-bit layers that are not part of another one."""
     found = {name: module for name, module in dit.named_modules() if isinstance(module, EightBitLinear)}
     homes = {name.removesuffix(".fused") for name in found if name.endswith(".fused")}

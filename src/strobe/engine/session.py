@@ -24,7 +24,6 @@ from strobe.engine.memory import plan_arena
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.parallel.transformer import on_several
-from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompting import PromptAck, Prompting
 from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_reached, check_switches
@@ -33,6 +32,7 @@ from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity
 from strobe.engine.stream import Stream
+from strobe.engine.weighted import check_prompts
 from strobe.models.lora import Lora, combined
 
 
@@ -94,7 +94,7 @@ class Session:
         share, parts = None, loaded.parts
         if isinstance(device, DeviceGroup):
             config = on_several(config)
-            share = RankContext.of(device, parts.dit, latent_shape(parts.defaults, parts.dit), config)
+            share = RankContext.of(device, parts, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(parts, config, share.layout if share else None, len(samples), there=there)
         arena = new_arena(config, plan_arena(parts, config, len(samples)))
@@ -148,7 +148,7 @@ class Session:
         A text that takes time is encoded in parallel to the stream, which goes on under the old prompt meanwhile.
 
         Args:
-            text: one prompt for all samples, or one for each.
+            text: one prompt for all samples, or one for each; a prompt may be several with weights (`strobe.engine.weighted`).
             mode: "recache" (hard), "soft" or "interpolate"; see `strobe.engine.prompts.MODES`.
             over: frame blocks that "interpolate" takes.
             wait: encode now, so that the next frame block follows it whatever the encoder takes. The first prompt of a session is
@@ -167,7 +167,7 @@ class Session:
         prompts = (text,) * count if isinstance(text, str) else tuple(text)
         if len(prompts) != count:
             raise ConfigError(f"{len(prompts)} prompts for {count} samples; give one, or one for each sample")
-        self.model.text.check(prompts)  # unknown words are told now
+        check_prompts(self.model.text, prompts)  # unknown words are told now
         wait = wait or self._stream.share is not None  # the processes that share it go on together
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
@@ -207,7 +207,7 @@ class Session:
         timeline = {switch.frame_block: switch for switch in check_switches(switches)}
         check_reached(timeline.values(), self._stream.state.next_block, blocks)
         prompts = [switch.prompt for switch in timeline.values()]
-        self.model.text.check(prompts)
+        check_prompts(self.model.text, prompts)
         self._prompting.encode_ahead(prompts)
         return self._run(blocks, timeline, self._cancellations)
 
@@ -339,12 +339,11 @@ class Session:
         return range(first, first + num_blocks)
 
     def _run(self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int) -> Iterator[FrameBlock]:
-        late = self.config.knobs.late_frames
         for count, index in enumerate(blocks):
             if self._cancellations != cancellations:
                 return
             last = isinstance(blocks, range) and index == blocks[-1]
-            yield self._next(timeline, start=None if count else index, ahead=late and not last)
+            yield self._next(timeline, start=None if count else index, ahead=self.config.knobs.late_frames and not last)
 
     def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool) -> FrameBlock:
         """Hand out a frame block; with `ahead` make the next one first."""

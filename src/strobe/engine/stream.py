@@ -31,6 +31,7 @@ from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
 from strobe.engine.transformer import Transformer
+from strobe.engine.weighted import encode_prompts
 from strobe.models.lora import Lora
 
 
@@ -390,7 +391,7 @@ class Stream:
             if before is None:
                 raise SessionError("there is no prompt yet; call prompt(...) first")
             return before if before.finished else before.advance()
-        text = self.model.text.encode(change.prompts) if encoded is None else encoded
+        text = encode_prompts(self.model.text, change.prompts) if encoded is None else encoded
         target = upload(text, self.config.device)
         if change.mode == "interpolate" and before is not None:
             return Blend(start=before.text, target=target, done=1, total=change.over)

@@ -19,8 +19,8 @@ from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying,
 from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
 from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
-from strobe.models.wan.dit import CausalWan, Modulation
 from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import CausalTransformer, Modulation
 
 CLEAN = 0.0
 """Timestep of finished latents."""
@@ -42,7 +42,7 @@ class TextContext:
 
 
 class Transformer:
-    """A copy of a `CausalWan` on the device, in the dtype and with the knobs of a configuration.
+    """A copy of a transformer on the device, in the dtype and with the knobs of a configuration.
 
     With a knob off the pass does again what the official code does again in every pass (see `strobe.engine.config.Knobs`).
 
@@ -56,7 +56,7 @@ class Transformer:
         WeightsError: a LoRA is not one of this model's.
     """
 
-    def __init__(self, dit: CausalWan, config: ResolvedConfig, block_tokens: int, loras: Sequence[Lora] = ()) -> None:
+    def __init__(self, dit: CausalTransformer, config: ResolvedConfig, block_tokens: int, loras: Sequence[Lora] = ()) -> None:
         if config.device.type == "cuda":
             forgo_cublaslt_workspace()
         self.knobs = config.knobs
@@ -77,8 +77,7 @@ class Transformer:
             self.dit.use_kernels()
         if compiled:
             mode = "max-autotune-no-cudagraphs" if config.compile_mode == "max-autotune" else config.compile_mode
-            for layer in self.dit.layers:
-                layer.compile_pieces(block_tokens, mode)
+            self.dit.compile_pieces(block_tokens, mode)
 
     def share(self, runner: Runner | None = None) -> Transformer:
         """Return a transformer with the same weights for another stream.
@@ -193,10 +192,10 @@ class Transformer:
         return held[1]
 
 
-def copied(dit: CausalWan, device: torch.device, dtype: torch.dtype) -> CausalWan:
+def copied(dit: CausalTransformer, device: torch.device, dtype: torch.dtype) -> CausalTransformer:
     """Copy a transformer to a device and dtype, tensor by tensor, so that no second copy of the original is ever held."""
     with torch.device("meta"):
-        copy = CausalWan(dit.config)
+        copy = type(dit)(dit.config)
     tensors = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in dit.state_dict().items()}
     copy.load_state_dict(tensors, strict=True, assign=True)
     return copy.requires_grad_(False).eval()

@@ -25,6 +25,7 @@ from strobe.engine.prompts import Mode, check_mode
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.video import decode_image
+from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder, recording
 from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
@@ -213,7 +214,7 @@ class Stream:
         if not text.strip():
             raise ConfigError("the prompt is empty; say what to show")
         check_mode(mode, over)
-        self.model.text.check([text])
+        check_prompts(self.model.text, [text])
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)
         self._answer_held()
@@ -251,7 +252,7 @@ class Stream:
         other = Stream(name=self.name, model=self.model, device=self.device, origin=origin, config=config)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
-        self.model.text.check([origin.prompt])
+        check_prompts(self.model.text, [origin.prompt])
         self.suspend()
         before, self._asleep, opened = self._asleep, None, False
         try:

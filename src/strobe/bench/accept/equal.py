@@ -20,6 +20,7 @@ from strobe.engine.noise import draw_block
 from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import quality
 from strobe.engine.transformer import CLEAN, Transformer
+from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.perf.records.checks import Check
 
@@ -97,7 +98,7 @@ def check_equal(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
 def flows_of(dit: Transformer, model: Model, config: ResolvedConfig, prompt: str, latents: Tensor, seed: int) -> Flows:
     """Compute the flows of the last frame block of `latents` [F, C, Y, X] in both ways."""
     size, wan = config.frame_block, dit.dit
-    text = dit.read(model.text.encode([prompt]).to(config.device))
+    text = dit.read(encode_prompts(model.text, [prompt]).to(config.device))
     cache = new_cache(wan.config, latent_shape(model.defaults, wan.config), config, 1)
     blocks = latents.float().unsqueeze(0).split(size, dim=1)
     for index, block in enumerate(blocks[:-1]):

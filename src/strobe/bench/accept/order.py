@@ -12,9 +12,10 @@ from strobe.bench.accept.verdict import reported
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
-from strobe.models.wan.dit import CausalWan
+from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import CausalTransformer
 from strobe.perf.records.checks import Check
 
 ALL_PAIRS: Final = 16
@@ -38,7 +39,7 @@ def check_order(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
     prepared = model.shelf.take(model, config)
     dit, decoder = prepared.parts()
     try:
-        text = dit.read(model.text.encode([prompt] * DRAWS))
+        text = dit.read(encode_prompts(model.text, [prompt] * DRAWS))
         ratio, pair = best_exchange(dit.dit, config, text.kv, latents.to(config.device), seed)
     finally:
         decoder.close()
@@ -55,7 +56,7 @@ def check_order(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
 
 
 def best_exchange(
-    wan: CausalWan, config: ResolvedConfig, text: TextKV, latents: Tensor, seed: int
+    wan: CausalTransformer, config: ResolvedConfig, text: TextKV, latents: Tensor, seed: int
 ) -> tuple[float, tuple[int, int]]:
     """Return the smallest error under an exchange of two layers over the error without, and the numbers of the two."""
     size, layers, schedule = latents.shape[0], wan.blocks, config.schedule

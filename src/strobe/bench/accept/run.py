@@ -26,6 +26,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.spans import FRAME_BLOCK
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import Model
+from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.clocks import read_clocks
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.profile import file_sha256
@@ -70,7 +71,7 @@ class Subject:
         check_blocks(self.blocks)
         if self.prompts[0] == self.prompts[1]:
             raise ConfigError("the other prompt is the same as the first; give two different ones")
-        self.model.text.check(self.prompts)
+        check_prompts(self.model.text, self.prompts)
 
 
 def check_blocks(blocks: int) -> None:

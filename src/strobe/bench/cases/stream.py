@@ -30,6 +30,7 @@ from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.sparsity import BLOCK
 from strobe.engine.video import VideoFile
+from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
 
@@ -110,7 +111,7 @@ class StreamCase:
             forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
         self._loaded = model if isinstance(model, load.Model) else load.load(model)
-        self._loaded.text.check([script.prompt, *(switch.prompt for switch in script.switches)])
+        check_prompts(self._loaded.text, [script.prompt, *(switch.prompt for switch in script.switches)])
         self._check_room()
         self._samples = tuple(range(review_samples))
         self._sessions: dict[str, tuple[Session, Snapshot]] = {}

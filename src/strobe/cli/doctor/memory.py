@@ -80,7 +80,7 @@ def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
     from strobe.engine.prepared import latent_shape
     from strobe.engine.rank_memory import predict_ranks
 
-    dit, config = stream.parts.dit, on_several(stream.config)
+    dit, config = stream.parts.dit.config, on_several(stream.config)
     tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
     legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
     layouts = [

@@ -6,19 +6,18 @@ import zlib
 from dataclasses import dataclass
 
 from strobe.cache.kv import CacheShape, KVCache
-from strobe.core.shapes import LatentShape
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.load import Model
+from strobe.engine.load import Model, Parts
 from strobe.engine.parallel.cache import SharedCache, share_shape
 from strobe.engine.parallel.decode import FramesElsewhere
 from strobe.engine.parallel.degrees import degrees
 from strobe.engine.parallel.group import LOADING, DeviceGroup
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.parallel.transformer import SharedTransformer
+from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Change
 from strobe.engine.transformer import Transformer
-from strobe.models.wan.config import WanConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +33,14 @@ class RankContext:
     layout: Layout
 
     @classmethod
-    def of(cls, devices: DeviceGroup, dit: WanConfig, latents: LatentShape, config: ResolvedConfig) -> RankContext:
+    def of(cls, devices: DeviceGroup, parts: Parts, config: ResolvedConfig) -> RankContext:
         """Return this rank's share of a session.
 
         Raises:
             ConfigError: so many ranks cannot share this session; says why, and names the nearest numbers that can.
         """
-        tokens = latents.token_grid(dit.patch).tokens_per_frame
+        dit = parts.dit.config
+        tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
         grid = degrees(
             devices.size, num_heads=dit.num_heads, tokens_per_frame=tokens, sparse=config.sparsity > 0, ulysses=devices.ulysses
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.core.errors import ShapeError
-from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.core.shapes import TokenGrid
 from strobe.core.spans import DIT_FORWARD, HEAD, PATCH_EMBEDDING, span
 from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
@@ -17,19 +15,7 @@ from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
 from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate
 from strobe.models.wan.text import TextKV, distinct_rows
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Modulation:
-    """The rows of shift, scale and gate that a timestep gives to a pass.
-
-    Args:
-        layers: `[num_layers, B or 1, F or 1, 6, dim]`: shift, scale, gate of attention, then of the feed-forward.
-        head: `[B or 1, F or 1, 2, dim]`: shift and scale of the output head.
-    """
-
-    layers: Tensor
-    head: Tensor
+from strobe.models.wan.transformer import CausalTransformer, Modulation
 
 
 class Head(nn.Module):
@@ -49,7 +35,7 @@ def sinusoid(timesteps: Tensor, dim: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-class CausalWan(nn.Module):
+class CausalWan(CausalTransformer):
     """Causal Wan2.1 text-to-video transformer, predicting the flow `v = noise - x0` of a frame block.
 
     Attention inside the block is bidirectional; what it sees of earlier frames is what the cache returns.
@@ -59,8 +45,7 @@ class CausalWan(nn.Module):
     """
 
     def __init__(self, config: WanConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.latent_channels, dim, (1, *config.patch), stride=(1, *config.patch))
         self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim))
@@ -83,6 +68,11 @@ class CausalWan(nn.Module):
     def device(self) -> torch.device:
         return self.patch_embedding.weight.device
 
+    @property
+    def qkv_fused(self) -> bool:
+        """Whether `fuse_qkv` was called."""
+        return self.layers[0].self_attn.fused is not None
+
     def fuse_qkv(self) -> None:
         """Join Q, K and V of every layer into one matrix, for inference."""
         for layer in self.layers:
@@ -104,17 +94,15 @@ class CausalWan(nn.Module):
         check_impl(impl, self.device)
         self.kernels = impl
 
-    def grid(self, latents: Tensor) -> TokenGrid:
-        """Return the token grid of latents `[B, F, C, Y, X]`."""
-        if latents.dim() != 5 or latents.shape[2] != self.config.latent_channels:
-            raise ShapeError(f"latents: got shape {tuple(latents.shape)}, expected [B, F, {self.config.latent_channels}, Y, X]")
-        _, frames, channels, height, width = latents.shape
-        return LatentShape(frames=frames, channels=channels, height=height, width=width).token_grid(self.config.patch)
-
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
         """Compute the rotations of one frame block whose frames stand at `positions` in time."""
         rotations = rotary.table(self.config, positions, grid.height, grid.width)
         return rotary.device_table(rotations, self.dtype, self.device)
+
+    def compile_pieces(self, block_tokens: int, mode: str) -> None:
+        """Compile the pieces of every layer between its attention calls; see `WanLayer.compile_pieces`."""
+        for layer in self.layers:
+            layer.compile_pieces(block_tokens, mode)
 
     def embed_text(self, text: Tensor) -> Tensor:
         """Embed text `[B, L, text_dim]` to `[B, text_len, dim]`; padding rows are zeros before the embedding and are attended.

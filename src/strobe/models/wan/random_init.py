@@ -17,14 +17,19 @@ POOL = 1 << 22
 """Random numbers drawn; larger tensors repeat them from another place on."""
 
 
+def empty_transformer(config: WanConfig) -> CausalWan:
+    """Build a transformer on the meta device: it has sizes and no numbers."""
+    with torch.device("meta"):
+        return CausalWan(config)
+
+
 def random_transformer(config: WanConfig, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> CausalWan:
     """Draw a transformer on the CPU, the same for the same seed: matrices of variance 1 / inputs, norms 1, biases 0.
 
     Numbers are drawn once and repeated, so that billions of them take seconds.
     """
     pool = torch.randn(POOL, generator=torch.Generator().manual_seed(seed)).repeat(2)
-    with torch.device("meta"):
-        dit = CausalWan(config)
+    dit = empty_transformer(config)
     tensors = {name: _tensor(name, tensor, pool, dtype) for name, tensor in dit.state_dict().items()}
     dit.load_state_dict(tensors, strict=True, assign=True)
     return dit.requires_grad_(False).eval()

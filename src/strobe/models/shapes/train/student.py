@@ -35,10 +35,11 @@ from strobe.models.shapes.train.world import (
 )
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
-from strobe.models.wan.dit import CausalWan, Modulation
+from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
 from strobe.models.wan.rope import rotate_temporal
 from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import Modulation
 
 STEPS = 4600
 BATCH = 96

@@ -118,7 +118,7 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
         found, taken = _part(held, part, file)
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
-        raise WeightsError(f"{files[0]} holds no tensors")
+        raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
     return Source(files=tuple(files), part=taken, tensors=tensors)
 
 
