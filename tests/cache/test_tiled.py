@@ -108,8 +108,9 @@ def test_a_rewritten_window_is_pooled_again(window: int, sink: int, blocks_befor
         check(tiled, tiled.at(3 * block, 3), plain.at(3 * block, 3), version=1)
 
 
-@pytest.mark.parametrize("blocks_before", [1, 5])
-def test_a_snapshot_brings_the_coarse_keys_back(blocks_before: int) -> None:
+@pytest.mark.parametrize(("blocks_before", "new_sink"), [(1, False), (5, False), (5, True)])
+def test_a_snapshot_brings_the_coarse_keys_back(blocks_before: int, new_sink: bool) -> None:
+    """Also of a ring whose frames are counted from a later sink."""
     cache, other = ring(8, 2), ring(8, 2)
 
     def go_on(cache: RingCache) -> list[Tensor]:
@@ -121,6 +122,8 @@ def test_a_snapshot_brings_the_coarse_keys_back(blocks_before: int) -> None:
         return found
 
     for block in range(blocks_before):
+        if block == blocks_before - 1 and new_sink:
+            write(cache.rewrite(keep_sink=False), version=9)
         write(cache.at(3 * block, 3))
     state = cache.snapshot()
     expected = go_on(cache)

@@ -181,6 +181,15 @@ def test_without_numbers_order_counts_and_is_checked(told: list[Told], problem: 
     assert bad is not None and bad.matched == 0 and problem in bad.problems[0] and bad.unmatched == 8 + len(told)
 
 
+def test_numbers_on_some_ranks_alone_do_not_count() -> None:
+    """A rank whose profiler wrote none is matched by order, and so are those that have them."""
+    traces = _late([2, 0, 1, 2])
+    comm = [(e.start_ns, e.end_ns) for e in traces[1].device_events]
+    found = collective_skew([traces[0], _rank(1, comm, [("allreduce", -1, 1_000)] * 4), traces[2]])
+    assert found is not None and (found.by, found.matched, found.unmatched, found.problems) == ("order", 4, 0, ())
+    assert found.times == collective_skew(traces).times
+
+
 def test_what_is_missing_or_goes_one_way() -> None:
     traces = _late([2, 0])
     silent = _rank(1, [(0, 10)], [None])  # a kernel that says nothing of itself: no collective of the group

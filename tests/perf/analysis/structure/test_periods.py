@@ -1,6 +1,8 @@
 """What repeats is found with its anchor, and nothing is found where nothing repeats."""
 
+import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +73,45 @@ def test_likeness_by_hand() -> None:
     # one of four periods has one kernel more than the median's 20, times 4 / 3
     assert found.likeness == pytest.approx(1 - (4 / 3) / 20 / 4) and found.identical == 0.75
     assert found.kernels == (20, 20, 21, 20) and (found.head, found.rest) == (0, 1)
+
+
+def test_the_longest_period_is_found_below_any_number_of_shorter_ones() -> None:
+    """More names come at even distances, four times in a step each, than distances are tried."""
+    step = ["embed", *["rest"] * 13_499]
+    for distance in sorted({round(2 * 1.08**number) for number in range(101)}):
+        start = next(at for at in itertools.count(1) if set(step[at : at + 4 * distance : distance]) == {"rest"})
+        step[start : start + 4 * distance : distance] = [f"every {distance}"] * 4
+    found = _find(step * 4)[0]
+    assert (found.anchor, found.after, set(found.kernels), found.identical) == ("embed", "", {len(step)}, 1.0)
+
+
+def test_a_last_stretch_of_other_kernels_is_no_period() -> None:
+    other = ["embed", *_LAYER * 5, *["copy"] * (len(_STEP) - 1 - len(_LAYER) * 5)]
+    found = _find([*_STEP * 5, *other])[0]
+    assert (found.anchor, found.kernels, len(found.starts)) == ("embed", (len(_STEP),) * 5, 6)
+    assert (found.head, found.rest) == (0, len(_STEP)) and found.confidence == "low"
+
+
+@pytest.mark.parametrize(
+    ("changed", "confidence"),
+    [
+        ({}, "high"),
+        ({"likeness": 0.9699}, "medium"),
+        ({"kernels": (20,) * 4}, "medium"),
+        ({"rest": 16}, "medium"),
+        ({"kernels": (20,) * 3, "likeness": 0.95, "rest": 0}, "medium"),
+        ({"likeness": 0.9499}, "low"),
+        ({"kernels": (20,) * 2, "rest": 0}, "low"),
+        ({"kernels": (25, 25, 100), "head": 50, "rest": 50}, "medium"),
+        ({"kernels": (25, 25, 100), "head": 50, "rest": 51}, "low"),
+        ({"head": 19, "rest": 0}, "high"),
+        ({"head": 20, "rest": 0}, "low"),
+    ],
+)
+def test_confidence_at_its_limits(changed: dict[str, Any], confidence: str) -> None:
+    """5 periods of 97 % likeness over 80 % of the sequence are the least for a high one."""
+    limits = {"kernels": (20,) * 5, "likeness": 0.97, "head": 10, "rest": 15} | changed
+    assert Period(anchor="a", after="", starts=(), identical=1.0, anchors=1, **limits).confidence == confidence
 
 
 def test_two_repetitions_only_if_they_are_the_same() -> None:
