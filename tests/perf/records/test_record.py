@@ -29,7 +29,7 @@ def test_every_line_tells_its_kind_and_version(header: Header, span: Span) -> No
 
 
 def test_a_line_without_an_optional_field_is_read_as_it_was_meant() -> None:
-    """Fields came one by one: a run that did not know them had one GPU, whole clips and frame blocks, and nothing else of note."""
+    """Fields came one by one: a run that did not know them had one GPU, whole clips and frame blocks, and nothing else to say."""
     meant = {
         ("Header", "kind"): "stream", ("Header", "world_size"): 1, ("Header", "sp_degree"): 1, ("Header", "tp_degree"): 1,
         ("Workload", "batch"): 1, ("Workload", "unit"): "frame block", ("Clip", "calls"): 1, ("Excluded", "kind"): "other",
