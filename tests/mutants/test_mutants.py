@@ -110,6 +110,16 @@ def test_survivors_are_found_and_counted(project: Project, capsys: pytest.Captur
         main(["equivalent", survivors["(1)"], "it was killed"], project)
 
 
+def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
+    """They run no other line of its module."""
+    (project.root / "src/toy/room/sizes.py").write_text("MOST = 3\n\n\ndef twice(x):\n    return 2 * x\n")
+    test = "from toy.room.sizes import MOST\n\ndef test_most():\n    assert MOST == 3\n"
+    (project.root / "tests/room/test_sizes.py").write_text(test)
+    main(["run", "--packages", "room", "--processes", "1"], project)
+    (found,) = (entry for entry in project.entries().values() if entry["path"].endswith("sizes.py"))
+    assert (found["before"], found["outcome"], found["test"]) == ("3", "killed", "tests/room/test_sizes.py::test_most")
+
+
 def test_what_fails_without_a_mutant_is_left_out(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "\n\ndef test_wrong():\n    clamp(2)\n    assert False\n"
     (project.root / "tests/room/test_clamp.py").write_text(TESTS + wrong)

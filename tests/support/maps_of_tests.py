@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import json
@@ -45,16 +46,21 @@ class Maps:
             pass
 
     def covered(self, package: str) -> Entry:
-        """Return the tests of a package and, by file and line, their numbers."""
+        """Return the tests of a package and, by file and line, their numbers.
+
+        A line that runs at import counts for every test of a file that imports its module by name, beside those of the map.
+        """
         found: Entry = {"tests": [], "lines": defaultdict(lambda: defaultdict(list))}
         for file, kept in self._kept(package).items():
             if not kept.exists():
                 continue  # the time is up, or it cannot be imported here
             each, first = load(kept), len(found["tests"])
             found["tests"] += each["tests"]
+            every, named = range(len(each["tests"])), self._named(file)
             for path, lines in each["lines"].items():
+                early = at_import(self.root / path) if path in named else set()
                 for line, numbers in lines.items():
-                    found["lines"][path][line] += [first + number for number in numbers]
+                    found["lines"][path][line] += [first + number for number in (every if int(line) in early else numbers)]
             if each["failed"]:
                 say(f"{file.relative_to(self.root)}: {len(each['failed'])} tests fail without a mutant and are left out")
         return found
@@ -72,6 +78,17 @@ class Maps:
             kept[file] = self.folder / package.replace("/", ".") / f"{stem}-{digest}.json.gz"
         return kept
 
+    def _named(self, file: Path) -> set[str]:
+        """Return the sources that a test file imports by name."""
+        found = set()
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = f"src/{node.module.replace('.', '/')}"
+                found |= {f"{module}.py", f"{module}/__init__.py", *(f"{module}/{each.name}.py" for each in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {f"src/{each.name.replace('.', '/')}.py" for each in node.names}
+        return found
+
     def _map(self, package: str, file: Path, kept: Path, warm: Warm) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         for old in kept.parent.glob(f"{kept.name.rsplit('-', 1)[0]}-*"):
@@ -83,6 +100,16 @@ class Maps:
             beside.replace(kept)
         elif done["code"] is not None or warm.left() > 0:
             say(f"{name}: no map, its tests are left out ({done['code']}): {done['said'][-300:]}")
+
+
+def at_import(path: Path) -> set[int]:
+    """Return the numbers of the lines of a source outside functions."""
+    source = path.read_bytes()
+    lines = set(range(1, source.count(b"\n") + 2))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines -= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 def load(kept: Path) -> Entry:
