@@ -38,6 +38,8 @@ def test_members_and_padding(library: ModuleType, padding: bytes) -> None:
 def test_plain_text_is_left_alone(library: ModuleType) -> None:
     assert _unpack(TEXT, library) == (TEXT, False)
     assert _unpack(b"", library) == (b"", False)
+    later = b" " * plain.BLOCK_BYTES + gzip.compress(TEXT[:500])  # only the first bytes of a file say that it is packed
+    assert _unpack(later, library) == (later, False)
 
 
 def _before_the_damage(packed: bytes) -> bytes:
