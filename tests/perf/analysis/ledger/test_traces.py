@@ -264,6 +264,24 @@ def test_an_account_worked_out_by_hand() -> None:
     assert found.ledger.ideal_ns == 435 - 200 and found.ledger.realised_share == 193 / 200 and found.ledger.lost_ns == -7
 
 
+def stepped(flashes: int, source: str) -> TracedSide:
+    """Three steps of so many focal kernels, told by a range or by what repeats."""
+    device = [
+        kernel("flash", 100 * s + 9 * i, 100 * s + 9 * i + 5, 100 * s + 9 * i - 2) for s in range(1, 4) for i in range(flashes)
+    ]
+    ranges = [HostEvent(f"ProfilerStep#{s}", 100 * s - 5, 100 * s + 90, 0) for s in range(1, 4)]
+    side = label_trace(make_trace(device, ranges), "t", cut(section=None))
+    return replace(side, steps=replace(side.steps, source=source))
+
+
+def test_repetitions_are_steps_if_both_sides_have_as_many_focal_calls_in_one() -> None:
+    assert foreign_ledger(stepped(2, "period"), stepped(2, "period")).unit == "step"
+    assert foreign_ledger(stepped(2, "period"), stepped(2, "range")).unit == "step"
+    other = foreign_ledger(stepped(2, "period"), stepped(3, "range"))
+    assert other.unit == "call" and "different numbers of focal calls" in other.missing["step"]
+    assert foreign_ledger(stepped(2, "range"), stepped(3, "kernel")).unit == "step"
+
+
 def test_only_the_busiest_focal_device_is_cut() -> None:
     far = [event._replace(device=1) for event in hand(500, 0).device_events]
     trace = make_trace([*hand(300, 0).device_events, *far])
