@@ -204,6 +204,16 @@ def test_waiting_for_another_stream_is_seen(tmp_path: Path) -> None:
     assert free.duration_ns == 17_000, "then it is bound by its launch: at 3 + 5, and 10 long, from 1 on"
 
 
+def test_usual_latency_and_gap_are_medians(tmp_path: Path) -> None:
+    """Four launches find the stream free, three their kernel queued."""
+    starts = {0: 5, 100: 107, 200: 220, 300: 307, 302: 409, 304: 422, 306: 441}
+    events = []
+    for number, (called, start) in enumerate(starts.items(), 1):
+        events += [launch(str(called), "1", number), kernel("k", str(start), "100" if called == 300 else "10", number)]
+    found = critical_path(_read(tmp_path, events))
+    assert (found.launch_ns, found.gap_ns) == (7_000, 3_000)
+
+
 def test_a_copy_that_the_host_waits_for(tmp_path: Path) -> None:
     """The copy holds the host up until the kernel before it has ended; without that kernel the next launch comes earlier."""
     copy = event("gpu_memcpy", "Memcpy DtoH", "105", "5", device=0, stream=7, correlation=2) | {"pid": 0, "tid": 7}

@@ -55,6 +55,12 @@ def test_a_step_has_its_size_interval_and_chance() -> None:
     (step,) = find_steps(series(noisy([100] * 6 + [110] * 6, rounds=6, noise=0.01, seed=0)))
     assert step.interval is not None and step.paired and step.p <= ALPHA and step.between == 0
     assert step.ratio == pytest.approx(1.1, rel=0.02)
+    assert (step.first, step.before, step.after, step.last) == (0, 5, 6, 11)
+
+
+def test_a_step_lies_between_the_commits_of_two_levels() -> None:
+    found = find_steps(series({number: [level, level] for number, level in enumerate([7, 7, 9, 9, 9, 8], 1)}))
+    assert [(step.first, step.before, step.after, step.last) for step in found] == [(0, 1, 2, 4), (2, 4, 5, 5)]
 
 
 @pytest.mark.parametrize(("commits", "rounds", "builds"), [(4, 6, 0.0), (12, 6, 0.0), (25, 3, 0.0), (12, 6, 0.03)])
