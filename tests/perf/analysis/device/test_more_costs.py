@@ -87,6 +87,33 @@ def test_transposed_convolutions() -> None:
     assert cost == (flops, 2 * (prod(x) + prod(w)), 2 * 2 * 8 * 10 * 14)
 
 
+OPERATORS = [
+    "cudnn_convolution", "cudnn_convolution_transpose", "miopen_convolution", "miopen_convolution_transpose", "_conv_depthwise2d",
+    "conv_depthwise3d",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_arguments_are_read_where_the_operator_has_them(name: str) -> None:
+    """By PyTorch's own declaration of it; of each axis every argument is another one."""
+    rank, transposed = 3 if name.endswith("3d") else 2, name.endswith("transpose")
+    options = {
+        "padding": [1, 2, 3],
+        "stride": [3, 2, 1],
+        "dilation": [1, 3, 2],
+        **({"output_padding": [2, 1, 0]} if transposed else {}),
+    }
+    options = {key: value[:rank] for key, value in options.items()} | {"groups": 4}
+    x, w = (2, 4, 11, 13, 15)[: 2 + rank], (4 if transposed else 8, 2 if transposed else 1, 3, 2, 4)[: 2 + rank]
+    with FlopCounterMode(display=False) as counter:
+        plain = getattr(torch.nn.functional, f"conv{'_transpose' * transposed}{rank}d")
+        y = plain(torch.zeros(x, device="meta"), torch.zeros(w, device="meta"), **options)
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    values = {place: str(options[each.name]) for place, each in enumerate(arguments) if each.name in options}
+    cost = _cost(_calls(f"aten::{name}", x, w, values=values))
+    assert cost == (counter.get_total_flops(), 2 * (prod(x) + prod(w)), 2 * y.numel())
+
+
 @pytest.mark.parametrize(("mask", "products"), [("[True, True, False]", 2), ("[False, True, True]", 1), ("[1, 0, 0]", 1)])
 def test_gradients_of_convolutions(mask: str, products: int) -> None:
     gradient, x, w = (2, 8, 6, 6), (2, 4, 8, 8), (8, 4, 3, 3)
