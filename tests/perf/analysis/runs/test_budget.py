@@ -49,6 +49,10 @@ def test_the_budget_by_hand() -> None:
     assert DECODE.difference_ns == 20
 
 
+def test_an_operation_neither_waits_nor_has_a_cost_unless_it_says_so() -> None:
+    assert not any(each.waits or each.cost for each in STEP.operations)
+
+
 def test_the_regions_by_hand() -> None:
     lines = {line.name: line for line in PROFILE.by_region()}
     assert lines["attention"].isolated_ns == Fraction(663, 2)
