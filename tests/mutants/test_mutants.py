@@ -178,6 +178,10 @@ def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Pat
     assert not project.entries()
     main(["merge", str(tmp_path / "1" / "results.jsonl"), str(tmp_path / "2" / "results.jsonl")], project)
     assert len(project.entries()) == 9 and "6 of 9 mutants killed" in capsys.readouterr().out.splitlines()[-4]
+    found = {entry["outcome"]: set(entry) for entry in project.entries().values()}
+    assert found["killed"] == {"key", "outcome", "path"} and {"line", "before", "after", "tests", "s"} < found["survived"]
+    main(["merge"], project)
+    assert len(project.results.read_text().splitlines()) == 9, "one line each"
 
 
 def test_nothing_begins_after_the_given_time(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

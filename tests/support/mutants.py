@@ -5,7 +5,7 @@
     python tests/support/mutants.py list                         the count, and the survivors
     python tests/support/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
     python tests/support/mutants.py map                          only find out which test runs which line
-    python tests/support/mutants.py merge FILE ...               results from another machine
+    python tests/support/mutants.py merge FILE ...               results from another machine; the file is made small again
 
 A mutant runs the tests that run its line, of the folder that mirrors its package, the fastest first, until one fails. That test
 must pass without the mutant, else it is left out from then on. Which tests run a line is found by running each test file once
@@ -14,7 +14,8 @@ changes, and can be taken to another machine with the same checkout.
 
 `--processes N` run at a time, each in a copy of the checkout; `--shard 2/5` takes the second fifth of what is drawn; after
 `--seconds S` nothing more is begun, and what has not ended does not count. What comes of each mutant is added at once to
-`results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts.
+`results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts. `merge`, with or without files,
+leaves one line for each key, and of a killed mutant only its key and path.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ FIRST, ALIKE = 60, 4
 """Tests that a mutant runs first, and how many of them may be the same function; all others follow if none of them fails."""
 NO_TESTS = 5
 """Exit code of pytest when no test was chosen."""
+LISTED, KEPT = ("survived", "equivalent"), ("key", "outcome", "path")
 Entry = dict[str, Any]
 Tests = list[tuple[str, float]]
 
@@ -216,7 +218,7 @@ def summary(entries: Iterable[Entry]) -> str:
     killed = sum(entry["outcome"] != "survived" for entry in counted)
     share = f"{100 * killed / len(counted):.1f} %" if counted else "none"
     first = f"{killed} of {len(counted)} mutants killed ({share}); {len(held) - len(counted)} more change nothing"
-    return "\n".join([first, *(described(entry) for entry in held if entry["outcome"] in ("survived", "equivalent"))])
+    return "\n".join([first, *(described(entry) for entry in held if entry["outcome"] in LISTED)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -250,7 +252,9 @@ def main(words: list[str], project: Project) -> None:
         for word in asked.words:
             for key, entry in read(Path(word)).items():
                 if entries.get(key, {}).get("outcome") in (None, "survived"):
-                    add(results, entry)
+                    entries[key] = entry
+        small = (each if each["outcome"] in LISTED else {name: each[name] for name in KEPT} for each in entries.values())
+        results.write_text("".join(json.dumps(each) + "\n" for each in small), encoding="utf-8")
     elif asked.what in ("run", "again", "map"):
         part, parts = map(int, asked.shard.split("/"))
         with pool(project.root, asked.processes, asked.seconds) as workers:
