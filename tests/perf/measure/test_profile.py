@@ -125,6 +125,14 @@ def test_the_trace_holds_the_blocks_that_were_made_in_it_even_if_their_frames_co
     assert made == [0, 1, 2, 3, 4]
 
 
+def test_without_regions_each_item_is_a_frame_block(tmp_path: Path) -> None:
+    made: list[int] = []
+    work = ((torch.ones(8, 8) @ torch.ones(8, 8), made.append(item)) for item in range(9))
+    path = tmp_path / "t.json.gz"
+    trace_blocks(work, device=CPU, first_block=3, num_blocks=2, path=path)
+    assert made == [0, 1, 2, 3, 4] and names(path, "cpu_op").count("aten::matmul") == 2
+
+
 def test_a_late_stream_may_end_with_the_last_block_that_is_traced(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     trace_blocks(late(4, []), device=CPU, first_block=2, num_blocks=2, path=path)
