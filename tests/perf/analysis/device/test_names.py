@@ -125,6 +125,22 @@ def test_mangled_names_are_demangled_first() -> None:
     assert kernel_name("_Z10add_kernelPfS_i.kd") == ("add_kernel", "add_kernel(float*, float*, int)", False)
 
 
+@pytest.mark.parametrize(
+    ("behind", "left"),
+    [
+        (" [clone .1]", ""),
+        (".kd.kd", ""),
+        (" [clone .isra.0] [clone .cold].kd", ""),
+        (" [clone .part.3].kd [clone .kd]", ""),
+        (" [clone .1]]", " [clone .1]]"),
+        (" [1]", " [1]"),
+        (" [clone .1] [2]", " [clone .1] [2]"),
+    ],
+)
+def test_what_compilers_add_behind_a_name_is_cut(behind: str, left: str) -> None:
+    assert kernel_name(f"add_kernel{behind}").full == f"add_kernel{left}"
+
+
 @pytest.mark.parametrize("raw", ["_Znot a name", "_Z", "_Z\x00\ud800", "_ZN7cutlass13device"])
 def test_what_cannot_be_demangled_stays_and_is_marked(raw: str) -> None:
     assert kernel_name(raw) == (raw, raw, True)
