@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from strobe.perf.logs import read_log
+from strobe.perf.records.lines import read_lines
 from strobe.perf.records.packed import RECORDS
-from strobe.perf.records.record import Clip, End, Excluded, Header, Memory, Span
+from strobe.perf.records.record import Clip, End, Excluded, Header, Memory, Record, Span
 from strobe.perf.records.seal import check, number_of, seal
 from strobe.perf.records.store import RunWriter, read_run
 
@@ -52,6 +53,14 @@ def test_a_sound_file_is_read_whole(run: Path) -> None:
     for found in (read_run(run), read_run(unsealed(run))):
         assert (len(found.clips), len(found.spans)) == (NUM_CLIPS, NUM_CLIPS * NUM_SPANS)
         assert found.damage == () and found.excluded == () and found.left_out_lines == frozenset()
+
+
+@pytest.mark.parametrize("number", [1, 9, 17])
+def test_any_line_may_be_the_bad_one(run: Path, number: int) -> None:
+    rewritten(run, lambda lines: lines.__setitem__(number - 1, lines[number - 1][1:]))
+    found = read_lines(run / RECORDS, (run / RECORDS).read_bytes(), msgspec.json.Decoder(Record))
+    assert (found.bad, found.missing, found.truncated) == ((number,), 0, False)
+    assert list(found.found) == [each for each in range(1, 18) if each != number]
 
 
 @pytest.mark.parametrize("number", range(2, 17))
