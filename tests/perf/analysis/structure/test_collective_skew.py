@@ -83,6 +83,18 @@ def test_skew_and_transfer_by_hand() -> None:
     assert (kind.transfer.min_ns, kind.transfer.max_ns) == (40_000, 40_000)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    [
+        ("ComplexDouble", 16), ("Double", 8), ("Long", 8), ("ComplexFloat", 8), ("float64", 8), ("int64", 8), ("Float", 4),
+        ("Int", 4), ("float32", 4), ("int32", 4), ("Half", 2), ("BFloat16", 2), ("Short", 2), ("float16", 2), ("int16", 2),
+        ("Byte", 1), ("Char", 1), ("Bool", 1), ("int8", 1), ("uint8", 1), ("Float8_e4m3fn", 1),
+    ],
+)  # fmt: skip
+def test_a_message_has_the_bytes_of_its_elements(name: str, num_bytes: int) -> None:
+    assert CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, name).message_bytes == 1_000 * num_bytes
+
+
 def test_the_straggler_is_who_the_others_wait_longest_for_not_who_is_last_most_often() -> None:
     """Rank 0 comes 1 µs after rank 1 three times, rank 1 comes 500 µs after rank 0 once."""
     starts = [(1_000, 0), (1_000, 0), (1_000, 0), (0, 500_000)]
