@@ -234,3 +234,12 @@ def test_renderers_take_an_empty_report() -> None:
     empty = Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
     assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
     assert "- one" not in render_markdown(report_of(Notes(("one",)), Paragraph("two")))
+
+
+def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
+    missing = Missing("no counters", "-")
+    row = Row((missing, missing, Number(1, 0), missing, Missing("no clock")))
+    columns = tuple(Column(name, numeric=True) for name in "abcde")
+    section = Section("s", "S", "", (Table("t", columns, (row,)),))
+    page = render_markdown(Report(1, (), "T", "", (), (), (section,)))
+    assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page

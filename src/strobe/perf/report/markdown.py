@@ -14,6 +14,7 @@ from strobe.perf.report.model import (
     Column,
     Figure,
     Headlines,
+    Missing,
     Notes,
     Paragraph,
     Report,
@@ -98,7 +99,12 @@ def _table(table: Table) -> list[str]:
 
 
 def _row(row: Row, columns: tuple[Column, ...]) -> str:
-    cells = [_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True)]
+    """Format a row; of neighbours that are missing for the same reason the first one says it."""
+    cells, reason = [], ""
+    for cell, column in zip(row.cells, columns, strict=True):
+        why = cell.reason if isinstance(cell, Missing) else ""
+        cells.append(escape(cell_text(cell, column)) if why and why == reason else _cell(cell, column))
+        reason = why
     return "| " + " | ".join(f"**{cell}**" if row.strong and cell else cell for cell in cells) + " |"
 
 
