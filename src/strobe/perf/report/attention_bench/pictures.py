@@ -11,7 +11,7 @@ from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.attention_bench.tables import entries, memory_table
-from strobe.perf.report.blocks.fields import Field, heads, rows_of
+from strobe.perf.report.blocks.fields import Field, heads, numeric, rows_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.model import (
     Axis,
@@ -26,7 +26,6 @@ from strobe.perf.report.model import (
     Row,
     Share,
     Table,
-    Time,
     Waterfall,
     Whisker,
     Whiskers,
@@ -149,8 +148,8 @@ def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
         Field("cell", lambda row: row[0].name, Code),
         Field("contestant", lambda row: row[1].name, Code),
         Field("stage", lambda row: row[2]),
-        Field("time", lambda row: row[3], Time, "ms"),
-        Field("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], Share, numeric=True),
+        time("time", lambda row: row[3]),
+        numeric("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], show=Share),
     )
     rows: list[Row] = []
     for cell, entry in own:

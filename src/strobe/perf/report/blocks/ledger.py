@@ -9,7 +9,7 @@ from typing import Final
 
 from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, Level, Line
 from strobe.perf.measure.stats import Interval
-from strobe.perf.report.blocks.fields import Field, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, numeric, share_cell, table_of
 from strobe.perf.report.blocks.waterfall import INTERVAL, interval_cell
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Paragraph, Row, Table, Text, Time
@@ -109,8 +109,8 @@ def effect_fields(
     what, baseline, candidate = names
     return (
         Field(what, lambda effect: effect.name, Code),
-        Field(f"calls, {baseline}", lambda effect: effect.baseline_calls, calls, numeric=True, total=sum),
-        Field(f"calls, {candidate}", lambda effect: effect.candidate_calls, calls, numeric=True, total=sum),
+        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
+        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
         Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
         Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
         Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),

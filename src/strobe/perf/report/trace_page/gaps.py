@@ -6,8 +6,8 @@ from typing import Final
 
 from strobe.perf.analysis.device.gaps import GapRow, GapTable, gap_table
 from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, rows_of, share, share_of
-from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Section, Table, Time
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, rows_of, share_of, time
+from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Section, Table
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, during
 from strobe.perf.report.trace_page.seen import seen_devices
@@ -54,9 +54,9 @@ def _table(found: GapTable, opening: str, top: int, *, collapsed: bool) -> Table
         Field("before", lambda row: row.after, Code, hint="the kernel that ends the gap"),
         count("n", lambda row: row.gaps.n, total=sum),
         exact_time("sum", lambda row: row.gaps.sum_ns, "of the gaps; adds up over rows", total=sum),
-        share("of span", lambda row: row.gaps.sum_ns, share_of(found.span_ns), total=sum),
-        Field("p50", lambda row: row.gaps.p50_ns, Time, "µs", hint="median, a sample (nearest rank)"),
-        Field("max", lambda row: row.gaps.max_ns, Time, "µs", total=max),
+        numeric("of span", lambda row: row.gaps.sum_ns, show=share_of(found.span_ns), total=sum),
+        time("p50", lambda row: row.gaps.p50_ns, "µs", "median, a sample (nearest rank)"),
+        time("max", lambda row: row.gaps.max_ns, "µs", total=max),
         *(part for part in _PARTS if any(part.get(row) for row in found.rows)),
         count("DtoD n", lambda row: row.num_dtod, dtod, total=sum),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.activity import Activity
 from strobe.perf.analysis.device.kernel_table import KernelTable
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_cell, table_of
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, Fact, Missing, Row, Section, Table, Text
 from strobe.perf.report.trace_page.seen import Seen, seen_devices
 from strobe.perf.report.trace_study import TraceStudy
@@ -101,12 +101,12 @@ def _devices(study: TraceStudy) -> Table | None:
         Field("device", lambda one: one.name, Code),
         exact_time("span", lambda one: _done(one).span_ns, "from the first event's start to the last one's end, or the window"),
         exact_time("busy", lambda one: _done(one).busy_ns, "time in which at least one event ran on any stream"),
-        Field("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns), numeric=True),
+        numeric("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns)),
         exact_time("idle", lambda one: _done(one).idle_ns, "span - busy"),
         count("events", lambda one: _done(one).n),
         Field("verdict", _verdict, hint="what most of the idle time waited for; the section on launches says how it is found"),
         Field("top kernel", lambda one: tops[one.name][0], hint="the group with the largest exclusive time"),
-        Field("its share", lambda one: tops[one.name][1], numeric=True, hint="of the busy time"),
+        numeric("its share", lambda one: tops[one.name][1], "of the busy time"),
     )
     devices = seen_devices(study)
     return table_of("Each device in one line.", fields, devices) if devices else None

@@ -10,7 +10,7 @@ import numpy as np
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, padded, rows_of, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import (
     Block,
@@ -26,7 +26,6 @@ from strobe.perf.report.model import (
     Share,
     Table,
     Text,
-    Time,
 )
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import device_name
@@ -70,9 +69,9 @@ def _summary(found: Found) -> Table:
         count("steps", lambda row: len(row[1].steps)),
         count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
         *spread(lambda row: _described([step.length_ns for step in kept[row[0]]]), "ms", what="steps", missing=none),
-        Field("busy", lambda row: _busy(kept[row[0]]), _share, numeric=True, hint="of the steady steps' time", missing=none),
+        numeric("busy", lambda row: _busy(kept[row[0]]), "of the steady steps' time", show=_share, missing=none),
         count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
-        Field("host p50", lambda row: _host(kept[row[0]]), Time, "ms", hint="length of the step's range on the host"),
+        time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
     )
     told: dict[str, list[str]] = {}
     for name, steps, _ in found:
@@ -165,7 +164,7 @@ def _table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
         exact_time("length", lambda row: row[1].length_ns, total=sum),
         exact_time("busy", lambda row: row[1].busy_ns, total=sum),
         exact_time("idle", lambda row: row[1].idle_ns, total=sum),
-        Field("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), _share, numeric=True, total=_sums),
+        numeric("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), show=_share, total=_sums),
         count("kernels", lambda row: row[1].kernels, total=sum),
         exact_time("host", lambda row: row[1].host_ns, "length of its range", total=sum),
         Field("not steady because", lambda row: Text(causes.get(row[0], ""), "muted")),
