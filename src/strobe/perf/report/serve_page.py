@@ -11,12 +11,11 @@ from strobe.perf.analysis.runs.viewers import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.viewers import Viewer
-from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
-    Banner,
     Cell,
     Fact,
     Figure,
@@ -66,7 +65,7 @@ def serve_report(folder: Path) -> Report:
             Fact("Start buffer", Time(server.start_buffer_ns)),
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
-        banners=_banners(run),
+        banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
         sections=(_loads(found), _viewers(run)),
     )
 
@@ -78,14 +77,6 @@ def _codecs(viewers: Sequence[Viewer]) -> str:
 def _arrivals(viewers: Sequence[Viewer]) -> str:
     kind = viewers[0].arrivals
     return "Poisson: viewers come and go at random" if kind == "poisson" else "all come at once and stay"
-
-
-def _banners(run: RunRecords) -> tuple[Banner, ...]:
-    damage = damage_banners([(run.header.run, run.damage)])
-    if run.end is not None and run.end.status == "complete":
-        return damage
-    why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
-    return (*damage, Banner("caution", "The run did not come to its end", (f"{why}; viewers who had left count.",)))
 
 
 def load_table(found: Sequence[LoadFigures]) -> Table:

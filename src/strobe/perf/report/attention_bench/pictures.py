@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -49,19 +49,23 @@ def against_sparsity(
             named.setdefault(entry.name, []).append((cell.sparsity, found))
     if not named:
         return None
-    names = tuple(named)
-    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
-    picture = Plane(x=Axis("share of the pairs of tokens left out"), y=Axis(what, from_zero=True), marks=marks, series=names)
+    picture = _plane(named, Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True))
     places = sorted({x for points in named.values() for x, _ in points})
     columns = (Column("contestant"), *(Column(f"{100 * place:.1f} %", numeric=True) for place in places))
     rows = []
-    for name in names:
+    for name in named:
         points = dict(named[name])
         rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
     first = cells[0]
     whose = f" of {group}" if group else ""
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
     return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
+
+
+def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
+    """Plot the points of each name in a colour of its own."""
+    marks = tuple(Mark(*point, series) for series, points in enumerate(named.values()) for point in points)
+    return Plane(x=x, y=y, marks=marks, series=tuple(named))
 
 
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
@@ -109,11 +113,7 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
             named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
     if not named:
         return None
-    names = tuple(named)
-    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
-    picture = Plane(
-        x=Axis("selected blocks", from_zero=True), y=Axis("temporary memory, MB", from_zero=True), marks=marks, series=names
-    )
+    picture = _plane(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
     title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
     return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from strobe.perf.analysis.device.gaps import GapRow, GapTable, gap_table
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, rows_of, share_of, time
-from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Section, Table
+from strobe.perf.report.model import Block, Code, Section, Table
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, during
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 
 
-def _time(ns: int) -> Cell:
-    return ExactTime(ns) if ns else Missing("", "-")
+def _part(head: str, get: Callable[[GapRow], int], hint: str) -> Field[GapRow]:
+    return exact_time(head, lambda row: get(row) or None, hint, total=sum)
 
 
 def _idle(cause: str) -> Field[GapRow]:
-    hint = f"idle in the gaps: {CAUSE_HINTS[cause]}"
-    return Field(cause, lambda row: row.idle[cause], _time, "ms", hint=hint, total=sum)
+    return _part(cause, lambda row: row.idle[cause], f"idle in the gaps: {CAUSE_HINTS[cause]}")
 
 
 _PARTS: Final[tuple[Field[GapRow], ...]] = (
     *map(_idle, CAUSES),
-    Field("DtoD copies", lambda row: row.dtod_ns, _time, "ms", hint="time of device-to-device copies in the gaps", total=sum),
-    Field("other copies", lambda row: row.other_copy_ns, _time, "ms", hint="time of other copies in the gaps", total=sum),
-    Field("memsets", lambda row: row.memset_ns, _time, "ms", hint="time of memsets in the gaps", total=sum),
+    _part("DtoD copies", lambda row: row.dtod_ns, "time of device-to-device copies in the gaps"),
+    _part("other copies", lambda row: row.other_copy_ns, "time of other copies in the gaps"),
+    _part("memsets", lambda row: row.memset_ns, "time of memsets in the gaps"),
 )
 
 
