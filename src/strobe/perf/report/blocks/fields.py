@@ -92,6 +92,28 @@ def time(
     return Field(head, get, Time, unit, hint=hint, total=total, missing=missing)
 
 
+def both_sides(
+    names: tuple[str, str],
+    both: Callable[[T], tuple[int | Fraction, int | Fraction]],
+    hint: str = "",
+    *,
+    show: Callable[[int | Fraction], Cell] = lambda ns: ExactTime(round(ns)),
+) -> tuple[Field[T], ...]:
+    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond.
+
+    Args:
+        names: of the sides.
+        both: times of a row.
+        hint: explains the times.
+        show: cell of a time.
+    """
+    return (
+        Field(names[0], lambda row: both(row)[0], show, "ms", hint=hint, total=sum),
+        Field(names[1], lambda row: both(row)[1], show, "ms", hint=hint, total=sum),
+        Field("saved", lambda row: both(row)[0] - both(row)[1], show, "ms", total=sum),
+    )
+
+
 def heads(fields: Iterable[Field[T]]) -> tuple[Column, ...]:
     """Return the heads of the columns."""
     return tuple(field.column for field in fields)
@@ -157,7 +179,7 @@ def share_cell(part: float | Fraction, whole: float | Fraction, reason: str = ""
     return Share(float(part / whole)) if whole else Missing(reason, "-")
 
 
-def share_of(whole: float, reason: str = "") -> Callable[[float], Cell]:
+def share_of(whole: float | Fraction, reason: str = "") -> Callable[[float | Fraction], Cell]:
     """Return the function that turns a part into its share of the whole, for a `Field`."""
     return lambda part: share_cell(part, whole, reason)
 

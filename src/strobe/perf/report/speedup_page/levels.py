@@ -11,7 +11,7 @@ import msgspec
 from strobe.perf.analysis.ledger.account import Ledger, Level, Line
 from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
-from strobe.perf.report.blocks.fields import Field, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of, share_cell, table_of
 from strobe.perf.report.blocks.levels import LevelRow, level_times, levels_figure
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
@@ -188,9 +188,9 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
     fields: tuple[Field[Line | Ledger], ...] = (
         Field("line", lambda line: line.name if isinstance(line, Line) else f"{unit} = sum of all lines"),
-        Field("baseline", lambda line: account.per_unit(line.baseline_ns), _exact, "ms"),
-        Field("candidate", lambda line: account.per_unit(line.candidate_ns), _exact, "ms"),
-        Field("saved", lambda line: account.per_unit(line.saved_ns), _exact, "ms"),
+        *both_sides(
+            ("baseline", "candidate"), lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))
+        ),
         numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
@@ -219,10 +219,6 @@ def _other_calls(study: SpeedupStudy) -> Iterator[str]:
             f"The focal kernel here is what runs inside one section of the {side.request.name}, {ms(inside)} over "
             f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
         )
-
-
-def _exact(ns: Fraction) -> Cell:
-    return ExactTime(round(ns))
 
 
 def _eaten(account: Account) -> Iterator[str]:
