@@ -9,7 +9,7 @@ from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, Membe
 from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
 from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, numeric, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Notes, Number, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Cell, Code, ExactTime, Notes, Number, Section, Table, Text
 from strobe.perf.report.text import bytes_cell, exact_ms, time_text
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_study import TraceStudy
@@ -118,16 +118,22 @@ def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterato
 
 
 def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
-    columns = (
-        Column("device"), Column("collectives", numeric=True),
-        Column("last", numeric=True, hint="how many it started last, alone"),
-        Column("share", numeric=True), Column("cost", "ms", True, "by how much it came after the second last one, added up"),
-        Column("waited", "ms", True, "skew: from its own start to the last one's"),
-        Column("transferred", "ms", True, "from the last start to its own end"),
-        Column("waited, of both", numeric=True),
-    )  # fmt: skip
     straggler, often = together.straggler, together.last_most_often
-    rows = [_member(name, one, one == straggler) for name, one in zip(names, together.times, strict=True)]
+
+    def cost(row: tuple[str, MemberTime]) -> Cell:
+        return Text(exact_ms(row[1].cost_ns), "bad") if row[1] == straggler else ExactTime(row[1].cost_ns)
+
+    fields: tuple[Field[tuple[str, MemberTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("collectives", lambda row: row[1].n),
+        count("last", lambda row: row[1].last, "how many it started last, alone"),
+        numeric("share", lambda row: share_cell(row[1].last, row[1].n)),
+        Field("cost", cost, unit="ms", hint="by how much it came after the second last one, added up"),
+        exact_time("waited", lambda row: row[1].wait_ns, "skew: from its own start to the last one's"),
+        exact_time("transferred", lambda row: row[1].transfer_ns, "from the last start to its own end"),
+        numeric("waited, of both", lambda row: share_cell(row[1].wait_ns, row[1].wait_ns + row[1].transfer_ns)),
+    )
+    rows = list(zip(names, together.times, strict=True))
     notes = []
     if straggler is not None and often is not None:
         name = names[together.times.index(straggler)]
@@ -138,14 +144,7 @@ def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
         if often != straggler:
             name = names[together.times.index(often)]
             notes.append(f"Last most often is {name}: {often.last} of {often.n}, which costs {time_text(often.cost_ns)} ms.")
-    return Table("Waiting and moving data in collectives where all ranks wait for all.", columns, tuple(rows), tuple(notes))
-
-
-def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
-    cost: Cell = Text(exact_ms(one.cost_ns), "bad") if is_straggler else ExactTime(one.cost_ns)
-    times = (cost, ExactTime(one.wait_ns), ExactTime(one.transfer_ns))
-    both = share_cell(one.wait_ns, one.wait_ns + one.transfer_ns)
-    return Row((Code(name), Count(one.n), Count(one.last), share_cell(one.last, one.n), *times, both))
+    return table_of("Waiting and moving data in collectives where all ranks wait for all.", fields, rows, notes=notes)
 
 
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:

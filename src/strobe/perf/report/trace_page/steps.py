@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.structure.periods import Period
 from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, padded, rows_of, share_cell, table_of, time
@@ -16,12 +17,9 @@ from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Column,
-    Count,
     ExactTime,
     Missing,
     Notes,
-    Row,
     Section,
     Share,
     Table,
@@ -127,33 +125,30 @@ def _described(values: Sequence[int]) -> Distribution | None:
 
 
 def _evidence(found: Found) -> Iterator[Table]:
-    columns = (
-        Column("device"), Column("a period starts with"), Column("right after"),
-        Column("periods", numeric=True, hint="complete ones"), Column("kernels, fewest", numeric=True),
-        Column("median", numeric=True), Column("most", numeric=True),
-        Column("alike", numeric=True, hint="mean of 1 - kernels that differ from the median period / kernels of that"),
-        Column("identical", numeric=True, hint="share of the periods with the same kernels in the same order"),
-        Column("covered", numeric=True, hint="share of the stream's kernels that lie in complete periods"),
-        Column("anchors", numeric=True, hint="kernels that occur as often, at the same distance"), Column("confidence"),
-    )  # fmt: skip
-    rows = []
-    for name, steps, _ in found:
-        period = steps.period
-        if period is None:
-            continue
-        after: Cell = Code(period.after) if period.after else Missing("its name occurs once in a period", "-")
-        median = int(np.median(np.array(period.kernels, np.int64)))
-        counts = (Count(min(period.kernels)), Count(median), Count(max(period.kernels)))
-        shares = (Share(period.likeness), Share(period.identical), Share(period.covered))
-        confidence = Text(period.confidence, "good" if period.confidence == "high" else "bad")
-        head = (Code(name), Code(period.anchor), after, Count(period.periods))
-        rows.append(Row((*head, *counts, *shares, Count(period.anchors), confidence)))
+    alike = "mean of 1 - kernels that differ from the median period / kernels of that"
+    fields: tuple[Field[tuple[str, Period]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("a period starts with", lambda row: row[1].anchor, Code),
+        Field("right after", lambda row: row[1].after or None, Code, missing="its name occurs once in a period"),
+        count("periods", lambda row: row[1].periods, "complete ones"),
+        count("kernels, fewest", lambda row: min(row[1].kernels)),
+        count("median", lambda row: int(np.median(np.array(row[1].kernels, np.int64)))),
+        count("most", lambda row: max(row[1].kernels)),
+        numeric("alike", lambda row: row[1].likeness, alike, show=Share),
+        numeric(
+            "identical", lambda row: row[1].identical, "share of the periods with the same kernels in the same order", show=Share
+        ),
+        numeric("covered", lambda row: row[1].covered, "share of the stream's kernels that lie in complete periods", show=Share),
+        count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
+        Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
+    )
+    rows = [(name, steps.period) for name, steps, _ in found if steps.period is not None]
     if rows:
         notes = (
             "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
             "layer or several steps: name the range or kernel that starts a step where it is not what you mean.",
         )
-        yield Table("Why these are steps: the kernels repeat.", columns, tuple(rows), notes)
+        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
 def _table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
