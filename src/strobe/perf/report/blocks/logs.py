@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
+from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
 from strobe.perf.analysis.runs.log_rounds import StageRounds
 from strobe.perf.analysis.structure.focal import FocalKernels
@@ -17,6 +18,7 @@ from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, pa
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 
+T = TypeVar("T")
 _RANGES: Final = 6
 _METHODS: Final = {
     "steady": "the longest suffix without a trend",
@@ -195,6 +197,20 @@ def ranges(indices: Sequence[int]) -> str:
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
+FocalRow: TypeAlias = tuple[str, int, Sequence[str], Distribution | Missing]
+"""Trace, device and names of focal kernels, and their times or why there are none."""
+
+
+def focal_fields(head: str, get: Callable[[T], FocalRow]) -> tuple[Field[T], ...]:
+    """Return the columns that say which focal kernels a row is of, and how many calls; `head` stands above their names."""
+    return (
+        Field("trace", lambda row: get(row)[0]),
+        count("device", lambda row: get(row)[1]),
+        Field(head, lambda row: ", ".join(get(row)[2]), Code),
+        count("occurrences", lambda row: calls if isinstance(calls := get(row)[3], Missing) else calls.n),
+    )
+
+
 def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
     """Build the section with one row per trace and device: calls and times of the focal kernels.
 
@@ -203,10 +219,7 @@ def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], patter
         pattern: regular expression that the kernels were found by.
     """
     fields: tuple[Field[tuple[str, FocalKernels]], ...] = (
-        Field("trace", lambda row: row[0]),
-        count("device", lambda row: row[1].device),
-        Field("kernels", lambda row: ", ".join(row[1].names), Code),
-        count("occurrences", lambda row: row[1].calls.n),
+        *focal_fields("kernels", lambda row: (row[0], row[1].device, row[1].names, row[1].calls)),
         *spread(lambda row: row[1].calls, "ms", ("min", "max"), exact=True),
         exact_time("avg", lambda row: round(row[1].calls.mean_ns)),
         *spread(lambda row: row[1].calls, "ms", ("p50", "sum"), exact=True),
@@ -226,9 +239,12 @@ def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], patter
 
 def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
     """Build the section on the input: every file with its SHA-256, and the counts of the logs' lines."""
-    columns = (Column("file"), Column("bytes", numeric=True), Column("SHA-256"))
-    rows = tuple(Row((Code(str(file.path)), Count(file.size_bytes), Code(file.sha256))) for file in files)
-    blocks: list[Block] = [Table("Files as they were read.", columns, rows)]
+    fields: tuple[Field[InputFile], ...] = (
+        Field("file", lambda file: str(file.path), Code),
+        count("bytes", lambda file: file.size_bytes),
+        Field("SHA-256", lambda file: file.sha256, Code),
+    )
+    blocks: list[Block] = [table_of("Files as they were read.", fields, files)]
     if logs:
         blocks += [_lines_table(logs), *_examples(logs)]
     return Section("inputs", "What was read", "", tuple(blocks))

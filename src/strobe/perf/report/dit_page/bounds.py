@@ -20,9 +20,6 @@ from strobe.perf.report.study import Profile, RunStudy, Subject
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
 
 
-_Row: TypeAlias = "tuple[Subject, PerStep | str]"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerStep:
     """Time of attention in one denoise step of a variant, ns.
@@ -38,6 +35,9 @@ class PerStep:
     kernel: float
     operator: float
     section: float | None
+
+
+_Row: TypeAlias = tuple[Subject, PerStep | str]
 
 
 def per_step(subject: Subject) -> PerStep | str:
