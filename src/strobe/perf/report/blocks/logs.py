@@ -27,13 +27,8 @@ _METHODS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimerLog:
-    """Timers found in one log; `remarks` are further findings, such as a timer that did not wait for the device."""
-
-    label: str
-    summaries: tuple[SeriesSummary, ...]
-    remarks: tuple[str, ...] = ()
+TimerLog: TypeAlias = tuple[str, tuple[SeriesSummary, ...], tuple[str, ...]]
+"""Label of a log, the timers found in it, and further remarks, such as a timer that did not wait for the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,8 +137,8 @@ def attention_section(logs: Sequence[TimerLog]) -> Section:
         count("kept", lambda row: row[1].calls.n),
         *spread(lambda row: row[1].calls, "ms", ("mean", "p50", "min", "p99", "max"), exact=True, what="values", quiet=True),
     )
-    rows = [(log.label, summary) for log in logs for summary in log.summaries]
-    notes = (f"{log.label}: {note}" for log in logs for note in (*_timer_notes(log.summaries), *log.remarks))
+    rows = [(label, summary) for label, summaries, _ in logs for summary in summaries]
+    notes = (f"{label}: {note}" for label, found, remarks in logs for note in (*_timer_notes(found), *remarks))
     lead = "Time of one attention call from end to end as the log says it, in the steady state."
     return Section("attention", "Attention end to end", lead, (table_of("Attention timers.", fields, rows, notes=notes),))
 
