@@ -191,7 +191,7 @@ def attention(
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
     from strobe.perf.analysis.runs.log_metrics import attention_summary, unsynchronised
     from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest
-    from strobe.perf.report.blocks.logs import TimerLog, attention_section, input_file
+    from strobe.perf.report.blocks.logs import attention_section, input_file
     from strobe.perf.report.documents.logs import timer_document
 
     read, inputs, found = [], [], []
@@ -206,8 +206,8 @@ def attention(
         request = LogRequest(log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=calls)
         summaries = attention_summary(request, side.name, flags.stage or STAGE)
         checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
-        found.append(TimerLog(label=side.label, summaries=summaries, remarks=tuple(filter(None, checked))))
-    document = {"attention": [timer_document(log.label, each, log.remarks) for log in found for each in log.summaries]}
+        found.append((side.label, summaries, tuple(filter(None, checked))))
+    document = {"attention": [timer_document(label, each, remarks) for label, summaries, remarks in found for each in summaries]}
     _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
 
 

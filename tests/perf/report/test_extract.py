@@ -11,7 +11,6 @@ from strobe.perf.analysis.runs.log_metrics import attention_summary
 from strobe.perf.analysis.runs.log_rounds import LogRequest, stage_rounds
 from strobe.perf.logs import Constraint, read_log
 from strobe.perf.report.blocks.logs import (
-    TimerLog,
     attention_section,
     input_file,
     inputs_section,
@@ -49,7 +48,7 @@ def test_the_stage_table_has_every_round_and_both_averages() -> None:
 def test_an_inferred_unit_is_said_under_every_table_that_uses_it() -> None:
     log = read_log(DATA / "mislabelled_seconds.log")
     found = attention_summary(LogRequest(log=log, constraints=(KERNEL,)))
-    (table,) = attention_section([TimerLog(label="candidate", summaries=found, remarks=("a remark",))]).blocks
+    (table,) = attention_section([("candidate", found, ("a remark",))]).blocks
     assert isinstance(table, Table)
     assert table.notes[0].startswith(
         "candidate: VSA: UNIT NOT AS LABELLED: labelled ms: 9.53 µs would be shorter than the 2.76 ms"

@@ -81,13 +81,19 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     return front * total
 
 
+def mean_bounds(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Return the bounds of the mean of at least two values: mean +- t * s / sqrt(n)."""
+    mean = statistics.fmean(values)
+    half = t_quantile((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
 def paired_interval(log_ratios: Sequence[float], level: float = LEVEL) -> Interval | None:
     """Return the interval of a ratio from the logarithms of its pairs: exp(mean +- t * s / sqrt(n)); None for fewer than two."""
     if len(log_ratios) < 2:
         return None
-    mean = statistics.fmean(log_ratios)
-    half = t_quantile((1 + level) / 2, len(log_ratios) - 1) * statistics.stdev(log_ratios) / math.sqrt(len(log_ratios))
-    return Interval(low=math.exp(mean - half), high=math.exp(mean + half), level=level)
+    low, high = mean_bounds(log_ratios, level)
+    return Interval(low=math.exp(low), high=math.exp(high), level=level)
 
 
 def welch_interval(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> Interval | None:

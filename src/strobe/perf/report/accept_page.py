@@ -10,7 +10,7 @@ from strobe.perf.analysis.runs.acceptance import Acceptance, Rate, acceptance_of
 from strobe.perf.records.checks import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, count
+from strobe.perf.report.blocks.fields import Field, count, numeric
 from strobe.perf.report.blocks.notes import clips_section
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
@@ -139,8 +139,8 @@ def rates_table(rates: Sequence[Rate]) -> Table:
     """Build the table of delivered frames per second by column."""
     fields: tuple[Field[Rate], ...] = (
         Field("what is counted", lambda each: each.name),
-        Field("FPS, median", lambda each: _fps(each.median_fps, each.note), numeric=True),
-        Field("FPS, slowest", lambda each: _fps(each.slowest_fps, each.note), numeric=True),
+        numeric("FPS, median", lambda each: _fps(each.median_fps, each.note)),
+        numeric("FPS, slowest", lambda each: _fps(each.slowest_fps, each.note)),
         count("frame blocks", lambda each: len(each.blocks_ns)),
         Field("how", lambda each: each.note),
     )
@@ -156,7 +156,7 @@ def check_table(checks: Sequence[Check], caption: str) -> Table:
     """Build the table of some checks: value, bounds, verdict and source."""
     fields: tuple[Field[Check], ...] = (
         Field("check", lambda each: each.name, Code),
-        Field("value", _value, numeric=True),
+        numeric("value", _value),
         Field("may be", lambda each: _bounds(each)),
         Field("verdict", _verdict),
         Field("what it is", lambda each: each.meaning),

@@ -15,7 +15,7 @@ from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_c
 from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Gate
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns, rate_number
 from strobe.perf.report.blocks.settings import banners, settings_section
@@ -98,12 +98,12 @@ def _times(study: RunStudy) -> Section:
         Field("implementation", lambda row: row[0].label, Code),
         Field("what", lambda row: _what(row[1])),
         count("calls", lambda row: len(row[2])),
-        Field("min", lambda row: min(row[2]), Time, "µs"),
-        Field("p50", lambda row: percentile(row[2], 0.5), Time, "µs"),
-        Field("mean", lambda row: statistics.fmean(row[2]), Time, "µs"),
+        time("min", lambda row: min(row[2]), "µs"),
+        time("p50", lambda row: percentile(row[2], 0.5), "µs"),
+        time("mean", lambda row: statistics.fmean(row[2]), "µs"),
         slow_end(lambda row: row[2], "µs"),
         count("outliers", lambda row: len(outliers(row[2]).indices), outside),
-        Field("mean without them", _effect, numeric=True, hint="how much lower or higher the mean would be"),
+        numeric("mean without them", _effect, "how much lower or higher the mean would be"),
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
     times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
@@ -145,10 +145,10 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
         Field("implementation", lambda row: row[1].label, Code),
         Field("reference", lambda row: row[0].label, Code),
         Field("what", lambda row: _what(row[2].stage)),
-        Field("speedup", _ratio, numeric=True, hint="median of the ratios of laps, 95 % interval"),
+        numeric("speedup", _ratio, "median of the ratios of laps, 95 % interval"),
         Field("verdict", lambda row: verdict_cell(row[2].verdict)),
         count("pairs", lambda row: len(row[2].ratios)),
-        Field("ratio of minima", lambda row: row[2].floor, Ratio, numeric=True, hint="fastest lap against fastest lap"),
+        numeric("ratio of minima", lambda row: row[2].floor, "fastest lap against fastest lap", show=Ratio),
     )
     lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."
     return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.structure.attribution import Attributed, attribute_modules, attribute_operators
-from strobe.perf.report.blocks.fields import Field, count, table_of
-from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Cell, Code, Report, Section, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Cell, Code, Report, Section, Text
 from strobe.perf.report.text import bytes_cell
 from strobe.perf.trace.events import MemoryTrack, Trace
 
@@ -45,17 +45,17 @@ def _blocks(trace: Trace, sort_by: str, top: int) -> Iterator[Block]:
             fields: tuple[Field[Attributed], ...] = (
                 Field(what, lambda row: row.name, Code),
                 count("calls", lambda row: row.calls),
-                Field("device", lambda row: row.device_ns, Time, "ms", hint="work launched while this one was the innermost"),
-                Field("host, self", lambda row: row.self_host_ns, Time, "ms", hint="on the host, without what it calls"),
-                Field("host", lambda row: row.host_ns, Time, "ms", hint="on the host, with what it calls"),
+                time("device", lambda row: row.device_ns, "ms", "work launched while this one was the innermost"),
+                time("host, self", lambda row: row.self_host_ns, "ms", "on the host, without what it calls"),
+                time("host", lambda row: row.host_ns, "ms", "on the host, with what it calls"),
             )
             shown = rows[:top]
             yield table_of(f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}.", fields, shown)
     if trace.memory:
         tracks: tuple[Field[MemoryTrack], ...] = (
             Field("device", lambda track: track.device, Code),
-            Field("peak allocated", lambda track: track.allocated_bytes, _peak, numeric=True),
-            Field("peak held by the allocator", lambda track: track.reserved_bytes, _peak, numeric=True),
+            numeric("peak allocated", lambda track: track.allocated_bytes, show=_peak),
+            numeric("peak held by the allocator", lambda track: track.reserved_bytes, show=_peak),
         )
         yield table_of("Memory.", tracks, trace.memory)
 

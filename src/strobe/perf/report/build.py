@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from strobe.perf.analysis.runs.acceptance import is_acceptance
 from strobe.perf.analysis.runs.calls import is_own_code
 from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.analysis.runs.viewers import is_load
+from strobe.perf.records.store import RunRecords
 from strobe.perf.report.accept_page import accept_report
 from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
 from strobe.perf.report.calls_page import calls_report
@@ -22,7 +24,7 @@ from strobe.perf.report.plugged import plugged_sections
 from strobe.perf.report.run_page.build import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.soak_page import soak_report
-from strobe.perf.report.study import load_study
+from strobe.perf.report.study import RunStudy, load_study
 
 
 def build_report(
@@ -65,45 +67,35 @@ def report_and_findings(
     Runs of single attention calls, soaks and loaded servers have no findings.
     """
     study = load_study(folders, into, pair)
-    alone = [run.folder for run in study.runs if is_attention_run(run)]
-    if alone and len(folders) > 1:
-        raise DataError(f"{alone[0]} holds attention calls by themselves: report it without other runs")
-    if alone:
-        return _attention_page(alone[0], pair), ()
-    accepted = [run.folder for run in study.runs if is_acceptance(run)]
-    if accepted and len(folders) > 1:
-        raise DataError(f"{accepted[0]} holds the acceptance of a model: report it without other runs")
-    if accepted:
-        return accept_report(accepted[0]), ()
-    soaks = [run.folder for run in study.runs if is_soak(run)]
-    if soaks and len(folders) > 1:
-        raise DataError(f"{soaks[0]} holds a soak: report it without other runs")
-    if soaks:
-        return soak_report(soaks[0]), ()
-    own = [run.folder for run in study.runs if is_own_code(run)]
-    if own and len(folders) > 1:
-        raise DataError(f"{own[0]} holds functions or programs: report it without other runs")
-    if own:
-        return calls_report(study, allow_different)
-    loads = [run.folder for run in study.runs if is_load(run)]
-    if loads and len(folders) > 1:
-        raise DataError(f"{loads[0]} holds the viewers of a server: report it without other runs")
-    if loads:
-        return serve_report(loads[0]), ()
-    steps = [run.folder for run in study.runs if is_dit_run(run)]
-    if steps and len(folders) > 1:
-        raise DataError(f"{steps[0]} holds forward passes over a whole clip: report it without other runs")
-    if steps and pair is None:
-        return dit_report(study, allow_different)
+    for is_such, words, page in _ALONE:
+        own = [run.folder for run in study.runs if is_such(run)]
+        if own and len(folders) > 1:
+            raise DataError(f"{own[0]} holds {words}: report it without other runs")
+        built = page(study, pair, allow_different) if own else None
+        if built is not None:
+            return built
     report, found = run_report(study, allow_different)
     return replace(report, sections=(*report.sections, *plugged_sections(study))), found
 
 
-def _attention_page(folder: Path, pair: tuple[str, str] | None) -> Report:
+def _attention_page(study: RunStudy, pair: tuple[str, str] | None, _: tuple[str, ...]) -> _Found:
     """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.trace_study import load_trace_study
 
-    study = load_study([folder], pair=pair)
-    files = [path for path in trace_files(study).values() if path is not None]
-    return attention_report(study, build_trace_report(load_trace_study(files)).sections if files else ())
+    own = load_study([study.runs[0].folder], pair=pair)
+    files = [path for path in trace_files(own).values() if path is not None]
+    return attention_report(own, build_trace_report(load_trace_study(files)).sections if files else ()), ()
+
+
+_Found: TypeAlias = tuple[Report, tuple[Finding, ...]]
+_Page: TypeAlias = Callable[[RunStudy, tuple[str, str] | None, tuple[str, ...]], _Found | None]
+_ALONE: Final[tuple[tuple[Callable[[RunRecords], bool], str, _Page], ...]] = (
+    (is_attention_run, "attention calls by themselves", _attention_page),
+    (is_acceptance, "the acceptance of a model", lambda study, *_: (accept_report(study.runs[0].folder), ())),
+    (is_soak, "a soak", lambda study, *_: (soak_report(study.runs[0].folder), ())),
+    (is_own_code, "functions or programs", lambda study, _, allowed: calls_report(study, allowed)),
+    (is_load, "the viewers of a server", lambda study, *_: (serve_report(study.runs[0].folder), ())),
+    (is_dit_run, "forward passes over a whole clip", lambda study, pair, allowed: None if pair else dit_report(study, allowed)),
+)
+"""Runs with a page of their own: how they are told, what they hold, and their page; None: the page of any run."""

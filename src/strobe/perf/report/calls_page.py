@@ -11,7 +11,7 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.calls_words import in_words_of_calls
-from strobe.perf.report.blocks.fields import Field, Unit, count, table_of
+from strobe.perf.report.blocks.fields import Field, Unit, count, numeric, table_of, time
 from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
@@ -38,7 +38,6 @@ from strobe.perf.report.model import (
     Section,
     Table,
     Text,
-    Time,
 )
 from strobe.perf.report.study import RunStudy
 from strobe.perf.report.text import bytes_cell
@@ -85,25 +84,25 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     unit = _unit(found)
     fields: list[Field[OwnCode]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
-        Field("mean", lambda row: row.mean_ns, Time, unit, hint="geometric mean of the samples", missing=_NOT_TIMED),
-        Field("95 % interval", lambda row: _interval(row, unit), numeric=True, hint=f"of the mean, {unit}", missing=_NOT_TIMED),
-        Field("min", lambda row: min(row.samples_ns, default=None), Time, unit, missing=_NOT_TIMED),
-        Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="baseline time / its own, 95 % interval"),
+        time("mean", lambda row: row.mean_ns, unit, "geometric mean of the samples", missing=_NOT_TIMED),
+        numeric("95 % interval", lambda row: _interval(row, unit), f"of the mean, {unit}", missing=_NOT_TIMED),
+        time("min", lambda row: min(row.samples_ns, default=None), unit, missing=_NOT_TIMED),
+        numeric("speedup", lambda row: _speedup(head, row), "baseline time / its own, 95 % interval"),
         Field("verdict", _verdict),
     ]
     if on_gpu:
         hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
-        fields.append(Field("speedup on the GPU", _on_device, numeric=True, hint=hint))
+        fields.append(numeric("speedup on the GPU", _on_device, hint))
     if programs:
         fields += [
-            Field("user", lambda row: row.user_ns, Time, unit, hint="CPU time outside the kernel", missing=_NOT_TIMED),
-            Field("system", lambda row: row.system_ns, Time, unit, hint="CPU time inside the kernel", missing=_NOT_TIMED),
+            time("user", lambda row: row.user_ns, unit, "CPU time outside the kernel", missing=_NOT_TIMED),
+            time("system", lambda row: row.system_ns, unit, "CPU time inside the kernel", missing=_NOT_TIMED),
         ]
     hint = _PEAK[head.kind, on_gpu]
-    fields.append(Field("peak memory", lambda row: _bytes(row, row.peak_bytes), numeric=True, hint=hint))
+    fields.append(numeric("peak memory", lambda row: _bytes(row, row.peak_bytes), hint))
     if not programs:
         hint = "most that a sample had above what there was when it began"
-        fields.append(Field("added memory", lambda row: _bytes(row, row.added_bytes), numeric=True, hint=hint))
+        fields.append(numeric("added memory", lambda row: _bytes(row, row.added_bytes), hint))
     if any(row.failures for row in found):
         fields.append(count("failed runs", lambda row: row.failures, "exit status other than 0"))
     what = "run" if programs else "call"
@@ -173,13 +172,11 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
     )
     fields: tuple[Field[OwnCode], ...] = (
         Field("candidate", lambda row: row.name, Code),
-        Field("speedup", lambda row: _speedup(head, row), numeric=True, hint="median of the pair ratios, 95 % interval"),
+        numeric("speedup", lambda row: _speedup(head, row), "median of the pair ratios, 95 % interval"),
         Field("verdict", _verdict),
         count("pairs", lambda row: None if row.speedup is None else len(row.speedup.ratios)),
-        Field("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, Ratio, numeric=True),
-        Field(
-            "ratio of minima", lambda row: row.speedup and row.speedup.floor, Ratio, numeric=True, hint="fastest against fastest"
-        ),
+        numeric("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, show=Ratio),
+        numeric("ratio of minima", lambda row: row.speedup and row.speedup.floor, "fastest against fastest", show=Ratio),
     )
     table = table_of(f"Speedups over {head.baseline}.", fields, [row for row in found if row.name != head.baseline])
     return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))
@@ -216,8 +213,8 @@ def _samples(found: Sequence[OwnCode]) -> Section | None:
         Field("name", lambda row: row.name, Code),
         count("samples", lambda row: len(row.samples_ns)),
         count("calls in each", lambda row: row.calls_per_sample),
-        Field("min", lambda row: min(row.samples_ns), Time, unit),
-        Field("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], Time, unit),
+        time("min", lambda row: min(row.samples_ns), unit),
+        time("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], unit),
         slow_end(lambda row: row.samples_ns, unit, "samples"),
     )
     marks = tuple(

@@ -14,7 +14,7 @@ from strobe.perf.analysis.runs.budget import CACHE, FEED_FORWARD, KERNELS, PROJE
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.clocks import Clocks
 from strobe.perf.records.record import Machine
-from strobe.perf.report.blocks.fields import Field, count, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, numeric, share_cell, table_of, time
 from strobe.perf.report.blocks.roofline import device_note, rate_fields
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
@@ -222,15 +222,15 @@ class _Details:
         shares: tuple[Field[Operation], ...] = ()
         if whole is not None:
             shares = (
-                Field(f"per {unit}", lambda each: float(each.step_ns), Time, "ms"),
-                Field(f"share of {unit}", lambda each: share_cell(each.step_ns, whole), numeric=True),
+                time(f"per {unit}", lambda each: float(each.step_ns)),
+                numeric(f"share of {unit}", lambda each: share_cell(each.step_ns, whole)),
             )
         fields: tuple[Field[Operation], ...] = (
             Field("operation", lambda each: each.name, Code),
             Field("what", lambda each: Text(each.what, "muted")),
             count("calls", lambda each: each.calls or None, f"in one {unit}" if unit else "", missing="no part of it"),
-            Field("mean", lambda each: float(each.mean_ns), Time, "µs"),
-            Field("p50", lambda each: each.p50_ns, Time, "µs"),
+            time("mean", lambda each: float(each.mean_ns), "µs"),
+            time("p50", lambda each: each.p50_ns, "µs"),
             slow_end(lambda each: each.times_ns, "µs"),
             *shares,
             *rate_fields(self.peaks, self._roofline, "its cost is not modelled"),
@@ -279,8 +279,8 @@ def _stages(found: KernelProfile, what: Profiled) -> Section:
         Field("stage", lambda row: row[0], Code),
         Field("what", lambda row: Text(NAMES[row[0]], "muted")),
         count("n", lambda row: len(row[1])),
-        Field("mean", lambda row: sum(row[1]) / len(row[1]), Time, "ms"),
-        Field("p50", lambda row: percentile(row[1], 0.5), Time, "ms"),
+        time("mean", lambda row: sum(row[1]) / len(row[1])),
+        time("p50", lambda row: percentile(row[1], 0.5)),
         slow_end(lambda row: row[1], "ms", "samples"),
     )
     beside = " The decoder runs beside the commit pass: the stages of a frame block do not add up." if what.overlapped else ""

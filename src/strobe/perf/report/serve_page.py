@@ -11,12 +11,11 @@ from strobe.perf.analysis.runs.viewers import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.viewers import Viewer
-from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.blocks.damage import end_banners
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
-    Banner,
     Cell,
     Fact,
     Figure,
@@ -66,7 +65,7 @@ def serve_report(folder: Path) -> Report:
             Fact("Start buffer", Time(server.start_buffer_ns)),
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
-        banners=_banners(run),
+        banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
         sections=(_loads(found), _viewers(run)),
     )
 
@@ -80,33 +79,25 @@ def _arrivals(viewers: Sequence[Viewer]) -> str:
     return "Poisson: viewers come and go at random" if kind == "poisson" else "all come at once and stay"
 
 
-def _banners(run: RunRecords) -> tuple[Banner, ...]:
-    damage = damage_banners([(run.header.run, run.damage)])
-    if run.end is not None and run.end.status == "complete":
-        return damage
-    why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
-    return (*damage, Banner("caution", "The run did not come to its end", (f"{why}; viewers who had left count.",)))
-
-
 def load_table(found: Sequence[LoadFigures]) -> Table:
     """One row per load."""
+    on_time = "of those due; late by at most one frame time; those due during a stall are missing"
     fields: tuple[Field[LoadFigures], ...] = (
-        Field("viewers asked for", lambda each: Number(each.load, 1), numeric=True, hint="at once, on average"),
-        Field("at once", lambda each: Number(each.at_once, 1), numeric=True, hint="who were let in and watched, on average"),
+        numeric("viewers asked for", lambda each: Number(each.load, 1), "at once, on average"),
+        numeric("at once", lambda each: Number(each.at_once, 1), "who were let in and watched, on average"),
         count("came", lambda each: each.came),
         count("refused", lambda each: each.refused),
-        Field("pictures on time", lambda each: each.on_time, Share, numeric=True, missing="no picture was due",
-              hint="of those due; late by at most one frame time; those due during a stall are missing"),
-        Field("first picture p50", lambda each: _at(each.first_picture_ns, 0.5), Time, "ms", missing="none"),
-        Field("p95", lambda each: _p95(each.first_picture_ns), Time, "ms", missing=f"fewer than {_FEW}"),
-        Field("prompt to pixel p50", lambda each: _at(each.prompt_to_pixel_ns, 0.5), Time, "ms", missing="no prompt"),
-        Field("p95", lambda each: _p95(each.prompt_to_pixel_ns), Time, "ms", missing=f"fewer than {_FEW}"),
-        Field("block gap p50", lambda each: _at(each.block_gaps_ns, 0.5), Time, "ms", missing="none"),
-        Field("p95", lambda each: _p95(each.block_gaps_ns), Time, "ms", missing=f"fewer than {_FEW}"),
-        Field("max", lambda each: max(each.block_gaps_ns, default=None), Time, "ms", missing="none"),
+        numeric("pictures on time", lambda each: each.on_time, on_time, show=Share, missing="no picture was due"),
+        time("first picture p50", lambda each: _at(each.first_picture_ns, 0.5), missing="none"),
+        time("p95", lambda each: _p95(each.first_picture_ns), missing=f"fewer than {_FEW}"),
+        time("prompt to pixel p50", lambda each: _at(each.prompt_to_pixel_ns, 0.5), missing="no prompt"),
+        time("p95", lambda each: _p95(each.prompt_to_pixel_ns), missing=f"fewer than {_FEW}"),
+        time("block gap p50", lambda each: _at(each.block_gaps_ns, 0.5), missing="none"),
+        time("p95", lambda each: _p95(each.block_gaps_ns), missing=f"fewer than {_FEW}"),
+        time("max", lambda each: max(each.block_gaps_ns, default=None), missing="none"),
         count("stalls", lambda each: each.stalls),
-        Field("stalled", lambda each: each.stall_ns, Time, "ms"),
-        Field("played", lambda each: each.play_ratio, Share, numeric=True, missing="nothing", hint="of playing and stalled"),
+        time("stalled", lambda each: each.stall_ns),
+        numeric("played", lambda each: each.play_ratio, "of playing and stalled", show=Share, missing="nothing"),
         Field("held", lambda each: Text("yes", "good") if each.held else Text("no", "bad")),
     )  # fmt: skip
     notes = (
@@ -138,12 +129,12 @@ def _loads(found: Sequence[LoadFigures]) -> Section:
 def _viewers(run: RunRecords) -> Section:
     viewers = sorted(run.viewers, key=lambda each: (each.load, each.viewer))
     fields: tuple[Field[Viewer], ...] = (
-        Field("load", lambda each: Number(each.load, 1), numeric=True),
+        numeric("load", lambda each: Number(each.load, 1)),
         count("viewer", lambda each: each.viewer),
-        Field("came after", lambda each: each.arrived_ns, Time, "s"),
-        Field("watched", lambda each: each.watched_ns, Time, "s"),
+        time("came after", lambda each: each.arrived_ns, "s"),
+        time("watched", lambda each: each.watched_ns, "s"),
         count("painted", lambda each: each.painted),
-        Field("late p50", lambda each: _at(each.late_ns, 0.5), Time, "ms", missing="none painted"),
+        time("late p50", lambda each: _at(each.late_ns, 0.5), missing="none painted"),
         count("stalls", lambda each: each.stalls),
         count("prompts seen", lambda each: len(each.prompt_to_pixel_ns)),
         count("lost", lambda each: each.lost, "pictures inside a prompt that never came"),

@@ -9,13 +9,12 @@ from typing import Final
 from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
-from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.records.store import read_run
+from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
-    Banner,
     Cell,
     Column,
     Count,
@@ -69,19 +68,8 @@ def soak_report(folder: Path) -> Report:
             Fact("Frame", Text(f"{work.width}x{work.height} pixels")),
             Fact("Prompt switches", Count(len(found.switches))),
         ),
-        banners=_banners(run, found),
+        banners=end_banners(run, "The soak did not come to its end", f"{len(found.blocks_ns)} frame blocks count"),
         sections=(_verdict(found), _times(found), _memory(found), settings_section(load_study([folder]))),
-    )
-
-
-def _banners(run: RunRecords, found: Soak) -> tuple[Banner, ...]:
-    damage = damage_banners([(run.header.run, run.damage)])
-    if run.end is not None and run.end.status == "complete":
-        return damage
-    why = "cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
-    return (
-        *damage,
-        Banner("caution", "The soak did not come to its end", (f"{why}; {len(found.blocks_ns)} frame blocks count.",)),
     )
 
 

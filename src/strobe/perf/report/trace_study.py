@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -53,6 +54,7 @@ class TraceStudy:
         windows: the chosen window of each trace; `None` is all of it.
         options: what was asked for.
         skipped: what is in the given folders and is no trace, each with the reason.
+        kept: results of the functions that are computed `once`.
     """
 
     traces: tuple[Trace, ...]
@@ -60,14 +62,20 @@ class TraceStudy:
     windows: tuple[Window | None, ...]
     options: TraceOptions
     skipped: tuple[str, ...] = ()
-    _kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
+    kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
-    def once(self, find: Callable[[TraceStudy], Found]) -> Found:
-        """Return the result of a function of the study; it is called once, and its result is kept as long as the study."""
-        if find not in self._kept:
-            self._kept[find] = find(self)
-        found: Found = self._kept[find]
-        return found
+
+def once(find: Callable[[TraceStudy], Found]) -> Callable[[TraceStudy], Found]:
+    """Return a function of a study that is computed once for each study; its result is kept as long as the study."""
+
+    @wraps(find)
+    def found(study: TraceStudy) -> Found:
+        if find not in study.kept:
+            study.kept[find] = find(study)
+        result: Found = study.kept[find]
+        return result
+
+    return found
 
 
 class Wanted(NamedTuple):

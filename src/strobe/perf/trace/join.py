@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.device import CollectiveInfo, Collectives, DeviceTable
@@ -190,14 +191,24 @@ def _count(calls: Calls, rows: Ids, answers: Flags) -> Mapping[str, tuple[int, i
     return {name: (n, bad) for name, (n, bad) in sorted(counts.items()) if n and (bad < n or _LAUNCH.search(name))}
 
 
-def _ordinals(host: Integers, num_hosts: int) -> array[int]:
-    """Return the number of each event among the events of its call; 0 where there is no call."""
-    seen, shared = np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
+def of_several(host: Integers, num_hosts: int) -> NDArray[np.bool_]:
+    """Mark the launch calls that several device events name.
+
+    Args:
+        host: call of each event, negative for none.
+    """
+    seen, several = np.zeros(num_hosts, np.bool_), np.zeros(num_hosts, np.bool_)
     for block in blocks(len(host)):
         some, counts = np.unique(host[block], return_counts=True)
         some, counts = some[some >= 0], counts[some >= 0]
-        shared[some[(counts > 1) | seen[some]]] = True
+        several[some[(counts > 1) | seen[some]]] = True
         seen[some] = True
+    return several
+
+
+def _ordinals(host: Integers, num_hosts: int) -> array[int]:
+    """Return the number of each event among the events of its call; 0 where there is no call."""
+    shared = of_several(host, num_hosts)
     if not shared.any():
         return blank("b", len(host))
     rows = np.flatnonzero((host >= 0) & shared[np.maximum(host, 0)]).astype(np.int32)

@@ -7,7 +7,7 @@ import pytest
 
 from strobe.perf.analysis.device.distribution import distribution
 from strobe.perf.measure.stats import P99_SAMPLES
-from strobe.perf.report.blocks.fields import Field, count, exact_time, padded, rows_of, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, table_of, time
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time
 from strobe.perf.report.text import bytes_cell
@@ -21,8 +21,8 @@ def fields() -> tuple[Field[Kernel], ...]:
         Field("kernel", lambda row: row[0], Code),
         count("calls", lambda row: row[1], "of it", total=sum),
         exact_time("time", lambda row: row[2], total=sum, missing="it never ran"),
-        share("of all", lambda row: row[2], share_of(90), total=sum),
-        Field("longest", lambda row: row[2], Time, "µs", total=max),
+        numeric("of all", lambda row: row[2], "of 90", show=share_of(90), total=sum),
+        time("longest", lambda row: row[2], "µs", total=max),
         Field("note", lambda row: "x"),
     )
 
@@ -30,10 +30,15 @@ def fields() -> tuple[Field[Kernel], ...]:
 def test_a_column_is_described_once() -> None:
     table = table_of("Kernels.", fields(), ROWS, notes=["n"], sortable=True, collapsed=True)
     assert table.columns[:3] == (Column("kernel"), Column("calls", numeric=True, hint="of it"), Column("time", "ms", True))
-    assert table.columns[4] == Column("longest", "µs", True)
+    assert table.columns[3:5] == (Column("of all", numeric=True, hint="of 90"), Column("longest", "µs", True))
     assert table.rows[0] == Row((Code("a"), Count(1), ExactTime(10), Share(10 / 90), Time(10), Text("x")))
     assert table.rows[1].cells[2:5] == (Missing("it never ran", "-"), Missing("", "-"), Missing("", "-"))
     assert len(table.rows) == 4 and table.notes == ("n",) and table.sortable and table.collapsed
+
+
+def test_a_strong_row_is_one_that_the_table_names() -> None:
+    rows = rows_of(fields(), ROWS, strong=lambda row: row[0] == "c")
+    assert [row.strong for row in rows] == [False, False, True, False]
 
 
 def test_rows_left_out_come_to_what_their_columns_say() -> None:

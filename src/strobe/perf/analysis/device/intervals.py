@@ -155,3 +155,10 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
     columns = [np.concatenate(column) for column in zip(*owned, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return Owned(columns[0][order], columns[1][order], columns[2][order])
+
+
+def totals(values: Ints, group: Ints, num_groups: int) -> Ints:
+    """Sum the values of each group."""
+    total = np.zeros(num_groups, np.int64)
+    np.add.at(total, group, values)
+    return total

@@ -23,6 +23,7 @@ from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import NO_CORRELATION, Trace
+from strobe.perf.trace.join import of_several
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
@@ -216,13 +217,8 @@ def judge_idle(done: Activity) -> Verdict:
 
 def graph_calls(trace: Trace) -> NDArray[np.bool_]:
     """Mark launch calls that launched a graph: by their name, or because they launched several events."""
-    hosts, host = trace.device_events.hosts, np.asarray(trace.device_events.host)
-    seen, several = (np.zeros(len(hosts), np.bool_) for _ in range(2))
-    for block in blocks(len(host)):
-        some, counts = np.unique(host[block], return_counts=True)
-        some, counts = some[some >= 0], counts[some >= 0]
-        several[some[(counts > 1) | seen[some]]] = True
-        seen[some] = True
+    hosts = trace.device_events.hosts
+    several = of_several(np.asarray(trace.device_events.host), len(hosts))
     named = np.array([bool(_GRAPH.search(name)) for name in hosts.names], np.bool_)
     return several | named[np.asarray(hosts.name)] if len(hosts) else several
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.device_work import BUSY, NONE, EventView, Slices
 from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps
+from strobe.perf.analysis.device.intervals import Intervals, Ints, overlaps, totals
 from strobe.perf.trace.events import DEVICE_KINDS
 
 ACTIVITIES: Final = (*DEVICE_KINDS, *CAUSES)
@@ -72,17 +72,15 @@ def sums(pieces: LabelSlices, tiles: Intervals, labels: Sequence[L], num_events:
     """
     length = pieces.end - pieces.start
     keys, first, inverse = np.unique(pieces.tile * len(labels) + pieces.label, return_index=True, return_inverse=True)
-    total = np.zeros(len(keys), np.int64)
-    np.add.at(total, inverse, length)
+    total = totals(length, inverse, len(keys))
     owned: list[Counter[L]] = [Counter() for _ in tiles.start]
     for at in np.argsort(first).tolist():
         tile, label = divmod(int(keys[at]), len(labels))
         owned[tile][labels[label]] = int(total[at])
     tiled = [labelled.total() for labelled in owned]
     assert tiled == (tiles.end - tiles.start).tolist(), "a tile does not add up"
-    exclusive, runs = np.zeros(num_events, np.int64), pieces.event != NONE
-    np.add.at(exclusive, pieces.event[runs], length[runs])
-    return owned, exclusive
+    runs = pieces.event != NONE
+    return owned, totals(length[runs], pieces.event[runs], num_events)
 
 
 def tile_of(moments: Ints, tiles: Intervals) -> Ints:

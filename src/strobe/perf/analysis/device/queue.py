@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.device_work import DeviceView, EventView
-from strobe.perf.analysis.device.intervals import Ints
+from strobe.perf.analysis.device.intervals import Ints, totals
 from strobe.perf.trace import columns
 
 LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
@@ -72,9 +72,7 @@ def _queue(view: DeviceView, stream: int | None, num_bins: int) -> Queue:
     for moments, stop, lengths in waits.stretches():
         took = np.diff(np.append(moments, stop))
         some, which = np.unique(lengths, return_inverse=True)
-        total = np.zeros(len(some), np.int64)
-        np.add.at(total, which, took)
-        for length, ns in zip(some.tolist(), total.tolist(), strict=True):
+        for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
             spent[length] += ns
         for place, bounds in enumerate(LENGTHS):
             binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.runs.timeline import Label
-from strobe.perf.measure.stats import LEVEL, Interval, percentile, t_quantile
+from strobe.perf.measure.stats import LEVEL, Interval, mean_bounds, percentile
 
 MIN_STEPS: Final = 5
 """Fewest steps of each side with an interval.
@@ -115,8 +113,7 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
         return Spread(why_none="fewer than two pairs of clips")
 
     def interval(values: Sequence[int]) -> Interval:
-        mean = statistics.fmean(values)
-        half = t_quantile((1 + LEVEL) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-        return Interval(low=(mean - half) / per_pair, high=(mean + half) / per_pair)
+        low, high = mean_bounds(values)
+        return Interval(low=low / per_pair, high=high / per_pair)
 
     return Spread(lines={name: interval(each) for name, each in saved.items()}, total=interval(total), samples=(len(total),))

@@ -16,7 +16,7 @@ import numpy as np
 
 from strobe.core.costs import parse_dtype
 from strobe.perf.analysis.device.device_work import BUSY, DeviceView, EventView
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.intervals import Ints, column, totals
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.operators.launchers import PHASES, Launchers
 from strobe.perf.trace.events import DEVICE_KINDS, OperatorCalls, OperatorInputs
@@ -143,10 +143,9 @@ class _Counted:
 
     def add(self, codes: Ints, length: Ints, *, exclusive: bool) -> None:
         """Add durations of events, or the time that they own."""
-        some, which = np.unique(codes, return_inverse=True)
-        total = np.zeros(len(some), np.int64)
-        np.add.at(total, which, length)
-        for code, ns, count in zip(some.tolist(), total.tolist(), np.bincount(which, minlength=len(some)).tolist(), strict=True):
+        some, which, number = np.unique(codes, return_inverse=True, return_counts=True)
+        total = totals(length, which, len(some))
+        for code, ns, count in zip(some.tolist(), total.tolist(), number.tolist(), strict=True):
             found = self.of[code]
             if exclusive:
                 found[1] += ns

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from strobe.core.errors import DataError
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
@@ -111,11 +111,12 @@ class Grid(Generic[C]):
     unread: tuple[str, ...]
 
 
-def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], verb: str) -> Grid[C]:
+def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str) -> Grid[C]:
     """Read every cell of a grid that has records, including incomplete ones; of several attempts the last.
 
     Args:
         cell: makes a cell of a run.
+        order: key that sorts the cells.
         verb: command that measures such a grid.
 
     Raises:
@@ -138,7 +139,7 @@ def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], verb
     if not found:
         told = f": {unread[0]}" if unread else ""
         raise DataError(f"no cell in {folder / CELLS} has records{told}; run `{verb} --out {folder}`")
-    return Grid(cells=tuple(found), unread=tuple(unread))
+    return Grid(cells=tuple(sorted(found, key=order)), unread=tuple(unread))
 
 
 def names_in(run: RunRecords) -> Sequence[str]:

@@ -9,18 +9,8 @@ from typing import Final
 import numpy as np
 
 from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
-from strobe.perf.analysis.device.intervals import Covered, Ints, column
-from strobe.perf.analysis.structure.scopes import (
-    ROOT,
-    Cuts,
-    Paths,
-    before,
-    graph_paths,
-    nest,
-    ranges_and_modules,
-    totals,
-    unnumbered,
-)
+from strobe.perf.analysis.device.intervals import Covered, Ints, column, totals
+from strobe.perf.analysis.structure.scopes import ROOT, Cuts, Paths, before, graph_paths, nest, ranges_and_modules, unnumbered
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
 

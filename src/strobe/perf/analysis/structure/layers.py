@@ -14,7 +14,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.distribution import Distribution, distributions
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.intervals import Ints, column, totals
 from strobe.perf.analysis.structure.periods import repetitions
 from strobe.perf.analysis.structure.scopes import (
     NOWHERE,
@@ -26,7 +26,6 @@ from strobe.perf.analysis.structure.scopes import (
     launched_in,
     nest,
     ranges_and_modules,
-    totals,
     unnumbered,
 )
 from strobe.perf.analysis.structure.steps import Steps, device_steps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distributions
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.intervals import column, totals
 from strobe.perf.analysis.structure.scopes import nest, unnumbered
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import Trace
@@ -89,8 +89,8 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
         np.add.at(self_ns, owner[owner >= 0], own[owner >= 0])
     inside = (start < right) & (end > left) | (start >= left) & (end <= right)
     calls = distributions((end - start)[inside], name[inside], len(ops.names))
-    by_name = _sums(self_ns, name, len(ops.names))
-    busy = _sums(self_ns, thread, len(trace.threads))
+    by_name = totals(self_ns, name, len(ops.names)).tolist()
+    busy = totals(self_ns, thread, len(trace.threads)).tolist()
     counts = np.bincount(thread[inside], minlength=len(trace.threads)).tolist()
     rows = [
         OperatorRow(name=text, calls=found, self_ns=own)
@@ -118,11 +118,3 @@ def host_ranges(trace: Trace, window: Window | None = None) -> tuple[HostRange, 
     calls = distributions((end - start)[inside], column(ranges.name)[inside], len(ranges.names))
     found = (HostRange(name=name, calls=one) for name, one in zip(ranges.names, calls, strict=True) if one is not None)
     return tuple(sorted(found, key=lambda one: (-one.calls.sum_ns, one.name)))
-
-
-def _sums(values: Ints, group: Ints, num_groups: int) -> list[int]:
-    """Sum integers by group, exactly."""
-    sums = np.zeros(num_groups, np.int64)
-    np.add.at(sums, group, values)
-    found: list[int] = sums.tolist()
-    return found

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, Self
 import numpy as np
 
 from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
-from strobe.perf.analysis.device.intervals import Ints, column, union
+from strobe.perf.analysis.device.intervals import Ints, column, totals, union
 from strobe.perf.analysis.structure.scopes import (
     NOWHERE,
     WORK,
@@ -26,7 +26,6 @@ from strobe.perf.analysis.structure.scopes import (
     launched_in,
     linked,
     nest,
-    totals,
 )
 from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import HostEvents, Trace

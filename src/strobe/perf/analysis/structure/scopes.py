@@ -245,13 +245,6 @@ def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPa
     return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)])
 
 
-def totals(values: Ints, group: Ints, num_groups: int) -> Ints:
-    """Sum the values of each group."""
-    total = np.zeros(num_groups, np.int64)
-    np.add.at(total, group, values)
-    return total
-
-
 def before(values: NDArray[np.integer | np.bool_]) -> Ints:
     """Return the sum of the values before each position, and finally of all."""
     total = np.zeros(len(values) + 1, np.int64)

@@ -18,21 +18,18 @@ from strobe.perf.report.text import bytes_cell
 
 
 def _block(entry: LogEntry | None, reason: str) -> Cell:
-    if entry is None or isinstance(entry.found, str) or entry.found.block is None:
-        return Missing(reason or "no steady frame blocks", "-")
-    return Time(entry.found.block.mean_ns)
+    found = None if entry is None or entry.latencies is None else entry.latencies.block
+    return Time(found.mean_ns) if found else Missing(reason or "no steady frame blocks", "-")
 
 
 def _max(entry: LogEntry | None, reason: str) -> Cell:
-    if entry is None or isinstance(entry.found, str) or entry.found.block is None:
-        return Missing(reason or "no steady frame blocks", "-")
-    return Time(entry.found.block.max_ns)
+    found = None if entry is None or entry.latencies is None else entry.latencies.block
+    return Time(found.max_ns) if found else Missing(reason or "no steady frame blocks", "-")
 
 
 def _fps(entry: LogEntry | None) -> Cell:
-    if entry is None or isinstance(entry.found, str) or entry.found.pixel_fps is None:
-        return Missing("", "-")
-    return Number(entry.found.pixel_fps, 2)
+    found = None if entry is None or entry.latencies is None else entry.latencies.pixel_fps
+    return Missing("", "-") if found is None else Number(found, 2)
 
 
 def _score(entry: LogEntry | None) -> Cell:
@@ -109,8 +106,7 @@ def batch_table(cells: Sequence[CellRun], base: LogEntry | None) -> Table:
 
 def _batch_row(batch: int, entry: LogEntry | None, one: LogEntry | None, reason: str) -> Row:
     none = Missing(reason or "no steady frame blocks", "-")
-    found = None if entry is None or isinstance(entry.found, str) else entry.found
-    alone = None if one is None or isinstance(one.found, str) else one.found
+    found, alone = (None if each is None else each.latencies for each in (entry, one))
     ratio: Cell = none
     plays: Cell = none
     each: Cell = none
@@ -142,7 +138,7 @@ def switch_table(cells: Sequence[CellRun]) -> Table:
     )
     rows = []
     for cell in cells:
-        found = None if cell.entry is None or isinstance(cell.entry.found, str) else cell.entry.found
+        found = None if cell.entry is None else cell.entry.latencies
         times: tuple[Cell, ...] = tuple(Missing(cell.reason or "no such switch", "-") for _ in range(3))
         if found is not None and found.switches:
             switch = found.switches[0]

@@ -12,15 +12,14 @@ from strobe.perf.analysis.runs.grid import Speedup, speedup
 from strobe.perf.records.grids import COSINE, PEAK, RECALL, TEMPORARY
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun, read_cells
 from strobe.perf.report.attention_bench.tables import SERIALISED
+from strobe.perf.report.blocks.fields import Field, count, heads, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
-    Cell,
     Code,
     Column,
-    Count,
     Missing,
     Notes,
     Number,
@@ -30,7 +29,6 @@ from strobe.perf.report.model import (
     Share,
     Table,
     Text,
-    Time,
 )
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell
@@ -45,7 +43,7 @@ GUIDE: Final = {
     ("k32", 128): "the guide for quality: topk=32, block_size=(2, 8, 8)",
 }
 """Settings that FastVideo's benchmarking page names for the three scenarios."""
-_NONE: Final = Missing("not measured here", "-")
+_NONE: Final = "not measured here"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +73,20 @@ class Setting:
         return self.entry.median_ns / 1e6
 
     @property
+    def cosine(self) -> float | None:
+        """Cosine of the fine stage's output to dense attention's; None where it was not measured."""
+        fine = next((each for each in self.cell.measured if each.kind == "fine"), None)
+        return None if fine is None else fine.number(COSINE, against="dense")
+
+    @property
     def words(self) -> str:
         """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
         tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
         return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
+
+
+def _mb(num_bytes: float) -> Number:
+    return bytes_cell(num_bytes, "MB", 1)
 
 
 def advice_report(folder: Path) -> Report:
@@ -162,60 +170,50 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     }
 
 
-_COLUMNS: Final = (
-    Column("setting"),
-    Column("block", numeric=True),
-    Column("key tiles", numeric=True, hint="that every query tile sees"),
-    Column("selected keys", numeric=True, hint="that a query sees, mean; padding is not counted"),
-    Column("density", numeric=True, hint="share of all pairs of tokens that is computed"),
-    Column("time", "ms", True),
-    Column("speedup", numeric=True, hint="over the fastest dense contestant of the same cell"),
-    Column("temporary", numeric=True, hint="memory one call needs, its output included"),
-    Column("peak", numeric=True, hint="of everything, during one call"),
-    Column("recall", numeric=True, hint="share of full attention's mass on the selected keys"),
-    Column("cosine to dense", numeric=True, hint="of the fine stage's output, without the coarse part, where it was measured"),
+_FIELDS: Final[tuple[Field[Setting], ...]] = (
+    Field("setting", lambda each: each.words, Code),
+    count("block", lambda each: each.cell.grid.block),
+    count("key tiles", lambda each: each.entry.size("blocks_per_row"), "that every query tile sees"),
+    count("selected keys", lambda each: each.keys, "that a query sees, mean; padding is not counted"),
+    numeric("density", lambda each: each.density, "share of all pairs of tokens that is computed", show=Share),
+    time("time", lambda each: each.entry.median_ns),
+    numeric(
+        "speedup",
+        lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
+        "over the fastest dense contestant of the same cell",
+        missing=_NONE,
+    ),
+    numeric(
+        "temporary", lambda each: each.temporary_bytes, "memory one call needs, its output included", show=_mb, missing=_NONE
+    ),
+    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_NONE),
+    numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
+    numeric(
+        "cosine to dense",
+        lambda each: each.cosine,
+        "of the fine stage's output, without the coarse part, where it was measured",
+        show=lambda cosine: Number(cosine, 4),
+        missing=_NONE,
+    ),
 )
-
-
-def _row(setting: Setting) -> tuple[Cell, ...]:
-    entry = setting.entry
-    fine = next((each for each in setting.cell.measured if each.kind == "fine"), None)
-    cosine = None if fine is None else fine.number(COSINE, against="dense")
-    return (
-        Code(setting.words),
-        Count(setting.cell.grid.block),
-        Count(entry.size("blocks_per_row")),
-        Count(setting.keys),
-        Share(setting.density),
-        Time(entry.median_ns),
-        _NONE if setting.found is None else ratio_cell(setting.found.ratio, setting.found.interval),
-        _NONE if setting.temporary_bytes is None else bytes_cell(setting.temporary_bytes, "MB", 1),
-        _NONE if setting.peak_bytes is None else bytes_cell(setting.peak_bytes, "MB", 1),
-        Share(setting.recall),
-        _NONE if cosine is None else Number(cosine, 4),
-    )
 
 
 def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
     """Build the table of chosen settings, one row for each scenario."""
-    chosen = []
+    none = tuple(Missing(_NONE, "-") for _ in _FIELDS[1:])
+    rows = []
     for scenario, (setting, rule) in choose(settings).items():
-        if setting is None:
-            empty = (Missing(f"no measured setting meets: {rule}", "none"), *(_NONE for _ in _COLUMNS[1:]))
-            chosen.append(Row((Text(scenario), *empty, Text(rule))))
-        else:
-            chosen.append(Row((Text(scenario), *_row(setting), Text(rule))))
-    return Table(f"{shape}: advice.", (Column("scenario"), *_COLUMNS, Column("rule")), tuple(chosen))
+        empty = (Missing(f"no measured setting meets: {rule}", "none"), *none)
+        cells = empty if setting is None else tuple(field.cell(setting) for field in _FIELDS)
+        rows.append(Row((Text(scenario), *cells, Text(rule))))
+    return Table(f"{shape}: advice.", (Column("scenario"), *heads(_FIELDS), Column("rule")), tuple(rows))
 
 
 def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
     if not settings:
         return None
-    rows = []
-    for setting in settings:
-        remark = GUIDE.get((setting.cell.grid.budget, setting.cell.grid.block), "")
-        rows.append(Row((*_row(setting), Text(remark))))
-    everything = Table(f"{shape}: everything measured.", (*_COLUMNS, Column("remark")), tuple(rows), sortable=True)
+    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each.cell.grid.budget, each.cell.grid.block), ""))
+    everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
     return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 
 

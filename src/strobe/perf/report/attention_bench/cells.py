@@ -130,8 +130,7 @@ def read_cells(folder: Path) -> Grid[CellRun]:
     Raises:
         DataError: the folder holds none.
     """
-    found = read_grid(folder, "attention", _cell, "strobe bench attention")
-    return Grid(cells=tuple(sorted(found.cells, key=_place)), unread=found.unread)
+    return read_grid(folder, "attention", _cell, _place, "strobe bench attention")
 
 
 def _place(cell: CellRun) -> tuple[str, bool, int, float]:

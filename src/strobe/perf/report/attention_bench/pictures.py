@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.attention_bench.tables import entries, memory_table
-from strobe.perf.report.blocks.fields import Field, heads, rows_of
+from strobe.perf.report.blocks.fields import Field, heads, numeric, rows_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.model import (
     Axis,
@@ -26,7 +26,6 @@ from strobe.perf.report.model import (
     Row,
     Share,
     Table,
-    Time,
     Waterfall,
     Whisker,
     Whiskers,
@@ -50,19 +49,23 @@ def against_sparsity(
             named.setdefault(entry.name, []).append((cell.sparsity, found))
     if not named:
         return None
-    names = tuple(named)
-    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
-    picture = Plane(x=Axis("share of the pairs of tokens left out"), y=Axis(what, from_zero=True), marks=marks, series=names)
+    picture = _plane(named, Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True))
     places = sorted({x for points in named.values() for x, _ in points})
     columns = (Column("contestant"), *(Column(f"{100 * place:.1f} %", numeric=True) for place in places))
     rows = []
-    for name in names:
+    for name in named:
         points = dict(named[name])
         rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
     first = cells[0]
     whose = f" of {group}" if group else ""
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
     return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
+
+
+def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
+    """Plot the points of each name in a colour of its own."""
+    marks = tuple(Mark(*point, series) for series, points in enumerate(named.values()) for point in points)
+    return Plane(x=x, y=y, marks=marks, series=tuple(named))
 
 
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
@@ -110,11 +113,7 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
             named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
     if not named:
         return None
-    names = tuple(named)
-    marks = tuple(Mark(x, y, series) for series, name in enumerate(names) for x, y in named[name])
-    picture = Plane(
-        x=Axis("selected blocks", from_zero=True), y=Axis("temporary memory, MB", from_zero=True), marks=marks, series=names
-    )
+    picture = _plane(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
     title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
     return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
 
@@ -149,8 +148,8 @@ def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
         Field("cell", lambda row: row[0].name, Code),
         Field("contestant", lambda row: row[1].name, Code),
         Field("stage", lambda row: row[2]),
-        Field("time", lambda row: row[3], Time, "ms"),
-        Field("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], Share, numeric=True),
+        time("time", lambda row: row[3]),
+        numeric("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], show=Share),
     )
     rows: list[Row] = []
     for cell, entry in own:

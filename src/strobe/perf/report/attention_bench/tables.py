@@ -11,9 +11,9 @@ from strobe.perf.records.grids import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMS
 from strobe.perf.records.record import Gate
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.blocks.contestants import NONE, Entry, Timed, compared, reason_cell, timed_fields
-from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.blocks.roofline import rate_number
-from strobe.perf.report.model import Cell, Code, Missing, Number, Share, Table, Text, Time
+from strobe.perf.report.model import Cell, Code, Missing, Number, Share, Table, Text
 from strobe.perf.report.text import bytes_cell
 
 SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
@@ -35,36 +35,32 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
     """Build the table of times, speedups, rates and host times."""
     fields: tuple[Field[Timed], ...] = (
         *_HEAD,
-        Field("median", lambda row: row[1].median_ns, Time, "ms"),
+        time("median", lambda row: row[1].median_ns),
         *timed_fields("fastest dense contestant"),
-        Field(
+        numeric(
             "useful TFLOP/s",
             lambda row: row[1].flops / row[1].median_ns / 1e3,
-            rate_number,
-            numeric=True,
-            hint="of selected pairs of tokens / median",
+            "of selected pairs of tokens / median",
+            show=rate_number,
         ),
-        Field(
+        numeric(
             "padded TFLOP/s",
             lambda row: row[1].padded_flops / row[1].median_ns * 1e9 / 1e12,
-            rate_number,
-            numeric=True,
-            hint="of whole blocks, padding rows included / median",
+            "of whole blocks, padding rows included / median",
+            show=rate_number,
         ),
-        Field(
+        numeric(
             "of measured peak",
             lambda row: row[0].peak_flops_per_s and row[1].padded_flops / row[1].median_ns * 1e9 / row[0].peak_flops_per_s,
-            Share,
-            numeric=True,
-            hint="padded rate / rate of a large matrix product in the same palindromes",
+            "padded rate / rate of a large matrix product in the same palindromes",
+            show=Share,
             missing=NONE,
         ),
-        Field(
+        time(
             "host",
             lambda row: statistics.median(row[1].hosts_ns) if row[1].hosts_ns else None,
-            Time,
             "µs",
-            hint="median time until a call returned to its caller",
+            "median time until a call returned to its caller",
             missing=NONE,
         ),
     )
@@ -138,7 +134,7 @@ def _number(head: str, metric: str, against: str | None, hint: str) -> Field[Ent
         value = row[1].number(metric, against=against, tensor=tensor)
         return None if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
 
-    return Field(head, get, numeric=True, hint=hint, missing=NONE)
+    return numeric(head, get, hint, missing=NONE)
 
 
 def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
@@ -161,21 +157,14 @@ def _gradient(head: str, metric: str, of: str) -> Field[Entry]:
         value = row[1].number(metric, against="selection", tensor=of)
         return None if value is None else f"{value:.6g}"
 
-    return Field(head, get, numeric=True, missing=NONE)
+    return numeric(head, get, missing=NONE)
 
 
 def memory_table(cells: Sequence[CellRun]) -> Table:
     """Build the table of one call's memory by number of selected blocks."""
 
     def memory(head: str, metric: str, hint: str) -> Field[Entry]:
-        return Field(
-            head,
-            lambda row: row[1].number(metric),
-            lambda value: bytes_cell(value, "MB", 1),
-            numeric=True,
-            hint=hint,
-            missing=NONE,
-        )
+        return numeric(head, lambda row: row[1].number(metric), hint, show=lambda value: bytes_cell(value, "MB", 1), missing=NONE)
 
     fields: tuple[Field[Entry], ...] = (
         Field("cell", lambda row: row[0].name, Code),

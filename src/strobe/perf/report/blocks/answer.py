@@ -13,9 +13,10 @@ from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.ledger.clip import Kind
 from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, TOGETHER, Part
 from strobe.perf.measure.stats import Verdict
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Block, Cell, Column, Figure, Missing, Notes, Report, Row, Section, Share, Table, Text, Time
+from strobe.perf.report.model import Block, Figure, Notes, Report, Section, Share, Table, Text, Time
 from strobe.perf.report.study import Subject
 from strobe.perf.report.text import significant
 
@@ -94,20 +95,12 @@ def _figure(finding: Finding, found: ClipAnswer) -> Figure:
 def answer_table(finding: Finding, found: ClipAnswer) -> Table:
     """Build the table of at most eight parts before and after, with notes on the other frame blocks and the present limit."""
     reference, candidate = finding.reference, finding.candidate
-    columns = (
-        Column("part"),
-        Column(reference.label, "ms", True, hint=f"of a {found.unit}"),
-        Column(candidate.label, "ms", True, hint=f"of a {found.unit}"),
-        Column("saved", "ms", True),
-        Column("share of saving", numeric=True),
-        Column("saved in the clip's other blocks", "ms", True, hint="first, filling and switch frame blocks, start and end"),
+    elsewhere = "first, filling and switch frame blocks, start and end"
+    fields: tuple[Field[PartLine], ...] = (
+        *part_fields((reference.label, candidate.label), found),
+        Field("saved in the clip's other blocks", lambda line: line.elsewhere_ns, _time, "ms", hint=elsewhere, total=sum),
     )
-    rows = [Row((*part_cells(line), Time(float(line.elsewhere_ns)))) for line in found.lines]
-    saved = found.baseline_ns - found.candidate_ns
-    beyond = sum((line.elsewhere_ns for line in found.lines), Fraction(0))
-    total: tuple[Cell, ...] = (Time(float(found.baseline_ns)), Time(float(found.candidate_ns)), Time(float(saved)))
-    share: Cell = Share(1.0) if saved else Missing("", "-")
-    rows.append(Row((Text(f"a {found.unit}"), *total, share, Time(float(beyond))), strong=True))
+    rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     notes = (
         _kinds(found),
         limit(candidate.label, found, _attention_rate(candidate, found)),
@@ -115,7 +108,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
         *_gaps_in_evidence(reference, candidate, found),
         disturbance(reference, candidate, found),
     )
-    return Table(headline(finding, found), columns, tuple(rows), notes)
+    return Table(headline(finding, found), heads(fields), rows, notes)
 
 
 def headline(finding: Finding, found: ClipAnswer) -> str:
@@ -137,12 +130,21 @@ def explained(found: Answer) -> str:
     return f"Explained: {100 * found.explained_saving:.1f} % of the saving, {time}."
 
 
-def part_cells(line: PartLine) -> tuple[Cell, ...]:
-    """Return the cells of one part: name, before, after, saved, share of the saving."""
-    share: Cell = Missing("", "-") if line.share is None else Share(line.share)
-    note = MEANING[line.parts[0]] if len(line.parts) == 1 else ""
-    times = (Time(float(line.baseline_ns)), Time(float(line.candidate_ns)), Time(float(line.saved_ns)))
-    return (Text(line_name(line), note=note), *times, share)
+def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:
+    """Return the columns of the parts of an answer: name, both sides, what was saved and its share; the parts add up."""
+    return (
+        Field("part", _part_cell),
+        *both_sides(names, lambda line: (line.baseline_ns, line.candidate_ns), f"of a {found.unit}", show=_time),
+        numeric("share of saving", lambda line: line.share, show=Share, total=lambda shares: 1.0),
+    )
+
+
+def _part_cell(line: PartLine) -> Text:
+    return Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")
+
+
+def _time(ns: int | Fraction) -> Time:
+    return Time(float(ns))
 
 
 def _kinds(found: ClipAnswer) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
 from strobe.perf.analysis.ledger.account import is_attention_kernel
+from strobe.perf.report.blocks.fields import Field, count, table_of, time
 from strobe.perf.report.model import Cell, Column, Count, Missing, Ratio, Row, Section, Share, Table, Text, Time
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
@@ -146,34 +147,34 @@ def _names(found: dict[str, dict[str, Extent]]) -> list[str]:
 
 
 def _per_call(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    columns = (Column("section"), *(Column(subject.label, "ms", True) for subject in study.subjects))
-    rows = []
-    for name in _names(found):
-        cells: list[Cell] = []
-        for subject in study.subjects:
+
+    def of(subject: Subject) -> Field[str]:
+        def mean(name: str) -> Cell | None:
             own = found.get(subject.label, {}).get(name)
-            cells.append(Missing("", "-") if own is None else Time(_per(own.total_ns, own.calls), f"{own.calls} calls"))
-        rows.append(Row((Text(name, note=NAMES.get(name, "a span of the caller's own")), *cells)))
-    return Table("Every section of the traced frame blocks, mean per call.", columns, tuple(rows))
+            return None if own is None else Time(own.total_ns / own.calls, f"{own.calls} calls")
+
+        return Field(subject.label, mean, unit="ms")
+
+    section: Field[str] = Field("section", lambda name: Text(name, note=NAMES.get(name, "a span of the caller's own")))
+    caption = "Every section of the traced frame blocks, mean per call."
+    return table_of(caption, (section, *map(of, study.subjects)), _names(found))
 
 
 def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    columns = (
-        Column("section"),
-        Column("variant"),
-        Column("calls", numeric=True),
-        Column("total", "ms", True),
-        Column("busy", "ms", True),
-        Column("idle inside", "ms", True),
-        Column("attention kernel inside", "ms", True),
+    fields: tuple[Field[tuple[str, str, Extent]], ...] = (
+        Field("section", lambda row: row[0]),
+        Field("variant", lambda row: row[1]),
+        count("calls", lambda row: row[2].calls),
+        time("total", lambda row: row[2].total_ns),
+        time("busy", lambda row: row[2].busy_ns),
+        time("idle inside", lambda row: row[2].idle_ns),
+        time("attention kernel inside", lambda row: row[2].kernel_ns),
     )
-    rows = []
-    for name in _names(found):
-        for subject in study.subjects:
-            own = found.get(subject.label, {}).get(name)
-            if own is not None:
-                times = (Time(own.total_ns), Time(own.busy_ns), Time(own.idle_ns), Time(own.kernel_ns))
-                rows.append(Row((Text(name), Text(subject.label), Count(own.calls), *times)))
-    return Table(
-        "The same sections: total, busy, idle and attention kernel inside.", columns, tuple(rows), sortable=True, collapsed=True
-    )
+    rows = [
+        (name, subject.label, own)
+        for name in _names(found)
+        for subject in study.subjects
+        if (own := found.get(subject.label, {}).get(name)) is not None
+    ]
+    caption = "The same sections: total, busy, idle and attention kernel inside."
+    return table_of(caption, fields, rows, sortable=True, collapsed=True)

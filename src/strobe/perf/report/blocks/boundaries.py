@@ -9,7 +9,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.structure.sections import Sections, skipped_text
-from strobe.perf.report.blocks.fields import Field, count
+from strobe.perf.report.blocks.fields import Field, count, numeric
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Cell, Code, ExactTime, Missing, Number, Text
 
@@ -56,7 +56,7 @@ def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]
         Field("busy inside", length(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
         Field("idle inside", length(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
         Field("focal inside", length(focal_ns), unit="ms", hint="mean"),
-        Field("members", mean(members, lambda n: Number(n, 1)), numeric=True, hint="device events in a section, mean"),
+        numeric("members", mean(members, lambda n: Number(n, 1)), "device events in a section, mean"),
         count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from strobe.perf.analysis.runs.grid import Contestant, speedup
-from strobe.perf.report.blocks.fields import Field, count
+from strobe.perf.report.blocks.fields import Field, count, numeric
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.model import Cell, Missing, Text
 
@@ -32,12 +32,7 @@ def timed_fields(reference: str) -> tuple[Field[Timed], ...]:
             "95 % of the median", lambda row: _range(row[1]), hint="bootstrap, from 30 calls on; else shortest and longest call"
         ),
         count("calls", lambda row: len(row[1].times_ns)),
-        Field(
-            "speedup",
-            lambda row: row[2][0],
-            numeric=True,
-            hint=f"time of the {reference} / time, same palindromes, 95 % interval",
-        ),
+        numeric("speedup", lambda row: row[2][0], f"time of the {reference} / time, same palindromes, 95 % interval"),
         Field("verdict", lambda row: row[2][1]),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from strobe.perf.report.model import Cell, Column, Count, ExactTime, Missing, Row, Share, Table, Text
+from strobe.perf.report.model import Cell, Column, Count, ExactTime, Missing, Row, Share, Table, Text, Time
 
 T = TypeVar("T")
 Unit = Literal["", "ns", "µs", "ms", "s"]
@@ -72,9 +72,46 @@ def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Tot
     return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
 
 
-def share(head: str, get: Callable[[T], Any], show: Callable[[float], Cell], hint: str = "", *, total: Total = None) -> Field[T]:
-    """Return a column of shares of one whole, which `show` (such as `share_of(whole)`) prints."""
-    return Field(head, get, show, numeric=True, hint=hint, total=total)
+def numeric(
+    head: str,
+    get: Callable[[T], Any],
+    hint: str = "",
+    *,
+    show: Callable[[Any], Cell] = Text,
+    total: Total = None,
+    missing: str = "",
+) -> Field[T]:
+    """Return a column of numbers: cells as `get` returns them, or values that `show` (such as `share_of(whole)`) prints."""
+    return Field(head, get, show, numeric=True, hint=hint, total=total, missing=missing)
+
+
+def time(
+    head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, total: Total = None, missing: str = ""
+) -> Field[T]:
+    """Return a column of nanoseconds, printed in the unit with four significant digits."""
+    return Field(head, get, Time, unit, hint=hint, total=total, missing=missing)
+
+
+def both_sides(
+    names: tuple[str, str],
+    both: Callable[[T], tuple[int | Fraction, int | Fraction]],
+    hint: str = "",
+    *,
+    show: Callable[[int | Fraction], Cell] = lambda ns: ExactTime(round(ns)),
+) -> tuple[Field[T], ...]:
+    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond.
+
+    Args:
+        names: of the sides.
+        both: times of a row.
+        hint: explains the times.
+        show: cell of a time.
+    """
+    return (
+        Field(names[0], lambda row: both(row)[0], show, "ms", hint=hint, total=sum),
+        Field(names[1], lambda row: both(row)[1], show, "ms", hint=hint, total=sum),
+        Field("saved", lambda row: both(row)[0] - both(row)[1], show, "ms", total=sum),
+    )
 
 
 def heads(fields: Iterable[Field[T]]) -> tuple[Column, ...]:
@@ -90,6 +127,7 @@ def rows_of(
     left: str = "rows",
     totals: Iterable[tuple[str, Sequence[T]]] = (),
     words_in: int = 0,
+    strong: Callable[[T], bool] = lambda row: False,
 ) -> tuple[Row, ...]:
     """Build the rows of a table.
 
@@ -98,8 +136,9 @@ def rows_of(
         left: what the others are called: `12 more rows`.
         totals: further rows of several together, each with its words.
         words_in: column that the words of several rows stand in.
+        strong: whether a row is a total, an average or the chosen one.
     """
-    shown = [Row(tuple(field.cell(row) for field in fields)) for row in rows[:top]]
+    shown = [Row(tuple(field.cell(row) for field in fields), strong(row)) for row in rows[:top]]
     rest = () if top is None else rows[top:]
     for words, several in ((f"{len(rest)} more {left}".rstrip(), rest), *totals):
         if several:
@@ -140,7 +179,7 @@ def share_cell(part: float | Fraction, whole: float | Fraction, reason: str = ""
     return Share(float(part / whole)) if whole else Missing(reason, "-")
 
 
-def share_of(whole: float, reason: str = "") -> Callable[[float], Cell]:
+def share_of(whole: float | Fraction, reason: str = "") -> Callable[[float | Fraction], Cell]:
     """Return the function that turns a part into its share of the whole, for a `Field`."""
     return lambda part: share_cell(part, whole, reason)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.perf.analysis.runs.kernels import KernelRow, KernelTable, kernel_table
-from strobe.perf.report.blocks.fields import Field, count, heads, rows_of, share, share_of
+from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Code, Notes, Section, Table, Time
+from strobe.perf.report.model import Block, Code, Notes, Section, Table
 from strobe.perf.report.study import Profile, RunStudy, Subject
 from strobe.perf.report.text import time_text
 
@@ -39,12 +39,10 @@ def _table(subject: Subject, profile: Profile, found: KernelTable) -> Table:
         Field("section", lambda row: row.region),
         Field(found.kind, lambda row: row.name, Code),
         count("calls", lambda row: row.calls.n, total=sum),
-        Field("exclusive", lambda row: row.exclusive_ns, Time, "ms", hint="time no other row counts", total=sum),
-        share("share", lambda row: row.exclusive_ns, whole, "of the exclusive time of all rows", total=sum),
+        time("exclusive", lambda row: row.exclusive_ns, "ms", "time no other row counts", total=sum),
+        numeric("share", lambda row: row.exclusive_ns, "of the exclusive time of all rows", show=whole, total=sum),
         *spread(lambda row: row.calls, "µs", quiet=True),
-        Field(
-            "sum", lambda row: row.calls.sum_ns, Time, "ms", hint="of durations; an operator's includes the operators it calls"
-        ),
+        time("sum", lambda row: row.calls.sum_ns, "ms", "of durations; an operator's includes the operators it calls"),
     )
     blocks = profile.partition.indices
     caption = (

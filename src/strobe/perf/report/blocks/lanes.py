@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from strobe.perf.report.model import GAPS, Column, Count, ExactTime, Kind, Lane, Missing, Row, Table, Text, Timeline
+from strobe.perf.report.blocks.fields import Field, exact_time, heads, rows_of
+from strobe.perf.report.model import GAPS, Code, Count, ExactTime, Kind, Lane, Row, Table, Text, Timeline
 
 MAX_SLICES: Final = 700
 """Most slices drawn in all lanes together, so that the file stays small for any trace."""
@@ -123,17 +124,27 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
     return drawn
 
 
-def class_table(lanes: Sequence[LaneSlices], picture: Timeline, *more: Row) -> Table:
-    """Build the table of each lane's time by class of slices, to stand under the picture."""
+def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
+    """Build the table of each lane's time by class of slices, to stand under the picture.
+
+    Args:
+        caption: what the time is of.
+        whole: words for all of it.
+        drawn: count the rectangles of the picture too.
+    """
     sums: list[Counter[Kind]] = [Counter() for _ in lanes]
     for own, lane in zip(sums, lanes, strict=True):
         for piece in lane.pieces:
             own[piece.kind] += piece.end_ns - piece.start_ns
+    fields: tuple[Field[Kind], ...] = (
+        Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
+        *(exact_time(lane.label, (+own).get) for lane, own in zip(lanes, sums, strict=True)),
+    )
     rows = [
-        Row((Text(kind.label), *(ExactTime(own[kind]) if own[kind] else Missing("", "-") for own in sums)))
-        for kind in picture.kinds
+        *rows_of(fields, picture.kinds),
+        Row((Text(whole), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True),
+        Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))),
     ]
-    rows.append(Row((Text("the step"), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True))
-    rows.append(Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))))
-    columns = (Column("class"), *(Column(lane.label, "ms", True) for lane in picture.lanes))
-    return Table("Time of the step by class; every nanosecond is in one class.", columns, (*rows, *more))
+    if drawn:
+        rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes))))
+    return Table(f"{caption}; every nanosecond is in one class.", heads(fields), tuple(rows))

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
-from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, Level, Line
+from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, Line
 from strobe.perf.measure.stats import Interval
-from strobe.perf.report.blocks.fields import Field, share_cell, table_of
-from strobe.perf.report.blocks.waterfall import INTERVAL, interval_cell
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.waterfall import interval_field
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Paragraph, Row, Table, Text, Time
+from strobe.perf.report.model import Block, Cell, Code, Count, Paragraph, Table, Time
 from strobe.perf.report.study import Subject
 
 SMALL_LINE: Final = 0.001
 """Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
 MAX_EFFECTS: Final = 12
+_Lines: TypeAlias = tuple[str, str, tuple[Line, ...]]
+"""Level and name of a row, and the lines in it."""
 
 
 def ledger_blocks(finding: Finding, found: Ledger) -> tuple[Block, ...]:
@@ -26,13 +28,8 @@ def ledger_blocks(finding: Finding, found: Ledger) -> tuple[Block, ...]:
     return (_lines_table(reference, candidate, found), _effects_table(reference, candidate, found))
 
 
-def _over_all(found: Ledger, interval: Interval | None) -> Interval | None:
-    """Return the interval of one unit scaled to all units."""
-    return None if interval is None else Interval(low=found.num_units * interval.low, high=found.num_units * interval.high)
-
-
-def _line_rows(found: Ledger) -> Iterable[Row]:
-    """Yield one row per line, and one per level for its small lines, so that the rows add up."""
+def _lines(found: Ledger) -> Iterator[_Lines]:
+    """Yield each line, and the small lines of a level together, so that the rows add up."""
     least = SMALL_LINE * found.baseline_ns
     for level, lines in groupby(found.lines, key=lambda line: line.level):
         small = []
@@ -40,41 +37,30 @@ def _line_rows(found: Ledger) -> Iterable[Row]:
             if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
                 small.append(line)
             else:
-                yield _line_row(level, line.name, (line,), found)
+                yield level.value, line.name, (line,)
         if small:
             name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
-            yield _line_row(level, name, small, found)
-
-
-def _line_row(level: Level, name: str, lines: Sequence[Line], found: Ledger) -> Row:
-    baseline, candidate = sum(line.baseline_ns for line in lines), sum(line.candidate_ns for line in lines)
-    saved = baseline - candidate
-    times = (ExactTime(baseline), ExactTime(candidate), ExactTime(saved))
-    interval = _over_all(found, found.spread.lines.get(lines[0].name)) if len(lines) == 1 else None
-    share = share_cell(saved, found.saved_ns)
-    return Row((Text(level.value), Text(name), *times, *_interval_cells(found, interval), share))
-
-
-def _interval_cells(found: Ledger, interval: Interval | None) -> tuple[Cell, ...]:
-    """Return the interval's cell, or nothing if the table has no such column."""
-    return (interval_cell(interval),) if found.spread.total else ()
+            yield level.value, name, tuple(small)
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table:
-    columns = (
-        Column("level", hint="the first level that contains the line"),
-        Column("line"),
-        Column(reference.label, "ms", True),
-        Column(candidate.label, "ms", True),
-        Column("saved", "ms", True),
-        *([INTERVAL] if found.spread.total else []),
-        Column("share of saving", numeric=True),
+    total, spread = ("e2e", "sum of all lines = timed clips", found.lines), found.spread
+
+    def both(row: _Lines) -> tuple[int, int]:
+        return sum(line.baseline_ns for line in row[2]), sum(line.candidate_ns for line in row[2])
+
+    def interval(row: _Lines) -> Interval | None:
+        own = spread.total if row is total else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
+        return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
+
+    fields: tuple[Field[_Lines], ...] = (
+        Field("level", lambda row: row[0], hint="the first level that contains the line"),
+        Field("line", lambda row: row[1]),
+        *both_sides((reference.label, candidate.label), both),
+        *([interval_field(interval)] if spread.total else []),
+        numeric("share of saving", lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    rows = list(_line_rows(found))
-    total = (ExactTime(found.baseline_ns), ExactTime(found.candidate_ns), ExactTime(found.saved_ns))
-    interval = _interval_cells(found, _over_all(found, found.spread.total))
-    share = share_cell(found.saved_ns, found.saved_ns)
-    rows.append(Row((Text("e2e"), Text("sum of all lines = timed clips"), *total, *interval, share), strong=True))
+    rows = rows_of(fields, (*_lines(found), total), strong=lambda row: row is total)
     traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
     source = (
         "The totals are those of untraced clips. Busy time is that of one traced clip, times the number of clips; idle time is "
@@ -92,7 +78,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         "is of one clip.",
     )
     return Table(
-        f"Account of {candidate.label} against {reference.label}, line by line.", columns, tuple(rows), notes, collapsed=True
+        f"Account of {candidate.label} against {reference.label}, line by line.", heads(fields), rows, notes, collapsed=True
     )
 
 
@@ -109,8 +95,8 @@ def effect_fields(
     what, baseline, candidate = names
     return (
         Field(what, lambda effect: effect.name, Code),
-        Field(f"calls, {baseline}", lambda effect: effect.baseline_calls, calls, numeric=True, total=sum),
-        Field(f"calls, {candidate}", lambda effect: effect.candidate_calls, calls, numeric=True, total=sum),
+        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
+        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
         Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
         Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
         Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),

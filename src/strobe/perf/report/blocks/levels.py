@@ -1,23 +1,63 @@
-"""Speedups of each level, from the attention kernel to end to end; gates refer to them."""
+"""Speedups of each level, from the attention kernel to end to end: the figure of all pages, and what gates refer to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
 from strobe.perf.analysis.ledger.account import Ledger, Level, LevelSum
 from strobe.perf.analysis.runs.compare import Comparison
 from strobe.perf.measure.stats import paired_interval
+from strobe.perf.report.blocks.fields import Field, table_of
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import LevelName, Ratio, Speedup
+from strobe.perf.report.model import Cell, Figure, LevelName, Missing, Ratio, Speedup, Table, Text, Whisker, Whiskers
 
 _TIMED: Final = {Level.STEP: DENOISE_STEP, Level.BLOCK: FRAME_BLOCK, Level.E2E: E2E}
 _GATE_NAMES: Final[dict[Level, LevelName]] = {
     Level.KERNEL: "kernel", Level.SECTION: "section", Level.STEP: "step", Level.BLOCK: "block", Level.E2E: "e2e",
 }  # fmt: skip
+
+
+class LevelRow(NamedTuple):
+    """One level of one comparison as the table and the figure show it.
+
+    `times` are those of the reference, of the candidate, and what was saved; `detail`, `group` and `series` are of the figure.
+    """
+
+    candidate: str
+    level: Text
+    ratio: Ratio | Missing
+    verdict: Text
+    times: tuple[Cell, Cell, Cell]
+    realised: Cell
+    source: str
+    detail: str = ""
+    group: str = ""
+    series: int = 0
+
+
+def level_times(reference: str) -> tuple[Field[LevelRow], ...]:
+    """Return the columns of the times of both sides and of what was saved."""
+    return (
+        Field(reference, lambda row: row.times[0], unit="ms"),
+        Field("candidate", lambda row: row.times[1], unit="ms"),
+        Field("saved", lambda row: row.times[2], unit="ms"),
+    )
+
+
+def levels_figure(
+    title: str, reference: str, rows: Sequence[LevelRow], fields: Sequence[Field[LevelRow]], caption: str, notes: Sequence[str]
+) -> Figure | Table:
+    """Build the figure of the speedup of each level with its table; the table alone where no level has a speedup."""
+    table = table_of(caption, fields, rows, notes=notes)
+    known = [(row, row.ratio) for row in rows if isinstance(row.ratio, Ratio)]
+    if not known:
+        return table
+    whiskers = tuple(Whisker(row.level.text, ratio, row.group, row.detail, row.series) for row, ratio in known)
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers(reference, whiskers), table)
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:

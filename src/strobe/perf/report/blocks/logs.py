@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
+from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
 from strobe.perf.analysis.runs.log_rounds import StageRounds
 from strobe.perf.analysis.structure.focal import FocalKernels
@@ -17,6 +18,7 @@ from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, pa
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
 
+T = TypeVar("T")
 _RANGES: Final = 6
 _METHODS: Final = {
     "steady": "the longest suffix without a trend",
@@ -25,13 +27,8 @@ _METHODS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimerLog:
-    """Timers found in one log; `remarks` are further findings, such as a timer that did not wait for the device."""
-
-    label: str
-    summaries: tuple[SeriesSummary, ...]
-    remarks: tuple[str, ...] = ()
+TimerLog: TypeAlias = tuple[str, tuple[SeriesSummary, ...], tuple[str, ...]]
+"""Label of a log, the timers found in it, and further remarks, such as a timer that did not wait for the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +137,8 @@ def attention_section(logs: Sequence[TimerLog]) -> Section:
         count("kept", lambda row: row[1].calls.n),
         *spread(lambda row: row[1].calls, "ms", ("mean", "p50", "min", "p99", "max"), exact=True, what="values", quiet=True),
     )
-    rows = [(log.label, summary) for log in logs for summary in log.summaries]
-    notes = (f"{log.label}: {note}" for log in logs for note in (*_timer_notes(log.summaries), *log.remarks))
+    rows = [(label, summary) for label, summaries, _ in logs for summary in summaries]
+    notes = (f"{label}: {note}" for label, found, remarks in logs for note in (*_timer_notes(found), *remarks))
     lead = "Time of one attention call from end to end as the log says it, in the steady state."
     return Section("attention", "Attention end to end", lead, (table_of("Attention timers.", fields, rows, notes=notes),))
 
@@ -195,6 +192,20 @@ def ranges(indices: Sequence[int]) -> str:
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
+FocalRow: TypeAlias = tuple[str, int, Sequence[str], Distribution | Missing]
+"""Trace, device and names of focal kernels, and their times or why there are none."""
+
+
+def focal_fields(head: str, get: Callable[[T], FocalRow]) -> tuple[Field[T], ...]:
+    """Return the columns that say which focal kernels a row is of, and how many calls; `head` stands above their names."""
+    return (
+        Field("trace", lambda row: get(row)[0]),
+        count("device", lambda row: get(row)[1]),
+        Field(head, lambda row: ", ".join(get(row)[2]), Code),
+        count("occurrences", lambda row: calls if isinstance(calls := get(row)[3], Missing) else calls.n),
+    )
+
+
 def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
     """Build the section with one row per trace and device: calls and times of the focal kernels.
 
@@ -203,10 +214,7 @@ def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], patter
         pattern: regular expression that the kernels were found by.
     """
     fields: tuple[Field[tuple[str, FocalKernels]], ...] = (
-        Field("trace", lambda row: row[0]),
-        count("device", lambda row: row[1].device),
-        Field("kernels", lambda row: ", ".join(row[1].names), Code),
-        count("occurrences", lambda row: row[1].calls.n),
+        *focal_fields("kernels", lambda row: (row[0], row[1].device, row[1].names, row[1].calls)),
         *spread(lambda row: row[1].calls, "ms", ("min", "max"), exact=True),
         exact_time("avg", lambda row: round(row[1].calls.mean_ns)),
         *spread(lambda row: row[1].calls, "ms", ("p50", "sum"), exact=True),
@@ -226,9 +234,12 @@ def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], patter
 
 def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
     """Build the section on the input: every file with its SHA-256, and the counts of the logs' lines."""
-    columns = (Column("file"), Column("bytes", numeric=True), Column("SHA-256"))
-    rows = tuple(Row((Code(str(file.path)), Count(file.size_bytes), Code(file.sha256))) for file in files)
-    blocks: list[Block] = [Table("Files as they were read.", columns, rows)]
+    fields: tuple[Field[InputFile], ...] = (
+        Field("file", lambda file: str(file.path), Code),
+        count("bytes", lambda file: file.size_bytes),
+        Field("SHA-256", lambda file: file.sha256, Code),
+    )
+    blocks: list[Block] = [table_of("Files as they were read.", fields, files)]
     if logs:
         blocks += [_lines_table(logs), *_examples(logs)]
     return Section("inputs", "What was read", "", tuple(blocks))

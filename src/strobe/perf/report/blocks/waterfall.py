@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from strobe.perf.measure.stats import Interval
-from strobe.perf.report.model import Bar, Cell, Column, Missing, Text, Tone, Waterfall
+from strobe.perf.report.blocks.fields import Field
+from strobe.perf.report.model import Bar, Cell, Text, Tone, Waterfall
 from strobe.perf.report.text import exact_ms
 
+T = TypeVar("T")
 MAX_BARS: Final = 14
 
 
 MIN_SHARE: Final = 0.003
 """Share of all movement below which, at both ends of their intervals, lines share one bar."""
-
-
-INTERVAL: Final = Column("95 % interval", "ms", True, "of what is saved")
 
 
 class Drop(NamedTuple):
@@ -26,10 +25,6 @@ class Drop(NamedTuple):
     name: str
     saved_ns: Fraction
     interval: Interval | None = None
-
-
-def _tone(saved_ns: Fraction) -> Tone:
-    return "good" if saved_ns > 0 else "bad" if saved_ns < 0 else "muted"
 
 
 def whisker_words(picture: Waterfall) -> str:
@@ -62,7 +57,8 @@ def waterfall(
     at = baseline[1]
     bars = [Bar(baseline[0], 0, round(at), "plain", True)]
     for name, saved, interval in shown:
-        bars.append(Bar(name, round(at), round(at - saved), _tone(saved), False, *_ends(at, interval)))
+        tone: Tone = "good" if saved > 0 else "bad" if saved < 0 else "muted"
+        bars.append(Bar(name, round(at), round(at - saved), tone, False, *_ends(at, interval)))
         at -= saved
     assert at == candidate[1], "the bars do not add up"
     return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
@@ -79,8 +75,10 @@ def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | No
     return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
 
 
-def interval_cell(interval: Interval | None) -> Cell:
-    """Return the cell of a saving's interval, ms."""
-    if interval is None:
-        return Missing("", "-")
-    return Text(f"{exact_ms(round(interval.low))} to {exact_ms(round(interval.high))}")
+def interval_field(get: Callable[[T], Interval | None]) -> Field[T]:
+    """Return the column of the interval of what a row saves."""
+    return Field("95 % interval", get, _interval, "ms", hint="of what is saved")
+
+
+def _interval(saved: Interval) -> Cell:
+    return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")

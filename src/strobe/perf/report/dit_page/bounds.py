@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from strobe.core.spans import ATTENTION, DENOISE_STEP
 from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.compare import stage_totals
 from strobe.perf.analysis.runs.compiled import OPERATOR
+from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.dit_page.pairs import Paired
-from strobe.perf.report.model import Cell, Column, Missing, Number, Ratio, Row, Share, Table, Text, Time
+from strobe.perf.report.model import Cell, Column, Missing, Number, Ratio, Row, Share, Table, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
@@ -34,6 +35,9 @@ class PerStep:
     kernel: float
     operator: float
     section: float | None
+
+
+_Row: TypeAlias = tuple[Subject, PerStep | str]
 
 
 def per_step(subject: Subject) -> PerStep | str:
@@ -59,31 +63,24 @@ def per_step(subject: Subject) -> PerStep | str:
 
 def attention_table(study: RunStudy) -> Table:
     """Build the table of every variant's attention times per denoise step."""
-    columns = (
-        Column("variant"),
-        Column("implementation"),
-        Column("sparsity"),
-        Column("kernel", "ms", True, "attention kernel of the video's self-attention, traced"),
-        Column("operator", "ms", True, "with tiling, selection and finishing"),
-        Column("section", "ms", True, "the module of self-attention: projections, norms, RoPE, operator, output projection"),
-        Column("denoise step", "ms", True, "one forward pass, untraced, mean"),
-        Column("kernel / step", numeric=True),
+    kernel = "attention kernel of the video's self-attention, traced"
+    section = "the module of self-attention: projections, norms, RoPE, operator, output projection"
+
+    def of(get: Callable[[PerStep], float | None]) -> Callable[[_Row], Any]:
+        return lambda row: Text("") if isinstance(row[1], str) else get(row[1])
+
+    fields: tuple[Field[_Row], ...] = (
+        Field("variant", lambda row: row[0].label),
+        Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
+        Field("sparsity", lambda row: f"{100 * row[0].settings.sparsity:g} %" if row[0].settings.sparsity else "dense"),
+        time("kernel", lambda row: Missing(row[1]) if isinstance(row[1], str) else row[1].kernel, "ms", kernel),
+        time("operator", of(lambda found: found.operator), "ms", "with tiling, selection and finishing"),
+        time("section", of(lambda found: found.section), "ms", section, missing=_APART),
+        time("denoise step", of(lambda found: found.step), "ms", "one forward pass, untraced, mean"),
+        numeric("kernel / step", of(lambda found: found.kernel / found.step), show=Share),
     )
-    rows = []
-    for subject in study.subjects:
-        head: tuple[Cell, ...] = (
-            Text(subject.label),
-            Text(subject.settings.attention_impl or "not said"),
-            Text("dense") if not subject.settings.sparsity else Text(f"{100 * subject.settings.sparsity:g} %"),
-        )
-        found = per_step(subject)
-        if isinstance(found, str):
-            rows.append(Row((*head, Missing(found), *(Text("") for _ in range(4)))))
-            continue
-        section: Cell = Missing(_APART, "-") if found.section is None else Time(found.section)
-        times = (Time(found.kernel), Time(found.operator), section, Time(found.step))
-        rows.append(Row((*head, *times, Share(found.kernel / found.step))))
-    return Table("Self-attention of the video in one denoise step.", columns, tuple(rows))
+    rows = [(subject, per_step(subject)) for subject in study.subjects]
+    return table_of("Self-attention of the video in one denoise step.", fields, rows)
 
 
 def bounds_table(pairs: Sequence[Paired]) -> Table:

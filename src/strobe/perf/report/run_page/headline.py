@@ -8,32 +8,28 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.ledger.account import Ledger, Level, LevelSum
-from strobe.perf.analysis.runs.compare import compare_unpaired
+from strobe.perf.analysis.runs.compare import Comparison, compare_unpaired
 from strobe.perf.measure.stats import FLOOR
-from strobe.perf.report.blocks.levels import level_ratio
+from strobe.perf.report.blocks.fields import Field, numeric, table_of
+from strobe.perf.report.blocks.levels import LevelRow, level_ratio, level_times, levels_figure
 from strobe.perf.report.blocks.ratios import ratio_cell, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.settings import differences
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
     Block,
     Cell,
-    Column,
     Count,
     ExactTime,
-    Figure,
     Headline,
     Headlines,
     Missing,
     Notes,
     Paragraph,
     Ratio,
-    Row,
     Section,
     Share,
     Table,
     Text,
-    Whisker,
-    Whiskers,
 )
 from strobe.perf.report.study import RunStudy
 
@@ -69,58 +65,60 @@ def headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
 def _headline(finding: Finding) -> Headline:
     e2e, candidate = finding.e2e, finding.candidate
     if e2e is None:
-        reason = finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
+        reason = _no_speedup(finding)
         return Headline(candidate.label, candidate.series, Missing(reason), Text("not measured", "muted"), reason)
     return speedup_headline(candidate.label, candidate.series, e2e)
 
 
 def _headline_table(findings: Sequence[Finding]) -> Table:
-    columns = (
-        Column("candidate"),
-        Column("reference"),
-        Column("speedup", numeric=True, hint="median of the pair ratios, 95 % interval"),
-        Column("verdict"),
-        Column("pairs", numeric=True),
-        Column("ratio of sums", numeric=True, hint="what the ledger adds up to"),
-        Column("ratio of minima", numeric=True, hint="fastest clip against fastest clip"),
+    fields: tuple[Field[Finding], ...] = (
+        Field("candidate", lambda each: each.candidate.label),
+        Field("reference", lambda each: each.reference.label),
+        numeric(
+            "speedup",
+            lambda each: ratio_cell(each.e2e.ratio, each.e2e.interval) if each.e2e else Missing(_no_speedup(each)),
+            "median of the pair ratios, 95 % interval",
+        ),
+        Field("verdict", lambda each: verdict_cell(each.e2e.verdict) if each.e2e else ""),
+        numeric("pairs", lambda each: Count(len(each.e2e.ratios)) if each.e2e else ""),
+        numeric("ratio of sums", lambda each: Ratio(each.e2e.ratio_of_sums) if each.e2e else "", "what the ledger adds up to"),
+        numeric("ratio of minima", lambda each: Ratio(each.e2e.floor) if each.e2e else "", "fastest clip against fastest clip"),
     )
     notes = (
         "Interval: t on the logarithms of the pair ratios. A verdict needs the interval to exclude 1 and the difference to "
         "exceed 1 %.",
     )
-    return Table("End-to-end speedup.", columns, tuple(_headline_row(finding) for finding in findings), notes)
+    return table_of("End-to-end speedup.", fields, findings, notes=notes)
 
 
-def _headline_row(finding: Finding) -> Row:
-    e2e, head = finding.e2e, (Text(finding.candidate.label), Text(finding.reference.label))
-    if e2e is None:
-        reason = finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
-        return Row((*head, Missing(reason), *(Text("") for _ in range(4))))
-    cells = (verdict_cell(e2e.verdict), Count(len(e2e.ratios)), Ratio(e2e.ratio_of_sums), Ratio(e2e.floor))
-    return Row((*head, ratio_cell(e2e.ratio, e2e.interval), *cells))
+def _no_speedup(finding: Finding) -> str:
+    """Return the reason why a candidate without end-to-end times has none."""
+    return finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
 
 
 def _between_runs(study: RunStudy) -> Table:
     """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
-    first, rows = study.runs[0], []
+    first, rows = study.runs[0], list[tuple[str, str, Comparison | Missing]]()
+    own = {variant.name for variant in first.variants}
     for run in study.runs[1:]:
-        for name in (variant.name for variant in run.variants if any(variant.name == other.name for other in first.variants)):
-            try:
-                found = compare_unpaired(first, run, E2E, variant=name, unpaired=True)
-            except DataError as error:
-                rows.append(Row((Text(name), Text(run.header.run), Missing(str(error)), Text(""))))
-                continue
-            rows.append(
-                Row((Text(name), Text(run.header.run), ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict)))
-            )
-    columns = (
-        Column("variant"),
-        Column("run"),
-        Column(f"time in {first.header.run} / time in run", numeric=True),
-        Column("verdict"),
+        for variant in run.variants:
+            if variant.name in own:
+                try:
+                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name, unpaired=True)
+                except DataError as error:
+                    found = Missing(str(error))
+                rows.append((variant.name, run.header.run, found))
+    fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
+        Field("variant", lambda row: row[0]),
+        Field("run", lambda row: row[1]),
+        numeric(
+            f"time in {first.header.run} / time in run",
+            lambda row: row[2] if isinstance(row[2], Missing) else ratio_cell(row[2].ratio, row[2].interval),
+        ),
+        Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
-    return Table("The same variant in different runs, end to end.", columns, tuple(rows), notes)
+    return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
 
 
 # ---------------------------------------------------------------------------------------------------------------- chain
@@ -142,31 +140,15 @@ def chain_section(findings: Sequence[Finding]) -> Section:
     return Section("chain", "From the kernel to end to end", lead, tuple(blocks))
 
 
-def _chain_figure(findings: Sequence[Finding]) -> Figure:
-    whiskers, rows = [], []
-    for finding in findings:
-        assert isinstance(finding.ledger, Ledger)
-        for level in finding.ledger.levels:
-            known, realised = level_ratio(finding, level), _realised(finding, finding.ledger, level)
-            if known is not None:
-                detail = (
-                    f"{100 * realised.value:.0f} % realised"
-                    if isinstance(realised, Share) and level.level != Level.KERNEL
-                    else ""
-                )
-                group = f"{finding.candidate.label} against {finding.reference.label}"
-                whiskers.append(Whisker(level.level.value, known[0], group, detail, finding.candidate.series))
-            rows.append(_chain_row(finding, level, realised))
-    columns = (
-        Column("candidate"),
-        Column("level"),
-        Column("speedup", numeric=True),
-        Column("verdict"),
-        Column("from"),
-        Column("reference", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        Column("realised", numeric=True, hint="saving of this level / saving of the attention kernel alone"),
+def _chain_figure(findings: Sequence[Finding]) -> Block:
+    fields: tuple[Field[LevelRow], ...] = (
+        Field("candidate", lambda row: row.candidate),
+        Field("level", lambda row: row.level),
+        numeric("speedup", lambda row: row.ratio),
+        Field("verdict", lambda row: row.verdict),
+        Field("from", lambda row: row.source),
+        *level_times("reference"),
+        numeric("realised", lambda row: row.realised, "saving of this level / saving of the attention kernel alone"),
     )
     notes = (
         "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
@@ -176,25 +158,37 @@ def _chain_figure(findings: Sequence[Finding]) -> Figure:
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
-    table = Table("Speedup and saving by level.", columns, tuple(rows), notes)
+    rows = [
+        _chain_row(finding, finding.ledger, level)
+        for finding in findings
+        if isinstance(finding.ledger, Ledger)
+        for level in finding.ledger.levels
+    ]
     references = " or ".join(dict.fromkeys(finding.reference.label for finding in findings))
     title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, tuple(whiskers)), table)
+    return levels_figure(title, references, rows, fields, "Speedup and saving by level.", notes)
 
 
-def _chain_row(finding: Finding, level: LevelSum, realised: Cell) -> Row:
-    known = level_ratio(finding, level)
-    ratio: Cell = Missing("no time at this level", "-") if known is None else known[0]
+def _chain_row(finding: Finding, ledger: Ledger, level: LevelSum) -> LevelRow:
+    known, realised = level_ratio(finding, level), _realised(ledger, level)
     timed = known[1] if known else None
-    verdict: Cell = verdict_cell(timed.verdict) if timed else Text("not judged", "muted", note=_UNJUDGED)
-    paired = isinstance(finding.ledger, Ledger) and bool(finding.ledger.spread.lines)
-    source = f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[paired]}"
     lost = Missing("a trace lacks the spans of this level", "-")
-    times = tuple(ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
-    return Row((Text(finding.candidate.label), Text(level.level.value), ratio, verdict, Text(source), *times, realised))
+    b, c, saved = (ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
+    return LevelRow(
+        candidate=finding.candidate.label,
+        level=Text(level.level.value),
+        ratio=known[0] if known else Missing("no time at this level", "-"),
+        verdict=verdict_cell(timed.verdict) if timed else Text("not judged", "muted", note=_UNJUDGED),
+        times=(b, c, saved),
+        realised=realised,
+        source=f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.spread.lines)]}",
+        detail=f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and level.level != Level.KERNEL else "",
+        group=f"{finding.candidate.label} against {finding.reference.label}",
+        series=finding.candidate.series,
+    )
 
 
-def _realised(finding: Finding, ledger: Ledger, level: LevelSum) -> Cell:
+def _realised(ledger: Ledger, level: LevelSum) -> Cell:
     """Return the level's saving / the kernel's saving in the same frame blocks and passes, or why there is none."""
     inside = level.level in (Level.KERNEL, Level.SECTION, Level.STEP)
     kernel = ledger.levels[0].saved_ns if inside else ledger.kernel_saved_ns

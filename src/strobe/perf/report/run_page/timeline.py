@@ -12,7 +12,7 @@ from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.partition import block_slices
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.model import Count, Figure, Kind, Paragraph, Row, Section, Text
+from strobe.perf.report.model import Figure, Kind, Paragraph, Section
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _KERNEL: Final = Kind("attention kernel", "focal")
@@ -98,6 +98,5 @@ def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
     assert all(before[1] == after[0] for _, pieces in steps for before, after in pairwise(pieces)), "slices do not tile the step"
     picture = draw_lanes(lanes, _KINDS, _KERNEL)
     title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."
-    drawn = Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes)))
-    table = class_table(lanes, picture, drawn)
+    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
     return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)

@@ -11,9 +11,10 @@ from strobe.perf.analysis.ledger.parts import NAMELESS, trace_part
 from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelName
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
-from strobe.perf.report.blocks.answer import ANSWER, explained, limit, line_name, part_cells, rest_words
+from strobe.perf.report.blocks.answer import ANSWER, explained, limit, line_name, part_fields, rest_words
+from strobe.perf.report.blocks.fields import heads, rows_of
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
-from strobe.perf.report.model import Block, Cell, Column, Figure, Missing, Notes, Row, Section, Share, Table, Text, Time
+from strobe.perf.report.model import Block, Figure, Notes, Section, Table
 from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 from strobe.perf.report.text import significant
@@ -83,21 +84,11 @@ def _figure(study: SpeedupStudy, found: Answer) -> Figure:
 
 def _table(study: SpeedupStudy, found: Answer) -> Table:
     """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
-    width = 5 if study.comparable else 3
-    columns = (
-        Column("part"),
-        *(Column(side, "ms", True, hint=f"of a {found.unit}") for side in _SIDES),
-        Column("saved", "ms", True),
-        Column("share of saving", numeric=True),
-    )
-    saved = found.baseline_ns - found.candidate_ns
-    total = (Time(float(ns)) for ns in (found.baseline_ns, found.candidate_ns, saved))
-    share: Cell = Share(1.0) if saved else Missing("", "-")
-    rows = [Row(part_cells(line)[:width]) for line in found.lines]
-    rows.append(Row((Text(f"a {found.unit}"), *total, share)[:width], strong=True))
+    fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
+    rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0][1]
     notes = (limit(_SIDES[1], found), *unit_notes(account), *rest_words(found), *_nameless(account))
-    return Table(f"What a {found.unit} is spent on.", columns[:width], tuple(rows), notes)
+    return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
 def unit_notes(account: Account) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from strobe.perf.report.blocks.logs import TimerLog, attention_section, input_file, inputs_section, stages_section
+from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section
 from strobe.perf.report.model import SCHEMA_VERSION, Fact, Number, Paragraph, Report, Section
 from strobe.perf.report.speedup_page.answer import answer_section
 from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
@@ -75,11 +75,7 @@ def _stages(study: SpeedupStudy) -> Section:
 
 
 def _attention(study: SpeedupStudy) -> Section:
-    logs = [
-        TimerLog(label=side.request.name, summaries=side.side.timings.timers, remarks=side.remarks)
-        for side in study.sides
-        if side.side.timings.timers
-    ]
+    logs = [(side.request.name, side.side.timings.timers, side.remarks) for side in study.sides if side.side.timings.timers]
     if logs:
         return attention_section(logs)
     reasons = (f"{side.request.name}: {side.side.timings.attention}" for side in study.sides)

@@ -7,9 +7,10 @@ import numpy as np
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.ledger.label_trace import TracedSide
 from strobe.perf.report.blocks.boundaries import MeasuredSections, measured_sections, section_fields, section_notes
-from strobe.perf.report.blocks.fields import Field, count, heads, padded, rows_of
+from strobe.perf.report.blocks.fields import Field, heads, padded, rows_of
+from strobe.perf.report.blocks.logs import focal_fields
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Code, Missing, Row, Section, Table, Text
+from strobe.perf.report.model import Missing, Row, Section, Table, Text
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
 
@@ -17,10 +18,7 @@ def kernels_section(study: SpeedupStudy) -> Section:
     """Build the section with one row per trace: calls and times of the focal kernel in the compared time."""
     fields: tuple[Field[tuple[Loaded, TracedSide, Distribution | Missing]], ...] = (
         Field("side", lambda row: row[0].request.name),
-        Field("trace", lambda row: row[1].label),
-        count("device", lambda row: row[1].device),
-        Field("focal kernels", lambda row: ", ".join(row[1].focal_names), Code),
-        count("occurrences", lambda row: row[2].n if isinstance(row[2], Distribution) else row[2]),
+        *focal_fields("focal kernels", lambda row: (row[1].label, row[1].device, row[1].focal_names, row[2])),
         *spread(
             lambda row: row[2] if isinstance(row[2], Distribution) else Text(""),
             "ms",

@@ -6,34 +6,32 @@ from collections.abc import Iterator
 from typing import Final
 
 from strobe.perf.analysis.device.idle import IDLE
-from strobe.perf.analysis.ledger.account import Level, Line
+from strobe.perf.analysis.ledger.account import Ledger, Level, Line
 from strobe.perf.analysis.ledger.speedup import DRIFT
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.analysis.structure.collective_skew import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
-from strobe.perf.report.blocks.fields import table_of
+from strobe.perf.report.blocks.fields import Field, both_sides, count, exact_time, heads, numeric, rows_of, table_of
 from strobe.perf.report.blocks.ledger import effect_fields
-from strobe.perf.report.blocks.waterfall import INTERVAL, Drop, interval_cell, waterfall, whisker_words
+from strobe.perf.report.blocks.waterfall import Drop, interval_field, waterfall, whisker_words
 from strobe.perf.report.model import (
     Block,
     Cell,
-    Column,
-    Count,
     ExactTime,
     Figure,
-    Missing,
     Number,
     Paragraph,
-    Row,
     Section,
     Share,
     Table,
     Text,
 )
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, loud_units, ms
-from strobe.perf.report.speedup_page.study import NO_TRACE, SpeedupStudy
+from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
 
 MAX_EFFECTS: Final = 20
+_SIDES: Final = ("baseline", "candidate")
 FEW_STEPS: Final = (
     "So few steps make it too narrow: with 5 a side it holds the true value in about 89 % of cases, with 10 in 91 %."
 )
@@ -94,9 +92,9 @@ def no_account(study: SpeedupStudy) -> str:
 def _unreached(account: Account) -> Iterator[Table]:
     """Yield the table of levels that the account does not reach."""
     if account.missing:
-        rows = tuple(Row((Text(level), Text(reason))) for level, reason in account.missing.items())
+        fields: tuple[Field[tuple[str, str]], ...] = (Field("level", lambda row: row[0]), Field("why", lambda row: row[1]))
         caption = f"What the ledger does not reach: {', '.join(account.missing)}."
-        yield Table(caption, (Column("level"), Column("why")), rows, collapsed=True)
+        yield table_of(caption, fields, tuple(account.missing.items()), collapsed=True)
 
 
 def _figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
@@ -113,24 +111,39 @@ def _figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
 
 def _lines(study: SpeedupStudy, account: Account) -> Table:
     ledger = account.ledger
-    columns = (
-        Column("level", hint="the first level that contains the line"),
-        Column("line"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        *([INTERVAL] if ledger.spread.lines else []),
-        Column("share", numeric=True, hint="of the sum of all lines: of the saving, or of the loss if the candidate is slower"),
-        Column("covers, baseline", "ms", True, "time in which such work ran, whatever else ran at the same time"),
-        Column("covers, candidate", "ms", True),
+    top, spread = level_title(account, ledger.levels[-1].level), ledger.spread
+
+    def covers(line: Line | Ledger, side: int) -> Cell:
+        both = account.inclusive.get(Label(line.path, line.activity)) if isinstance(line, Line) and line.path else None
+        return Text("") if both is None else ExactTime(round(both[side]))
+
+    def interval(line: Line | Ledger) -> Interval | None:
+        return spread.lines.get(line.name) if isinstance(line, Line) else spread.total
+
+    fields: tuple[Field[Line | Ledger], ...] = (
+        Field(
+            "level",
+            lambda line: level_title(account, line.level) if isinstance(line, Line) else top,
+            hint="the first level that contains the line",
+        ),
+        Field("line", lambda line: line_title(line) if isinstance(line, Line) else "sum of all lines"),
+        *both_sides(_SIDES, lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))),
+        *([interval_field(interval)] if spread.lines else []),
+        numeric(
+            "share",
+            lambda line: line.share if isinstance(line, Line) else 1.0 if ledger.saved_ns else None,
+            "of the sum of all lines: of the saving, or of the loss if the candidate is slower",
+            show=Share,
+        ),
+        Field(
+            "covers, baseline",
+            lambda line: covers(line, 0),
+            unit="ms",
+            hint="time in which such work ran, whatever else ran at the same time",
+        ),
+        Field("covers, candidate", lambda line: covers(line, 1), unit="ms"),
     )
-    rows = [_line_row(account, line) for line in ledger.lines]
-    whole = (account.per_unit(ns) for ns in (ledger.baseline_ns, ledger.candidate_ns, ledger.saved_ns))
-    share: Cell = Share(1.0) if ledger.saved_ns else Missing("", "-")
-    top = level_title(account, ledger.levels[-1].level)
-    times = (ExactTime(round(ns)) for ns in whole)
-    interval = _interval_cells(account, ledger.spread.total)
-    rows.append(Row((Text(top), Text("sum of all lines"), *times, *interval, share, Text(""), Text("")), True))
+    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
     kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
     ideal = (
         f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
@@ -148,12 +161,7 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     ]
     if account.unit == "stage":
         notes += loud_units(study)
-    return Table(f"Ledger for {UNITS[account.unit]}.", columns, tuple(rows), tuple(notes))
-
-
-def _interval_cells(account: Account, interval: Interval | None) -> tuple[Cell, ...]:
-    """Return the interval's cell, or nothing if the table has no such column."""
-    return (interval_cell(interval),) if account.ledger.spread.lines else ()
+    return Table(f"Ledger for {UNITS[account.unit]}.", heads(fields), rows, tuple(notes))
 
 
 def _interval_note(account: Account) -> str:
@@ -181,15 +189,6 @@ def _other_calls(study: SpeedupStudy) -> Iterator[str]:
             )
 
 
-def _line_row(account: Account, line: Line) -> Row:
-    times = (ExactTime(round(account.per_unit(ns))) for ns in (line.baseline_ns, line.candidate_ns, line.saved_ns))
-    share: Cell = Missing("", "-") if line.share is None else Share(line.share)
-    both = account.inclusive.get(Label(line.path, line.activity)) if line.path else None
-    covers = (Text(""), Text("")) if both is None else tuple(ExactTime(round(ns)) for ns in both)
-    interval = _interval_cells(account, account.ledger.spread.lines.get(line.name))
-    return Row((Text(level_title(account, line.level)), Text(line_title(line)), *times, *interval, share, *covers))
-
-
 def _effects(account: Account) -> Block:
     effects = account.ledger.effects
     if not effects:
@@ -206,49 +205,44 @@ def _effects(account: Account) -> Block:
 
 def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
-    columns = (
-        Column("rank"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        *(Column(title, "ms", True) for title in _GROUPS),
+
+    def group(title: str) -> Field[tuple[str, Account]]:
+        return exact_time(title, lambda row: round(row[1].per_unit(_saved(row[1].ledger, title))))
+
+    fields: tuple[Field[tuple[str, Account]], ...] = (
+        Field("rank", lambda row: row[0]),
+        *both_sides(
+            _SIDES, lambda row: (row[1].per_unit(row[1].ledger.baseline_ns), row[1].per_unit(row[1].ledger.candidate_ns))
+        ),
+        *map(group, _GROUPS),
     )
-    rows = []
-    for name, account in study.accounts:
-        ledger = account.ledger
-        whole = (ledger.baseline_ns, ledger.candidate_ns, ledger.saved_ns)
-        sums = [sum(line.saved_ns for line in ledger.lines if _group(line) == group) for group in _GROUPS]
-        rows.append(Row((Text(name), *(ExactTime(round(account.per_unit(ns))) for ns in (*whole, *sums)))))
     units = dict.fromkeys(UNITS[account.unit] for _, account in study.accounts)
     notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
-    return Table(f"Every rank, for {' or '.join(units)}.", columns, tuple(rows), notes)
+    return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
+
+
+def _saved(ledger: Ledger, group: str) -> int:
+    """Return what the lines of a column of the table of ranks save."""
+    return sum(line.saved_ns for line in ledger.lines if _group(line) == group)
 
 
 def _waiting(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
-    columns = (
-        Column("side"),
-        Column("trace"),
-        Column("collectives", numeric=True, hint="found on all ranks, in which all wait for all"),
-        Column("waited", "ms", True, "sum of the times from its own start to the last rank's"),
-        Column("moved data", "ms", True, "sum of the times from the last rank's start to its own end"),
-        Column("started last", numeric=True, hint="times that the others waited for it alone"),
+    fields: tuple[Field[tuple[Loaded, MemberTime]], ...] = (
+        Field("side", lambda row: row[0].request.name),
+        Field("trace", lambda row: row[0].labels[row[1].trace]),
+        count("collectives", lambda row: row[1].n, "found on all ranks, in which all wait for all"),
+        exact_time("waited", lambda row: row[1].wait_ns, "sum of the times from its own start to the last rank's"),
+        exact_time("moved data", lambda row: row[1].transfer_ns, "sum of the times from the last rank's start to its own end"),
+        count("started last", lambda row: row[1].last, "times that the others waited for it alone"),
     )
-    rows, notes = (
-        [],
-        ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."],
-    )
+    notes = ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."]
     for side in study.sides:
-        met = side.met
-        if met is None:
-            continue
-        if not met.clock.aligned:
+        if side.met is not None and not side.met.clock.aligned:
             notes.append(f"{side.request.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
-        notes += [f"{side.request.name}: {problem}." for problem in met.problems]
-        for each in met.times:
-            times = ExactTime(each.wait_ns), ExactTime(each.transfer_ns)
-            rows.append(Row((Text(side.request.name), Text(side.labels[each.trace]), Count(each.n), *times, Count(each.last))))
-    return Table("Communication of every rank: waiting for the last one, or moving data.", columns, tuple(rows), tuple(notes))
+        notes += [f"{side.request.name}: {problem}." for problem in (side.met.problems if side.met else ())]
+    rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]
+    return table_of("Communication of every rank: waiting for the last one, or moving data.", fields, rows, notes=notes)
 
 
 def _unmatched(study: SpeedupStudy) -> Iterator[str]:

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.ledger.account import Level
-from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure
+import msgspec
+
+from strobe.perf.analysis.ledger.account import Ledger, Level, Line
+from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.levels import LevelRow, level_times, levels_figure
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.model import (
     Block,
     Cell,
-    Column,
     ExactTime,
     Figure,
     Missing,
@@ -22,14 +25,12 @@ from strobe.perf.report.model import (
     Number,
     Paragraph,
     Ratio,
-    Row,
     Section,
     Share,
     Speedup,
     Table,
     Text,
-    Whisker,
-    Whiskers,
+    Tone,
 )
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 
@@ -74,7 +75,7 @@ def levels_section(study: SpeedupStudy) -> Section:
     )
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
-    blocks: list[Block] = [*_figure(study), *_missing(study)]
+    blocks: list[Block] = [_figure(study), *_missing(study)]
     account = study.call_account
     if account is not None and len(account.ledger.levels) > 1:
         blocks.append(_account_figure(study, account))
@@ -88,33 +89,37 @@ def _missing(study: SpeedupStudy) -> Iterator[Table]:
     """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
     lacking = [figure for figure in study.levels if figure.missing]
     if lacking:
-        columns = (Column("level"), Column("baseline", "ms", True), Column("candidate", "ms", True), Column("why"))
-        rows = [Row((_level_name(figure), *_level_times(figure), Text(figure.missing))) for figure in lacking]
+        fields: tuple[Field[LevelFigure], ...] = (
+            Field("level", _level_name),
+            Field("baseline", lambda figure: _mean(figure.baseline), unit="ms"),
+            Field("candidate", lambda figure: _mean(figure.candidate), unit="ms"),
+            Field("why", lambda figure: figure.missing),
+        )
         caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
-        yield Table(caption, columns, tuple(rows), collapsed=True)
+        yield table_of(caption, fields, lacking, collapsed=True)
 
 
-def _figure(study: SpeedupStudy) -> Iterator[Block]:
-    """Yield the figure of the levels that were measured on both sides."""
+def _figure(study: SpeedupStudy) -> Block:
+    """Build the figure of the levels that were measured on both sides."""
     measured = [figure for figure in study.levels if not figure.missing]
     if not measured:
-        yield Paragraph("No level was measured on both sides.")
-        return
-    whiskers = tuple(
-        Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "")
-        for figure in study.levels
-        if (ratio := ratio_of(figure)) is not None
-    )
-    columns = (
-        Column("level"),
-        Column("speedup, x", numeric=True, hint="baseline / candidate"),
-        Column("95 % interval", hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"),
-        Column("verdict"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        Column("realised", numeric=True, hint="saved / what the focal calls in it saved"),
-        Column("from"),
+        return Paragraph("No level was measured on both sides.")
+    fields: tuple[Field[LevelRow], ...] = (
+        Field("level", lambda row: row.level),
+        numeric(
+            "speedup, x",
+            lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
+            "baseline / candidate",
+        ),
+        Field(
+            "95 % interval",
+            lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
+            hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
+        ),
+        Field("verdict", lambda row: row.verdict),
+        *level_times("baseline"),
+        numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
+        Field("from", lambda row: row.source),
     )
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
@@ -124,13 +129,10 @@ def _figure(study: SpeedupStudy) -> Iterator[Block]:
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
-    rows = tuple(_level_row(figure, study.comparable) for figure in measured)
-    table = Table("Speedups." if study.comparable else "Times.", columns, rows, tuple(notes))
-    if not whiskers:
-        yield table
-        return
     title = "Speedup at each level, with the 95 % interval where there is one."
-    yield Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", whiskers), table, table_open=True)
+    rows = [_level_row(figure, study.comparable) for figure in measured]
+    found = levels_figure(title, "baseline", rows, fields, "Speedups." if study.comparable else "Times.", notes)
+    return msgspec.structs.replace(found, table_open=True) if isinstance(found, Figure) else found
 
 
 def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
@@ -150,30 +152,32 @@ def _level_name(figure: LevelFigure) -> Text:
     return Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
 
 
-def _level_times(figure: LevelFigure) -> tuple[Cell, Cell]:
-    b, c = (
-        Missing("", "-") if isinstance(each, str) else ExactTime(round(each.mean_ns))
-        for each in (figure.baseline, figure.candidate)
-    )
-    return b, c
+def _mean(side: Measured | str) -> Cell:
+    return Missing("", "-") if isinstance(side, str) else ExactTime(round(side.mean_ns))
 
 
-def _level_row(figure: LevelFigure, comparable: bool) -> Row:
-    name, b, c, saved = _level_name(figure), figure.baseline, figure.candidate, figure.saved_ns
+def _interval_cell(ratio: Ratio) -> Cell:
+    if ratio.low is None or ratio.high is None:
+        return Missing("fewer than two steps or rounds", "none")
+    return Text(f"{ratio.low:.4f} to {ratio.high:.4f}", note=DRIFT)
+
+
+def _level_row(figure: LevelFigure, comparable: bool) -> LevelRow:
+    b, c, saved, ratio = figure.baseline, figure.candidate, figure.saved_ns, ratio_of(figure)
     assert not isinstance(b, str) and not isinstance(c, str) and saved is not None
-    times = (*_level_times(figure), ExactTime(round(saved)))
-    source = Text(b.what if b.what == c.what else f"{b.what}; {c.what}")
-    if figure.ratio is None:
-        reason = "no time on one side" if comparable else "not comparable"
-        return Row((name, Missing(reason, reason), Text(""), Text(""), *times, Missing("", "-"), source))
-    interval: Cell = Missing("fewer than two steps or rounds", "none")
-    if figure.interval is not None:
-        interval = Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
-    realised: Cell = Missing("", "-") if figure.realised is None or figure.level == "kernel" else Share(float(figure.realised))
-    verdict = Text(
-        figure.verdict or "", "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
+    reason = "no time on one side" if comparable else "not comparable"
+    tone: Tone = "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
+    realised = None if ratio is None or figure.level == "kernel" else figure.realised
+    return LevelRow(
+        candidate="candidate",
+        level=_level_name(figure),
+        ratio=ratio or Missing(reason, reason),
+        verdict=Text("") if ratio is None else Text(figure.verdict or "", tone),
+        times=(_mean(b), _mean(c), ExactTime(round(saved))),
+        realised=Missing("", "-") if realised is None else Share(float(realised)),
+        source=b.what if b.what == c.what else f"{b.what}; {c.what}",
+        detail="unlike" if figure.unlike else "",
     )
-    return Row((name, Number(float(figure.ratio), 4), interval, verdict, *times, realised, source))
 
 
 # --------------------------------------------------------------------------------------------------------------- account
@@ -181,15 +185,15 @@ def _level_row(figure: LevelFigure, comparable: bool) -> Row:
 
 def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     ledger, unit = account.ledger, _unit(account)
-    columns = (
-        Column("line"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        Column("of the kernel's saving", numeric=True),
+    kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
+    fields: tuple[Field[Line | Ledger], ...] = (
+        Field("line", lambda line: line.name if isinstance(line, Line) else f"{unit} = sum of all lines"),
+        *both_sides(
+            ("baseline", "candidate"), lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))
+        ),
+        numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
     )
-    rows = [_line(account, line.name, (line.baseline_ns, line.candidate_ns)) for line in ledger.lines]
-    rows.append(_line(account, f"{unit} = sum of all lines", (ledger.baseline_ns, ledger.candidate_ns), strong=True))
+    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
     notes = [
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[Level(level)]}: {reason}" for level, reason in account.missing.items()),
@@ -197,7 +201,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         *(_other_calls(study) if Level.SECTION in (level.level for level in ledger.levels) else ()),
         *loud_units(study),
     ]
-    table = Table(f"From the kernel to {unit}.", columns, tuple(rows), tuple(notes))
+    table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
     lines = [Drop(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
     sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
     picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
@@ -215,13 +219,6 @@ def _other_calls(study: SpeedupStudy) -> Iterator[str]:
             f"The focal kernel here is what runs inside one section of the {side.request.name}, {ms(inside)} over "
             f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
         )
-
-
-def _line(account: Account, name: str, both: tuple[int, int], *, strong: bool = False) -> Row:
-    b, c = (account.per_unit(ns) for ns in both)
-    kernel = account.per_unit(account.ledger.kernel_saved_ns)
-    share: Cell = Share(float((b - c) / kernel)) if kernel_moved(account) else Missing("", "-")
-    return Row((Text(name), *(ExactTime(round(each)) for each in (b, c, b - c)), share), strong)
 
 
 def _eaten(account: Account) -> Iterator[str]:

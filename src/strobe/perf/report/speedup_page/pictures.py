@@ -13,10 +13,11 @@ from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.ledger.label_trace import LABELS, TracedSide
 from strobe.perf.analysis.ledger.paths import IDLE, Node
 from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, rows_of
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.model import Block, Code, Column, Figure, Flame, Frame, Kind, Paragraph, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Code, Figure, Flame, Frame, Kind, Paragraph, Row, Section, Table
 from strobe.perf.report.speedup_page.study import SpeedupStudy
-from strobe.perf.report.speedup_page.tree import UNITS, saving_cells, tree_table
+from strobe.perf.report.speedup_page.tree import UNITS, tree_table
 from strobe.perf.trace import Trace
 
 MAX_PATHS: Final = 40
@@ -47,7 +48,8 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
-    figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, class_table(lanes, picture))
+    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=False)
+    figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, table)
     lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
     return Section("timeline", "One step, before and after", lead, (figure,))
 
@@ -125,19 +127,16 @@ def _frame(node: Node) -> Frame:
 
 def _paths(root: Node) -> Table:
     found = sorted(_leaves(root, ()), key=lambda item: (-abs(item[1].baseline_ns - item[1].candidate_ns), item[0]))
-    columns = (Column("path"), Column("baseline", "ms", True), Column("candidate", "ms", True), Column("saved", "ms", True))
-    rows = []
-    for path, node in found[:MAX_PATHS]:
-        b, c = node.baseline_ns, node.candidate_ns
-        rows.append(Row((Code(" / ".join(path)), *saving_cells(b, c))))
-    rest = found[MAX_PATHS:]
-    if rest:
-        b = sum((node.baseline_ns for _, node in rest), Fraction(0))
-        c = sum((node.candidate_ns for _, node in rest), Fraction(0))
-        rows.append(Row((Text(f"{len(rest)} more"), *saving_cells(b, c))))
-    b, c = root.baseline_ns, root.candidate_ns
-    rows.append(Row((Text("busy time"), *saving_cells(b, c)), strong=True))
-    return Table("Paths by descending change.", columns, tuple(rows))
+    fields: tuple[Field[tuple[tuple[str, ...], Node]], ...] = (
+        Field("path", lambda item: " / ".join(item[0]), Code),
+        *both_sides(("baseline", "candidate"), lambda item: (item[1].baseline_ns, item[1].candidate_ns)),
+    )
+    rows = list(rows_of(fields, found[:MAX_PATHS]))
+    if found[MAX_PATHS:]:
+        (rest,) = rows_of(fields, (), totals=((f"{len(found) - MAX_PATHS} more", found[MAX_PATHS:]),))
+        rows.append(Row(rest.cells))
+    rows += rows_of(fields, (), totals=(("busy time", (((), root),)),))
+    return Table("Paths by descending change.", heads(fields), tuple(rows))
 
 
 def _leaves(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Final
 
-from strobe.perf.analysis.comparable.checks import FACTS, Check, Comparability, Verdict, shown
+from strobe.perf.analysis.comparable.checks import FACTS, Check, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.model import Banner, Cell, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
+from strobe.perf.report.model import Banner, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
 from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
@@ -24,22 +24,20 @@ def settings_section(study: SpeedupStudy) -> Section:
     """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
     rows = [_row(check) for check in study.comparability.checks]
     rows += [] if study.common is None else [_common(study.common)]
-    for title, cell in (("log", _log), ("traces", _traces), ("focal kernel", _focal), ("section", _section)):
-        rows.append(Row((Text(title), *(cell(side) for side in study.sides), Text(""))))
+    for title, text in _READ.items():
+        cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
+        rows.append(Row((Text(title), *cells, Text(""))))
+    named = ", ".join(check.title for check in study.comparability.unknown)
+    unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
     columns = (Column(""), Column("baseline"), Column("candidate"), Column("verdict"))
     notes = (
         "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
         "--allow-different NAME declares what is meant to differ.",
         "What a trace or a record says of a fact is not replaced by what is stated.",
-        *_unknown(study.comparability),
+        *unknown,
     )
     lead = "What ran on both sides, as their traces, records and the command line say it."
     return Section("settings", "Experiment settings", lead, (Table("Settings and metadata.", columns, tuple(rows), notes),))
-
-
-def _unknown(found: Comparability) -> Iterator[str]:
-    if found.unknown:
-        yield f"Not recorded on both sides, so nobody knows whether they agree: {', '.join(c.title for c in found.unknown)}."
 
 
 def _row(check: Check) -> Row:
@@ -55,20 +53,13 @@ def _common(common: CommonKernels) -> Row:
     return Row((Text("kernel time in kernels that both sides ran"), *shares, Text(f"{len(common.names)} kernels")))
 
 
-def _log(side: Loaded) -> Cell:
-    return Missing("", "none") if side.log is None else Code(str(side.log.path))
-
-
-def _traces(side: Loaded) -> Cell:
-    return Code(", ".join(str(trace.path) for trace in side.traces)) if side.traces else Missing("", "none")
-
-
-def _focal(side: Loaded) -> Cell:
-    return Missing("", "none") if side.request.focal is None else Code(side.request.focal)
-
-
-def _section(side: Loaded) -> Cell:
-    return Missing("", "none") if side.request.section is None else Code(str(side.request.section))
+_READ: Final[dict[str, Callable[[Loaded], str]]] = {
+    "log": lambda side: "" if side.log is None else str(side.log.path),
+    "traces": lambda side: ", ".join(str(trace.path) for trace in side.traces),
+    "focal kernel": lambda side: side.request.focal or "",
+    "section": lambda side: "" if side.request.section is None else str(side.request.section),
+}
+"""What was read of a side, by title; empty: nothing."""
 
 
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
@@ -94,19 +85,16 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
             if not counts.clean:
                 cut = ", and it ends before its JSON does" if counts.truncated else ""
                 doubts.append(f"trace {label} of the {side.request.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
+    names = " ".join(each.name for each in found.obstacles)
+    advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
         Banner("stop", "Not comparable, so there is no speedup.",
-               (*map(str, found.obstacles), *_advice(found))),
+               (*map(str, found.obstacles), *advice)),
         Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     damage = damage_banners((f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log)
     return (*damage, *(banner for banner in groups if banner.items))
-
-
-def _advice(found: Comparability) -> tuple[str, ...]:
-    names = " ".join(each.name for each in found.obstacles)
-    return (f"if that is meant, say so: --allow-different {names}",) if names else ()
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:

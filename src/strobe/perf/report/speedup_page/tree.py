@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeAlias
 
 from strobe.perf.analysis.ledger.paths import Node, PathTree
-from strobe.perf.report.model import Cell, Code, Column, ExactTime, Missing, Row, Share, Table, Text
+from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of, share_of
+from strobe.perf.report.model import Cell, Code, Table, Text
 
 UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
 """Words for the unit that a tree's times are of."""
@@ -16,37 +17,26 @@ _SMALL: Final = Fraction(1, 100)
 _DEPTH: Final = 8
 """Most levels that are shown."""
 _INDENT: Final = "\u00b7 "
+_Shown: TypeAlias = tuple[Cell, int, Fraction, Fraction]
+"""Name of a node, its level, and its times."""
 
 
 def tree_table(tree: PathTree) -> Table:
     """Build the table of every significant node below its parent; the direct children of a node add up to it."""
     root = tree.root
-    columns = (
-        Column("node", hint="a dot for each level"),
-        Column("baseline", "ms", True),
-        Column("candidate", "ms", True),
-        Column("saved", "ms", True),
-        Column("of the saving", numeric=True, hint="saved / saved by all of it"),
+    of_all = share_of(root.baseline_ns - root.candidate_ns, "nothing was saved")
+    fields: tuple[Field[_Shown], ...] = (
+        Field("node", lambda row: row[0], hint="a dot for each level"),
+        *both_sides(("baseline", "candidate"), lambda row: row[2:]),
+        numeric("of the saving", lambda row: row[2] - row[3], "saved / saved by all of it", show=of_all),
     )
-    saved = root.baseline_ns - root.candidate_ns
-    least = _SMALL * max(root.baseline_ns, root.candidate_ns)
-    rows = [
-        Row((name, *saving_cells(b, c), _share(b - c, saved)), strong=depth == 0) for name, depth, b, c in _rows(root, 0, least)
-    ]  # fmt: skip
+    shown = tuple(_rows(root, 0, _SMALL * max(root.baseline_ns, root.candidate_ns)))
+    rows = rows_of(fields, shown, strong=lambda row: row[1] == 0)
     notes = ("Shown to the nanosecond; --json has every node, exactly. Numbers at the end of names are left out.",)
-    return Table(f"Node by node, {UNITS[tree.unit]}.", columns, tuple(rows), notes, collapsed=True)
+    return Table(f"Node by node, {UNITS[tree.unit]}.", heads(fields), rows, notes, collapsed=True)
 
 
-def saving_cells(baseline: Fraction, candidate: Fraction) -> tuple[Cell, ...]:
-    """Return the cells before, after and saved."""
-    return ExactTime(round(baseline)), ExactTime(round(candidate)), ExactTime(round(baseline - candidate))
-
-
-def _share(part: Fraction, whole: Fraction) -> Cell:
-    return Share(float(part / whole)) if whole else Missing("nothing was saved", "-")
-
-
-def _rows(node: Node, depth: int, least: Fraction) -> Iterator[tuple[Cell, int, Fraction, Fraction]]:
+def _rows(node: Node, depth: int, least: Fraction) -> Iterator[_Shown]:
     yield Code(_INDENT * depth + (node.name if depth else "all of it")), depth, node.baseline_ns, node.candidate_ns
     if depth == _DEPTH:
         return

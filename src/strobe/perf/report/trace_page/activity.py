@@ -9,7 +9,7 @@ from typing import Final
 from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, KindTime, StreamTime, idle_strip
 from strobe.perf.analysis.device.device_work import DeviceView
 from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, numeric, share_cell, table_of
 from strobe.perf.report.model import Block, Code, Column, ExactTime, Figure, Notes, Row, Section, Strip, StripLane, Table, Text
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices
@@ -42,7 +42,7 @@ def _devices(seen: Seen) -> Table:
         Field("device", lambda row: row[0], Code),
         exact_time("span", lambda row: row[2].span_ns, "from the first event's start to the last one's end, or the window"),
         exact_time("busy", lambda row: row[2].busy_ns, "union over all streams: at least one event ran"),
-        Field("busy share", lambda row: share_cell(row[2].busy_ns, row[2].span_ns), numeric=True),
+        numeric("busy share", lambda row: share_cell(row[2].busy_ns, row[2].span_ns)),
         exact_time("idle", lambda row: row[2].idle_ns, "span - busy"),
         exact_time("overlap", lambda row: row[2].overlap_ns, "sum of durations - busy"),
         exact_time(
@@ -50,7 +50,7 @@ def _devices(seen: Seen) -> Table:
         ),
         exact_time("exposed copies", lambda row: row[2].exposed_memcpy_ns, "a copy ran and nothing else did"),
         count("events", lambda row: row[2].n),
-        Field("unlinked", lambda row: row[2].num_unlinked, count_cell, numeric=True, hint=_UNLINKED),
+        numeric("unlinked", lambda row: row[2].num_unlinked, _UNLINKED, show=count_cell),
         exact_time("unlinked sum", lambda row: row[2].unlinked_ns if row[2].num_unlinked else None, "of their durations"),
     )
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
@@ -80,7 +80,7 @@ def _overheads(seen: Seen) -> Iterator[Table]:
         Field("device", lambda row: row[0], Code),
         Field("overhead", lambda row: row[2], Code),
         exact_time("idle time", lambda row: row[3]),
-        Field("of idle", lambda row: share_cell(row[3], row[1].idle_ns), numeric=True),
+        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
         Field("that is", lambda row: _overhead_hint(row[2])),
     )
     rows = [(name, done, what, ns) for name, _, done in seen for what, ns in done.overhead.items()]
@@ -100,7 +100,7 @@ def _kinds(seen: Seen) -> Table:
         Field("kind", lambda row: row[2].kind),
         count("events", lambda row: row[2].n),
         exact_time("exclusive", lambda row: row[2].exclusive_ns, "time that no kind above it owns; adds up to busy"),
-        Field("of busy", lambda row: share_cell(row[2].exclusive_ns, row[1].busy_ns), numeric=True),
+        numeric("of busy", lambda row: share_cell(row[2].exclusive_ns, row[1].busy_ns)),
         exact_time("union", lambda row: row[2].union_ns, "at least one event of the kind ran"),
         exact_time("sum", lambda row: row[2].sum_ns, "of durations"),
     )

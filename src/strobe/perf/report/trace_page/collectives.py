@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, MemberTime, SkewKind, collective_skew
 from strobe.perf.analysis.structure.collectives import CollectiveKind, CollectiveTime, Communication, communication
-from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, numeric, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Notes, Number, Row, Section, Table, Text, Time
+from strobe.perf.report.model import Block, Cell, Code, ExactTime, Notes, Number, Section, Table, Text
 from strobe.perf.report.text import bytes_cell, exact_ms, time_text
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_study import TraceStudy
@@ -41,12 +41,10 @@ def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
         Field("device", lambda row: row[0], Code),
         count("collectives", lambda row: row[1].n, "communication kernels"),
         exact_time("union", lambda row: row[1].union_ns, "at least one of them ran"),
-        Field("of span", lambda row: share_cell(row[1].union_ns, row[1].span_ns), numeric=True),
+        numeric("of span", lambda row: share_cell(row[1].union_ns, row[1].span_ns)),
         exact_time("exposed", lambda row: row[1].exposed_ns, exposed),
-        Field("of span", lambda row: share_cell(row[1].exposed_ns, row[1].span_ns), numeric=True),
-        Field(
-            "hidden", lambda row: share_cell(row[1].union_ns - row[1].exposed_ns, row[1].union_ns), numeric=True, hint=_OF_UNION
-        ),
+        numeric("of span", lambda row: share_cell(row[1].exposed_ns, row[1].span_ns)),
+        numeric("hidden", lambda row: share_cell(row[1].union_ns - row[1].exposed_ns, row[1].union_ns), _OF_UNION),
         exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
     )
     return table_of("Communication of each device.", fields, list(zip(names, found, strict=True)))
@@ -59,7 +57,7 @@ def _kind_fields(kind: Callable[[T], CollectiveKind]) -> tuple[Field[T], ...]:
         Field("collective", lambda row: kind(row).name, Code),
         Field("group", lambda row: kind(row).group or None, Code, missing=none),
         count("ranks", lambda row: len(kind(row).ranks) or None, missing=none),
-        Field("message", lambda row: kind(row).message_bytes, _megabytes, numeric=True, hint=message, missing=none),
+        numeric("message", lambda row: kind(row).message_bytes, message, show=_megabytes, missing=none),
     )
 
 
@@ -120,16 +118,22 @@ def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterato
 
 
 def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
-    columns = (
-        Column("device"), Column("collectives", numeric=True),
-        Column("last", numeric=True, hint="how many it started last, alone"),
-        Column("share", numeric=True), Column("cost", "ms", True, "by how much it came after the second last one, added up"),
-        Column("waited", "ms", True, "skew: from its own start to the last one's"),
-        Column("transferred", "ms", True, "from the last start to its own end"),
-        Column("waited, of both", numeric=True),
-    )  # fmt: skip
     straggler, often = together.straggler, together.last_most_often
-    rows = [_member(name, one, one == straggler) for name, one in zip(names, together.times, strict=True)]
+
+    def cost(row: tuple[str, MemberTime]) -> Cell:
+        return Text(exact_ms(row[1].cost_ns), "bad") if row[1] == straggler else ExactTime(row[1].cost_ns)
+
+    fields: tuple[Field[tuple[str, MemberTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("collectives", lambda row: row[1].n),
+        count("last", lambda row: row[1].last, "how many it started last, alone"),
+        numeric("share", lambda row: share_cell(row[1].last, row[1].n)),
+        Field("cost", cost, unit="ms", hint="by how much it came after the second last one, added up"),
+        exact_time("waited", lambda row: row[1].wait_ns, "skew: from its own start to the last one's"),
+        exact_time("transferred", lambda row: row[1].transfer_ns, "from the last start to its own end"),
+        numeric("waited, of both", lambda row: share_cell(row[1].wait_ns, row[1].wait_ns + row[1].transfer_ns)),
+    )
+    rows = list(zip(names, together.times, strict=True))
     notes = []
     if straggler is not None and often is not None:
         name = names[together.times.index(straggler)]
@@ -140,14 +144,7 @@ def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
         if often != straggler:
             name = names[together.times.index(often)]
             notes.append(f"Last most often is {name}: {often.last} of {often.n}, which costs {time_text(often.cost_ns)} ms.")
-    return Table("Waiting and moving data in collectives where all ranks wait for all.", columns, tuple(rows), tuple(notes))
-
-
-def _member(name: str, one: MemberTime, is_straggler: bool) -> Row:
-    cost: Cell = Text(exact_ms(one.cost_ns), "bad") if is_straggler else ExactTime(one.cost_ns)
-    times = (cost, ExactTime(one.wait_ns), ExactTime(one.transfer_ns))
-    both = share_cell(one.wait_ns, one.wait_ns + one.transfer_ns)
-    return Row((Code(name), Count(one.n), Count(one.last), share_cell(one.last, one.n), *times, both))
+    return table_of("Waiting and moving data in collectives where all ranks wait for all.", fields, rows, notes=notes)
 
 
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
@@ -155,12 +152,12 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         *_kind_fields(lambda one: one.kind),
         count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
-        Field("skew p50", lambda one: one.skew.p50_ns, Time, "µs"),
-        Field("max", lambda one: one.skew.max_ns, Time, "µs"),
+        time("skew p50", lambda one: one.skew.p50_ns, "µs"),
+        time("max", lambda one: one.skew.max_ns, "µs"),
         exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
-        Field("transfer p50", lambda one: one.transfer.p50_ns, Time, "µs"),
-        Field("max", lambda one: one.transfer.max_ns, Time, "µs"),
-        Field("rate", _rate, numeric=True, hint="message / median transfer", missing="no size recorded"),
+        time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
+        time("max", lambda one: one.transfer.max_ns, "µs"),
+        numeric("rate", _rate, "message / median transfer", missing="no size recorded"),
     )
     return table_of(
         "Skew against transfer, by name, group and size.",

@@ -11,9 +11,9 @@ from strobe.perf.report.blocks.fields import (
     count,
     exact_time,
     heads,
+    numeric,
     padded,
     rows_of,
-    share,
     share_cell,
     share_of,
     table_of,
@@ -66,7 +66,7 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
         Field("on the path", lambda part: Code(part.name) if part.name else Text(part.kind)),
         Field("kind", lambda part: KERNEL if part.kind == KERNEL else "lag"),
         exact_time("time", lambda part: part.ns, "adds up to the length of the path", total=sum),
-        share("share", lambda part: part.ns, share_of(found.duration_ns), "of the path", total=sum),
+        numeric("share", lambda part: part.ns, "of the path", show=share_of(found.duration_ns), total=sum),
         count("times", lambda part: part.count, "how often it is on the path", total=sum),
     )
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
@@ -94,11 +94,10 @@ def _what_if(label: str, found: CriticalPath) -> Table:
         exact_time(
             "saved", lambda one: found.duration_ns - one.duration_ns, "less than removed where something else ran beside it"
         ),
-        Field(
+        numeric(
             "faster",
             lambda one: None if one.speedup is None else Number(one.speedup, 3, "x"),
-            numeric=True,
-            hint="time with it / time without it",
+            "time with it / time without it",
             missing="nothing is left",
         ),
     )

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from strobe.perf.analysis.device.gaps import GapRow, GapTable, gap_table
 from strobe.perf.analysis.device.idle import CAUSES
-from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, rows_of, share, share_of
-from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Section, Table, Time
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, rows_of, share_of, time
+from strobe.perf.report.model import Block, Code, Section, Table
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, during
 from strobe.perf.report.trace_page.seen import seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 
 
-def _time(ns: int) -> Cell:
-    return ExactTime(ns) if ns else Missing("", "-")
+def _part(head: str, get: Callable[[GapRow], int], hint: str) -> Field[GapRow]:
+    return exact_time(head, lambda row: get(row) or None, hint, total=sum)
 
 
 def _idle(cause: str) -> Field[GapRow]:
-    hint = f"idle in the gaps: {CAUSE_HINTS[cause]}"
-    return Field(cause, lambda row: row.idle[cause], _time, "ms", hint=hint, total=sum)
+    return _part(cause, lambda row: row.idle[cause], f"idle in the gaps: {CAUSE_HINTS[cause]}")
 
 
 _PARTS: Final[tuple[Field[GapRow], ...]] = (
     *map(_idle, CAUSES),
-    Field("DtoD copies", lambda row: row.dtod_ns, _time, "ms", hint="time of device-to-device copies in the gaps", total=sum),
-    Field("other copies", lambda row: row.other_copy_ns, _time, "ms", hint="time of other copies in the gaps", total=sum),
-    Field("memsets", lambda row: row.memset_ns, _time, "ms", hint="time of memsets in the gaps", total=sum),
+    _part("DtoD copies", lambda row: row.dtod_ns, "time of device-to-device copies in the gaps"),
+    _part("other copies", lambda row: row.other_copy_ns, "time of other copies in the gaps"),
+    _part("memsets", lambda row: row.memset_ns, "time of memsets in the gaps"),
 )
 
 
@@ -54,9 +54,9 @@ def _table(found: GapTable, opening: str, top: int, *, collapsed: bool) -> Table
         Field("before", lambda row: row.after, Code, hint="the kernel that ends the gap"),
         count("n", lambda row: row.gaps.n, total=sum),
         exact_time("sum", lambda row: row.gaps.sum_ns, "of the gaps; adds up over rows", total=sum),
-        share("of span", lambda row: row.gaps.sum_ns, share_of(found.span_ns), total=sum),
-        Field("p50", lambda row: row.gaps.p50_ns, Time, "µs", hint="median, a sample (nearest rank)"),
-        Field("max", lambda row: row.gaps.max_ns, Time, "µs", total=max),
+        numeric("of span", lambda row: row.gaps.sum_ns, show=share_of(found.span_ns), total=sum),
+        time("p50", lambda row: row.gaps.p50_ns, "µs", "median, a sample (nearest rank)"),
+        time("max", lambda row: row.gaps.max_ns, "µs", total=max),
         *(part for part in _PARTS if any(part.get(row) for row in found.rows)),
         count("DtoD n", lambda row: row.num_dtod, dtod, total=sum),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.device.kernel_table import KernelTable, KernelTableRow, Member
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, heads, rows_of, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, heads, numeric, rows_of, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Section, Table
 from strobe.perf.report.trace_page.devices import during
@@ -46,22 +46,17 @@ def _table(found: KernelTable, opening: str, study: TraceStudy, *, collapsed: bo
         Field("kind", lambda row: row.kind),
         count("n", lambda row: row.calls.n, "calls", total=sum),
         exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
-        share(
+        numeric(
             "of busy",
             lambda row: row.exclusive_ns,
-            share_of(found.busy_ns),
             "exclusive time / busy time of the device",
+            show=share_of(found.busy_ns),
             total=sum,
         ),
         exact_time("sum", lambda row: row.calls.sum_ns, "of durations: inclusive, not additive where events overlap", total=sum),
         *spread(lambda row: row.calls, "µs"),
-        Field(
-            "unlinked",
-            lambda row: row.num_unlinked,
-            count_cell,
-            numeric=True,
-            hint="calls whose launch the trace does not hold",
-            total=sum,
+        numeric(
+            "unlinked", lambda row: row.num_unlinked, "calls whose launch the trace does not hold", show=count_cell, total=sum
         ),
         count("names", lambda row: len(row.members), "different full names in the group"),
     )

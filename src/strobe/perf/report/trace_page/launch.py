@@ -7,10 +7,10 @@ from typing import Final
 
 from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.device.idle import HOST_LATE
-from strobe.perf.analysis.device.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, Launch, integrity
-from strobe.perf.report.blocks.fields import Field, count, share_cell, table_of
+from strobe.perf.analysis.device.launch import MAX_PROMPT_NS, MIN_IDLE_SHARE, CallRow, Launch, integrity
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text, Time
+from strobe.perf.report.model import Block, Cell, Code, Count, Section, Table, Text
 from strobe.perf.report.trace_page.seen import seen_devices, whole_views
 from strobe.perf.report.trace_study import TraceStudy
 
@@ -47,27 +47,25 @@ def launch_section(study: TraceStudy) -> Section | None:
 
 
 def _verdicts(seen: Seen) -> Table:
-    columns = (
-        Column("device"),
-        Column("verdict"),
-        Column("idle share", numeric=True, hint="of the span"),
-        Column("host late", numeric=True, hint="of the idle time"),
-        Column("delay after a late host", "µs", True, "median start to start of the launches that end a gap with the host late"),
-        Column("that is"),
+    delay = "median start to start of the launches that end a gap with the host late"
+    fields: tuple[Field[tuple[str, Launch]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("verdict", lambda row: Text(row[1].verdict, "good" if row[1].verdict == "busy" else "bad")),
+        numeric("idle share", lambda row: share_cell(row[1].activity.idle_ns, row[1].activity.span_ns), "of the span"),
+        numeric(
+            "host late", lambda row: share_cell(row[1].activity.idle[HOST_LATE], row[1].activity.idle_ns), "of the idle time"
+        ),
+        time(
+            "delay after a late host", lambda row: row[1].activity.late_delay_ns, "µs", delay, missing="no gap with the host late"
+        ),
+        Field("that is", lambda row: _meaning(row[1])),
     )
-    rows = []
-    for name, found in seen:
-        done = found.activity
-        delay: Cell = Missing("no gap with the host late", "-") if done.late_delay_ns is None else Time(done.late_delay_ns)
-        verdict = Text(found.verdict, "good" if found.verdict == "busy" else "bad")
-        shares = share_cell(done.idle_ns, done.span_ns), share_cell(done.idle[HOST_LATE], done.idle_ns)
-        rows.append(Row((Code(name), verdict, *shares, delay, Text(_meaning(found)))))
     notes = (
         f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
         f"median delay below {MAX_PROMPT_NS // 1000} µs of what ends those gaps. Delays of launches behind a busy device say how "
         "long the queue was, and nothing of the host. Another cause with more than half of the idle time gives its name.",
     )
-    return Table("What keeps each device from being busy.", columns, tuple(rows), notes)
+    return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
 
 
 def _meaning(found: Launch) -> str:
@@ -114,30 +112,24 @@ def _unlinked(name: str, found: Launch) -> str:
 
 
 def _calls(seen: Seen, top: int) -> Table:
-    columns = (
-        Column("device"),
-        Column("launch call"),
-        Column("calls", numeric=True),
-        Column("events", numeric=True, hint="device events they launched"),
-        Column("host sum", "ms", True, "time in the calls; inclusive, on all threads"),
-        Column("host p50", "µs", True),
-        Column("host max", "µs", True),
-        Column("delay p50", "µs", True, "start of the call to start of its first device event"),
-        Column("delay max", "µs", True),
+    fields: tuple[Field[tuple[str, CallRow]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("launch call", lambda row: row[1].name, Code),
+        count("calls", lambda row: row[1].n),
+        count("events", lambda row: row[1].num_events, "device events they launched"),
+        exact_time("host sum", lambda row: row[1].host.sum_ns, "time in the calls; inclusive, on all threads"),
+        time("host p50", lambda row: row[1].host.p50_ns, "µs"),
+        time("host max", lambda row: row[1].host.max_ns, "µs"),
+        time(
+            "delay p50",
+            lambda row: row[1].delays.start_to_start.p50_ns,
+            "µs",
+            "start of the call to start of its first device event",
+        ),
+        time("delay max", lambda row: row[1].delays.start_to_start.max_ns, "µs"),
     )
-    rows = []
-    for name, found in seen:
-        for row in found.calls[:top]:
-            delay = row.delays.start_to_start
-            times = (
-                ExactTime(row.host.sum_ns),
-                Time(row.host.p50_ns),
-                Time(row.host.max_ns),
-                Time(delay.p50_ns),
-                Time(delay.max_ns),
-            )
-            rows.append(Row((Code(name), Code(row.name), Count(row.n), Count(row.num_events), *times)))
-    return Table("Launch calls that device events of the window answer to.", columns, tuple(rows), sortable=True)
+    rows = [(name, call) for name, found in seen for call in found.calls[:top]]
+    return table_of("Launch calls that device events of the window answer to.", fields, rows, sortable=True)
 
 
 def _signs(study: TraceStudy) -> Table | None:
@@ -158,7 +150,12 @@ def _signs(study: TraceStudy) -> Table | None:
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
     if not rows:
         return None
-    columns = (Column("trace"), Column("sign"), Column("where"), Column("how much"))
+    fields: tuple[Field[tuple[str, str, str, str]], ...] = (
+        Field("trace", lambda row: row[0], Code),
+        Field("sign", lambda row: row[1]),
+        Field("where", lambda row: row[2], Code),
+        Field("how much", lambda row: Text(row[3], "bad")),
+    )
     notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
     caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
-    return Table(caption, columns, tuple(Row((Code(a), Text(b), Code(c), Text(d, "bad"))) for a, b, c, d in rows), notes)
+    return table_of(caption, fields, rows, notes=notes)

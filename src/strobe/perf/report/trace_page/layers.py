@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from strobe.perf.analysis.structure.layers import Layer, LayerGroup, LayerTimes
-from strobe.perf.report.blocks.fields import Field, count, share, share_of, table_of
-from strobe.perf.report.model import Block, Cell, Code, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, numeric, share_of, table_of, time
+from strobe.perf.report.model import Block, Cell, Code, Table, Text
 
 _BY_KERNELS: Final = "found by kernels"
 
@@ -38,13 +38,13 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         Field("in", _where),
         count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
         count("calls", lambda group: group.layers[0].times.device.n + group.later.device.n),
-        share("of all", lambda group: group.sum_ns, share_of(whole_ns), of_all),
-        Field("device, first", lambda group: group.layers[0].times.device.p50_ns, Time, "µs", hint=device),
-        Field("later", lambda group: group.later.device.p50_ns, Time, "µs", hint=later),
-        Field("span, first", lambda group: group.layers[0].times.span.p50_ns, Time, "µs", hint=span),
-        Field("later", lambda group: group.later.span.p50_ns, Time, "µs", hint=later),
-        Field("host, first", lambda group: _host_ns(group.layers[0].times), Time, "µs", hint=host, missing=_BY_KERNELS),
-        Field("later", lambda group: _host_ns(group.later), Time, "µs", hint=later, missing=_BY_KERNELS),
+        numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
+        time("device, first", lambda group: group.layers[0].times.device.p50_ns, "µs", device),
+        time("later", lambda group: group.later.device.p50_ns, "µs", later),
+        time("span, first", lambda group: group.layers[0].times.span.p50_ns, "µs", span),
+        time("later", lambda group: group.later.span.p50_ns, "µs", later),
+        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_BY_KERNELS),
+        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_BY_KERNELS),
         count("kernels, first", lambda group: group.layers[0].times.kernels),
         count("later", lambda group: group.later.kernels),
     )
@@ -70,10 +70,10 @@ def _by_place(name: str, group: LayerGroup, top: int) -> Table:
         count("place", lambda layer: layer.place),
         Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
         count("calls", lambda layer: layer.times.device.n),
-        Field("device p50", lambda layer: layer.times.device.p50_ns, Time, "µs"),
-        Field("device max", lambda layer: layer.times.device.max_ns, Time, "µs"),
-        Field("span p50", lambda layer: layer.times.span.p50_ns, Time, "µs"),
-        Field("host p50", lambda layer: _host_ns(layer.times), Time, "µs", missing=_BY_KERNELS),
+        time("device p50", lambda layer: layer.times.device.p50_ns, "µs"),
+        time("device max", lambda layer: layer.times.device.max_ns, "µs"),
+        time("span p50", lambda layer: layer.times.span.p50_ns, "µs"),
+        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_BY_KERNELS),
         count("kernels", lambda layer: layer.times.kernels),
     )
     rest = len(group.layers) - top

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
+from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.model import (
     Axis,
     Block,
-    Cell,
     Code,
-    Column,
     Figure,
     Mark,
-    Missing,
     Number,
     Plane,
-    Row,
     Section,
     Table,
-    Time,
 )
 from strobe.perf.report.text import bytes_cell, bytes_in
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_POINTS: Final = 200
 MAX_ROWS: Final = 24
+_NOT_RECORDED: Final = "not recorded"
 
 Seen = Sequence[tuple[str, MemoryUse]]
 
@@ -46,32 +43,29 @@ def memory_section(study: TraceStudy) -> Section | None:
 
 
 def _peaks(seen: Seen) -> Table:
-    columns = (
-        Column("device"), Column("peak allocated", numeric=True), Column("at", "ms", True, "from the first recorded allocation"),
-        Column("in", hint="ranges and modules that were open then, the innermost first"), Column("reserved then", numeric=True),
-        Column("peak reserved", numeric=True), Column("at the start", numeric=True), Column("at the end", numeric=True),
-        Column("stretch", "ms", True, "times are exact to within this"),
-    )  # fmt: skip
-    rows = [Row((Code(name), *_peak(use))) for name, use in seen]
-    return Table("Peaks.", columns, tuple(rows))
-
-
-def _peak(use: MemoryUse) -> Iterator[Cell]:
-    yield _mib(use.peak.allocated_bytes)
-    yield Time(use.peak.start_ns - use.first.start_ns)
-    yield Code(" < ".join(reversed(use.peak_in))) if use.peak_in else Missing("no range was open", "-")
-    yield _reserved(use.peak.reserved_bytes)
-    yield _reserved(use.reserved_peak_bytes)
-    yield from (_mib(use.first.allocated_bytes), _mib(use.last.allocated_bytes), Time(use.step_ns))
+    fields: tuple[Field[tuple[str, MemoryUse]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        numeric("peak allocated", lambda row: row[1].peak.allocated_bytes, show=_mib),
+        time("at", lambda row: row[1].peak.start_ns - row[1].first.start_ns, "ms", "from the first recorded allocation"),
+        Field(
+            "in",
+            lambda row: " < ".join(reversed(row[1].peak_in)) or None,
+            Code,
+            hint="ranges and modules that were open then, the innermost first",
+            missing="no range was open",
+        ),
+        numeric("reserved then", lambda row: row[1].peak.reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
+        numeric("peak reserved", lambda row: row[1].reserved_peak_bytes or None, show=_mib, missing=_NOT_RECORDED),
+        numeric("at the start", lambda row: row[1].first.allocated_bytes, show=_mib),
+        numeric("at the end", lambda row: row[1].last.allocated_bytes, show=_mib),
+        time("stretch", lambda row: row[1].step_ns, "ms", "times are exact to within this"),
+    )
+    return table_of("Peaks.", fields, seen)
 
 
 def _mib(value: int) -> Number:
     """Return the cell of a size in MiB, or in KiB below 1 MiB."""
     return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
-
-
-def _reserved(value: int) -> Cell:
-    return _mib(value) if value else Missing("not recorded", "-")
 
 
 def _course(name: str, use: MemoryUse) -> Figure:
@@ -98,12 +92,15 @@ def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
 
 
 def _table(name: str, use: MemoryUse) -> Table:
-    columns = (Column("from", "ms", True), Column("allocated", numeric=True), Column("reserved", numeric=True))
+    fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
+        time("from", lambda part: part[0].start_ns - use.first.start_ns),
+        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=_mib),
+        numeric("reserved", lambda part: _highest(part).reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
+    )
     step = -(-len(use.points) // MAX_ROWS)
-    rows = []
-    for first in range(0, len(use.points), step):
-        part = use.points[first : first + step]
-        highest = max(part, key=lambda point: point.allocated_bytes)
-        cells = (Time(part[0].start_ns - use.first.start_ns), _mib(highest.allocated_bytes), _reserved(highest.reserved_bytes))
-        rows.append(Row(cells))
-    return Table(f"Largest allocated memory of {name} in each part of the time.", columns, tuple(rows))
+    parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]
+    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, parts)
+
+
+def _highest(part: Sequence[MemoryPoint]) -> MemoryPoint:
+    return max(part, key=lambda point: point.allocated_bytes)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strobe.perf.analysis.operators.times import OperatorTime, OperatorTimes, Source
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share, share_of, table_of
-from strobe.perf.report.model import Block, Cell, Code, Missing, Notes, Section, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
+from strobe.perf.report.model import Block, Cell, Code, Missing, Notes, Section, Table, Text
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_operators
 from strobe.perf.report.trace_study import DETAILED_BYTES, TraceStudy
@@ -60,14 +60,14 @@ def _table(times: OperatorTimes, opening: str, top: int) -> Table:
         count("calls", of_operator(lambda row: row.calls), "calls that launched at least one device event", total=sum),
         count("events", lambda row: row.events, "device events", total=sum),
         exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
-        share(
+        numeric(
             "of busy",
             lambda row: row.exclusive_ns,
-            share_of(times.busy_ns),
             "exclusive time / busy time of the device",
+            show=share_of(times.busy_ns),
             total=sum,
         ),
-        Field("one call", _one_call, Time, "µs", hint="sum of the durations / calls"),
+        time("one call", _one_call, "µs", "sum of the durations / calls"),
         Field("kernels", _kernels, Code, hint="with their part of the exclusive time"),
         Field("called by", _callers, Code, hint="the operator around it, and the range or module"),
     )

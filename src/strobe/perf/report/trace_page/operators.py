@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strobe.perf.analysis.structure.operators import HostRange, OperatorRow, Operators, ThreadRow, host_ranges, operators
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, numeric, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Paragraph, Section, Table
 from strobe.perf.report.trace_study import TraceStudy
@@ -37,7 +37,7 @@ def _threads(found: Operators, label: str) -> Table:
         Field("thread", lambda thread: thread.name, Code),
         count("calls", lambda thread: thread.num_calls),
         exact_time("busy", lambda thread: thread.busy_ns),
-        share("busy share", lambda thread: thread.busy_ns, share_of(found.span_ns)),
+        numeric("busy share", lambda thread: thread.busy_ns, show=share_of(found.span_ns)),
     )
     notes = ("A thread is named by process/thread. Its busy time is when any of its operators ran.",)
     return table_of(f"{label}: host threads over {found.span_ns / 1e6:.3f} ms.", fields, found.threads, notes=notes)
@@ -51,7 +51,7 @@ def _rows(found: Operators, label: str, top: int) -> Table:
         Field("operator", lambda row: row.name, Code),
         count("n", lambda row: row.calls.n, "calls that ran in the window", total=sum),
         exact_time("self", lambda row: row.self_ns, self_hint, total=sum),
-        share("share", lambda row: row.self_ns, share_of(found.busy_ns), share_hint, total=sum),
+        numeric("share", lambda row: row.self_ns, share_hint, show=share_of(found.busy_ns), total=sum),
         exact_time("sum", lambda row: row.calls.sum_ns, sum_hint, total=sum),
         *spread(lambda row: row.calls, "µs"),
     )

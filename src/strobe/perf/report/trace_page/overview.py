@@ -8,22 +8,11 @@ import numpy as np
 
 from strobe.perf.analysis.device.activity import Activity
 from strobe.perf.analysis.device.kernel_table import KernelTable
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_cell, table_of
 from strobe.perf.report.model import Block, Cell, Code, Column, Count, Fact, Missing, Row, Section, Table, Text
 from strobe.perf.report.trace_page.seen import Seen, seen_devices
 from strobe.perf.report.trace_study import TraceStudy
-
-_FILE_COLUMNS = (
-    Column("trace"),
-    Column("file"),
-    Column("rank", numeric=True),
-    Column("events", numeric=True, hint="of every category"),
-    Column("device events", numeric=True, hint="kernels, communication, memsets and copies"),
-    Column("unlinked", numeric=True, hint="device events whose launch the trace does not hold; kept like any other"),
-    Column("lost", numeric=True, hint="events that could not be read at all"),
-    Column("mended", numeric=True, hint="events kept after bad characters were replaced or a negative duration set to 0"),
-    Column("end"),
-)
+from strobe.perf.trace import Trace
 
 
 def overview_section(study: TraceStudy) -> Section:
@@ -68,15 +57,36 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _files(study: TraceStudy) -> Table:
-    rows = []
-    for trace, label in zip(study.traces, study.labels, strict=True):
-        events, counts = trace.device_events, trace.counts
-        unlinked = int(np.count_nonzero(np.asarray(events.host) < 0))
-        end = Text("truncated", "bad") if counts.truncated else Text("incomplete", "bad") if counts.lost else Text("complete")
-        rank = Missing("", "-") if trace.rank is None else Count(trace.rank)
-        read = Count(counts.events), Count(len(events)), share_cell(unlinked, len(events))
-        rows.append(Row((Code(label), Code(trace.path.name), rank, *read, _count(counts.lost), _count(counts.mended), end)))
-    return Table("Files that were read.", _FILE_COLUMNS, tuple(rows), collapsed=len(rows) > 8)
+    unlinked = "device events whose launch the trace does not hold; kept like any other"
+    mended = "events kept after bad characters were replaced or a negative duration set to 0"
+    fields: tuple[Field[tuple[str, Trace]], ...] = (
+        Field("trace", lambda row: row[0], Code),
+        Field("file", lambda row: row[1].path.name, Code),
+        count("rank", lambda row: row[1].rank),
+        count("events", lambda row: row[1].counts.events, "of every category"),
+        count("device events", lambda row: len(row[1].device_events), "kernels, communication, memsets and copies"),
+        numeric("unlinked", lambda row: _unlinked(row[1]), unlinked),
+        numeric("lost", lambda row: row[1].counts.lost, "events that could not be read at all", show=_count),
+        numeric("mended", lambda row: row[1].counts.mended, mended, show=_count),
+        Field("end", lambda row: _end(row[1])),
+    )
+    rows = list(zip(study.labels, study.traces, strict=True))
+    return table_of("Files that were read.", fields, rows, collapsed=len(rows) > 8)
+
+
+def _unlinked(trace: Trace) -> Cell:
+    events = trace.device_events
+    return share_cell(int(np.count_nonzero(np.asarray(events.host) < 0)), len(events))
+
+
+def _end(trace: Trace) -> Cell:
+    return (
+        Text("truncated", "bad")
+        if trace.counts.truncated
+        else Text("incomplete", "bad")
+        if trace.counts.lost
+        else Text("complete")
+    )
 
 
 def _count(value: int) -> Cell:
@@ -101,12 +111,12 @@ def _devices(study: TraceStudy) -> Table | None:
         Field("device", lambda one: one.name, Code),
         exact_time("span", lambda one: _done(one).span_ns, "from the first event's start to the last one's end, or the window"),
         exact_time("busy", lambda one: _done(one).busy_ns, "time in which at least one event ran on any stream"),
-        Field("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns), numeric=True),
+        numeric("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns)),
         exact_time("idle", lambda one: _done(one).idle_ns, "span - busy"),
         count("events", lambda one: _done(one).n),
         Field("verdict", _verdict, hint="what most of the idle time waited for; the section on launches says how it is found"),
         Field("top kernel", lambda one: tops[one.name][0], hint="the group with the largest exclusive time"),
-        Field("its share", lambda one: tops[one.name][1], numeric=True, hint="of the busy time"),
+        numeric("its share", lambda one: tops[one.name][1], "of the busy time"),
     )
     devices = seen_devices(study)
     return table_of("Each device in one line.", fields, devices) if devices else None

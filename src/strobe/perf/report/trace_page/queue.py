@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.device.queue import LENGTHS, Queue
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, left_out, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, left_out, numeric, share_cell, table_of
 from strobe.perf.report.model import (
     Block,
     Code,
@@ -64,17 +64,13 @@ def _table(found: Sequence[tuple[Seen, Sequence[Queue]]], top: int) -> Table:
         Field("queue", lambda row: _name(*row), Code),
         count("max", lambda row: row[1].longest, "largest length"),
         count("median", lambda row: row[1].median, "over time: it is no longer for half of the time"),
-        Field("mean", lambda row: Number(row[1].mean, 2), numeric=True, hint="over time"),
+        numeric("mean", lambda row: Number(row[1].mean, 2), "over time"),
         exact_time("empty", lambda row: row[1].empty_ns, "time with a length of 0"),
-        Field("of span", lambda row: share_cell(row[1].empty_ns, row[1].span_ns), numeric=True),
+        numeric("of span", lambda row: share_cell(row[1].empty_ns, row[1].span_ns)),
         count("waited", lambda row: row[1].queued, "events that were in it"),
         Field("wait of one", lambda row: _wait(row[1]), unit="µs", hint="mean, of the events that waited", missing="none waited"),
-        Field(
-            "unlinked",
-            lambda row: row[1].unlinked,
-            count_cell,
-            numeric=True,
-            hint="events whose launch the trace does not hold: not counted",
+        numeric(
+            "unlinked", lambda row: row[1].unlinked, "events whose launch the trace does not hold: not counted", show=count_cell
         ),
     )
     rows = [(one, queue) for one, queues in found for queue in queues]

@@ -10,7 +10,7 @@ import msgspec
 from strobe.perf.analysis.structure.calltree import CallNode, call_trees
 from strobe.perf.analysis.structure.layers import layer_groups
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, Kind, RangeRow, Ranges
-from strobe.perf.report.blocks.fields import Field, count, exact_time, padded, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, padded, share_of, table_of
 from strobe.perf.report.model import Block, Code, Count, ExactTime, Figure, Flame, Frame, Notes, Section, Table, Text
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.layers import layer_blocks
@@ -82,7 +82,7 @@ def _table(caption: str, rows: Sequence[RangeRow], whole_ns: int, top: int) -> T
         count("events", lambda row: row.events or _SILENT, "device events launched in them"),
         count("kernels", lambda row: _if_any(row, row.kernels)),
         exact_time("sum", lambda row: _if_any(row, row.sum_ns), "of durations, nested calls included"),
-        share("of all", lambda row: _if_any(row, row.sum_ns), share_of(whole_ns), "sum / sum of all events of the device"),
+        numeric("of all", lambda row: _if_any(row, row.sum_ns), "sum / sum of all events of the device", show=share_of(whole_ns)),
         exact_time(
             "exclusive",
             lambda row: _if_any(row, row.exclusive_ns),
@@ -129,7 +129,7 @@ def _paths(root: CallNode, top: int) -> Table:
         count("calls", lambda row: row[1].calls),
         count("events", lambda row: row[1].events),
         exact_time("own time", lambda row: row[1].self_ns, own, total=sum),
-        share("of busy", lambda row: row[1].self_ns, share_of(root.total_ns), total=sum),
+        numeric("of busy", lambda row: row[1].self_ns, show=share_of(root.total_ns), total=sum),
         exact_time("total", lambda row: row[1].total_ns, "with the calls inside"),
         exact_time("host", lambda row: row[1].host_ns if row[1].calls else None, "the calls themselves"),
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from strobe.perf.analysis.device.operator_costs import OperatorCost
 from strobe.perf.analysis.operators.rates import Rate, Rates, operator_rates
-from strobe.perf.report.blocks.fields import Field, count, exact_time, share, share_of, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
 from strobe.perf.report.blocks.roofline import device_note, rate_fields
-from strobe.perf.report.model import Block, Code, Notes, Number, Section, Table, Time
+from strobe.perf.report.model import Block, Code, Notes, Number, Section, Table
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_operators
 from strobe.perf.report.trace_study import TraceStudy
@@ -45,15 +45,15 @@ def _table(name: str, rates: Rates, top: int) -> Table:
         Field("dtype", lambda rate: _cost(rate).dtype),
         count("calls", lambda rate: rate.row.calls, total=sum),
         exact_time("sum", lambda rate: rate.row.sum_ns, "of the durations of their device events", total=sum),
-        share(
+        numeric(
             "of busy",
             lambda rate: rate.row.exclusive_ns,
-            share_of(rates.busy_ns),
             "time that only these own / busy time of the device",
+            show=share_of(rates.busy_ns),
             total=sum,
         ),
-        Field("one call", lambda rate: rate.row.sum_ns / rate.row.calls, Time, "µs", hint="mean"),
-        Field("GFLOP", _gflop, numeric=True, hint="of one call", missing="no matrix products"),
+        time("one call", lambda rate: rate.row.sum_ns / rate.row.calls, "µs", "mean"),
+        numeric("GFLOP", _gflop, "of one call", missing="no matrix products"),
         *rate_fields(rates.peaks, lambda rate: rate.found),
     )
     known = [rate for rate in rates.rows if rate.found is not None]

@@ -17,7 +17,7 @@ from strobe.perf.analysis.structure.scopes import unnumbered
 from strobe.perf.analysis.structure.steps import NoSteps, Steps, find_steps
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.trace_page.devices import named_views
-from strobe.perf.report.trace_study import TraceStudy
+from strobe.perf.report.trace_study import TraceStudy, once
 from strobe.perf.trace import Trace
 
 
@@ -34,21 +34,15 @@ QUEUE_BINS: Final = 120
 """Bins of the picture of a queue."""
 
 
+@once
 def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
-    """Return the steps of every device of each whole trace; computed once per study."""
-    return study.once(_steps)
-
-
-def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
-    """Return each device that has events in the chosen window, with its findings; computed once per study."""
-    return study.once(_devices)
-
-
-def _steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
+    """Return the steps of every device of each whole trace."""
     return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
 
 
-def _devices(study: TraceStudy) -> tuple[Seen, ...]:
+@once
+def seen_devices(study: TraceStudy) -> tuple[Seen, ...]:
+    """Return each device that has events in the chosen window, with its findings."""
     graphs = {id(trace): graph_calls(trace) for trace in study.traces}
     return tuple(
         Seen(name, view, launch(view, graphs[id(view.trace)]), kernel_table(view, study.options.by))
@@ -56,27 +50,9 @@ def _devices(study: TraceStudy) -> tuple[Seen, ...]:
     )
 
 
+@once
 def seen_operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
-    """Return the devices of traces that were read with details, with their operators; computed once per study."""
-    return study.once(_operators)
-
-
-def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
-    """Return each trace's critical path or why it has none; `None` without device events or details. Computed once per study."""
-    return study.once(_paths)
-
-
-def seen_queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
-    """Return each device with its queue and those of its streams; computed once per study."""
-    return study.once(_queues)
-
-
-def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
-    """Return the ranges and modules of each trace, names without numbers; computed once per study."""
-    return study.once(_ranges)
-
-
-def _operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
+    """Return the devices of traces that were read with details, with their operators."""
     seen, found = seen_devices(study), list[tuple[Seen, OperatorTimes]]()
     for trace in study.traces:
         own = [one for one in seen if one.view.trace is trace]
@@ -84,7 +60,9 @@ def _operators(study: TraceStudy) -> tuple[tuple[Seen, OperatorTimes], ...]:
     return tuple(found)
 
 
-def _paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+@once
+def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+    """Return each trace's critical path or why it has none; `None` without device events or details."""
     return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
 
 
@@ -97,11 +75,15 @@ def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
         return str(error)
 
 
-def _queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
+@once
+def seen_queues(study: TraceStudy) -> tuple[tuple[Seen, tuple[Queue, ...]], ...]:
+    """Return each device with its queue and those of its streams."""
     return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
 
 
-def _ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+@once
+def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+    """Return the ranges and modules of each trace, names without numbers."""
     return tuple(
         range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
         for trace, window in zip(study.traces, study.windows, strict=True)

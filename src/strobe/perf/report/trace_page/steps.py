@@ -8,25 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from strobe.perf.analysis.device.distribution import Distribution, distribution
+from strobe.perf.analysis.structure.periods import Period
 from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, share_cell, table_of
+from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, padded, rows_of, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Column,
-    Count,
     ExactTime,
     Missing,
     Notes,
-    Row,
     Section,
     Share,
     Table,
     Text,
-    Time,
 )
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import device_name
@@ -70,9 +67,9 @@ def _summary(found: Found) -> Table:
         count("steps", lambda row: len(row[1].steps)),
         count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
         *spread(lambda row: _described([step.length_ns for step in kept[row[0]]]), "ms", what="steps", missing=none),
-        Field("busy", lambda row: _busy(kept[row[0]]), _share, numeric=True, hint="of the steady steps' time", missing=none),
+        numeric("busy", lambda row: _busy(kept[row[0]]), "of the steady steps' time", show=_share, missing=none),
         count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
-        Field("host p50", lambda row: _host(kept[row[0]]), Time, "ms", hint="length of the step's range on the host"),
+        time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
     )
     told: dict[str, list[str]] = {}
     for name, steps, _ in found:
@@ -128,33 +125,30 @@ def _described(values: Sequence[int]) -> Distribution | None:
 
 
 def _evidence(found: Found) -> Iterator[Table]:
-    columns = (
-        Column("device"), Column("a period starts with"), Column("right after"),
-        Column("periods", numeric=True, hint="complete ones"), Column("kernels, fewest", numeric=True),
-        Column("median", numeric=True), Column("most", numeric=True),
-        Column("alike", numeric=True, hint="mean of 1 - kernels that differ from the median period / kernels of that"),
-        Column("identical", numeric=True, hint="share of the periods with the same kernels in the same order"),
-        Column("covered", numeric=True, hint="share of the stream's kernels that lie in complete periods"),
-        Column("anchors", numeric=True, hint="kernels that occur as often, at the same distance"), Column("confidence"),
-    )  # fmt: skip
-    rows = []
-    for name, steps, _ in found:
-        period = steps.period
-        if period is None:
-            continue
-        after: Cell = Code(period.after) if period.after else Missing("its name occurs once in a period", "-")
-        median = int(np.median(np.array(period.kernels, np.int64)))
-        counts = (Count(min(period.kernels)), Count(median), Count(max(period.kernels)))
-        shares = (Share(period.likeness), Share(period.identical), Share(period.covered))
-        confidence = Text(period.confidence, "good" if period.confidence == "high" else "bad")
-        head = (Code(name), Code(period.anchor), after, Count(period.periods))
-        rows.append(Row((*head, *counts, *shares, Count(period.anchors), confidence)))
+    alike = "mean of 1 - kernels that differ from the median period / kernels of that"
+    fields: tuple[Field[tuple[str, Period]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("a period starts with", lambda row: row[1].anchor, Code),
+        Field("right after", lambda row: row[1].after or None, Code, missing="its name occurs once in a period"),
+        count("periods", lambda row: row[1].periods, "complete ones"),
+        count("kernels, fewest", lambda row: min(row[1].kernels)),
+        count("median", lambda row: int(np.median(np.array(row[1].kernels, np.int64)))),
+        count("most", lambda row: max(row[1].kernels)),
+        numeric("alike", lambda row: row[1].likeness, alike, show=Share),
+        numeric(
+            "identical", lambda row: row[1].identical, "share of the periods with the same kernels in the same order", show=Share
+        ),
+        numeric("covered", lambda row: row[1].covered, "share of the stream's kernels that lie in complete periods", show=Share),
+        count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
+        Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
+    )
+    rows = [(name, steps.period) for name, steps, _ in found if steps.period is not None]
     if rows:
         notes = (
             "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
             "layer or several steps: name the range or kernel that starts a step where it is not what you mean.",
         )
-        yield Table("Why these are steps: the kernels repeat.", columns, tuple(rows), notes)
+        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
 def _table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
@@ -165,7 +159,7 @@ def _table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
         exact_time("length", lambda row: row[1].length_ns, total=sum),
         exact_time("busy", lambda row: row[1].busy_ns, total=sum),
         exact_time("idle", lambda row: row[1].idle_ns, total=sum),
-        Field("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), _share, numeric=True, total=_sums),
+        numeric("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), show=_share, total=_sums),
         count("kernels", lambda row: row[1].kernels, total=sum),
         exact_time("host", lambda row: row[1].host_ns, "length of its range", total=sum),
         Field("not steady because", lambda row: Text(causes.get(row[0], ""), "muted")),

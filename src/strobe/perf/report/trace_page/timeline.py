@@ -12,22 +12,8 @@ from strobe.perf.analysis.device.kernel_table import kernel_table
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.analysis.window import Window
-from strobe.perf.report.blocks.lanes import LaneSlices, Piece, draw_lanes, merged
-from strobe.perf.report.model import (
-    Cell,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Figure,
-    Kind,
-    Missing,
-    Row,
-    Section,
-    Table,
-    Text,
-    Timeline,
-)
+from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
+from strobe.perf.report.model import Figure, Kind, Section
 from strobe.perf.report.trace_page.devices import CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices, seen_steps
 from strobe.perf.report.trace_study import TraceStudy
@@ -62,6 +48,7 @@ def timeline_section(study: TraceStudy) -> Section | None:
         for n, one in enumerate(shown)
     ]
     picture = draw_lanes(lanes, kinds, focal, by_class=True)
+    table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
     lead = (
@@ -70,7 +57,7 @@ def timeline_section(study: TraceStudy) -> Section | None:
     )
     if len(stretches) > len(shown):
         lead += f" {len(stretches) - len(shown)} more devices are not drawn."
-    return Section("timeline", "One step", lead, (Figure(title, alt, picture, _table(lanes, picture)),))
+    return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))
 
 
 def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
@@ -138,26 +125,3 @@ def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
         name, what = groups[names[event]], DEVICE_KINDS[kinds[event]]
         is_top = what == "kernel" and name == group
         yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
-
-
-def _table(lanes: Sequence[LaneSlices], picture: Timeline) -> Table:
-    sums = []
-    for lane in lanes:
-        own: Counter[Kind] = Counter()
-        for piece in lane.pieces:
-            own[piece.kind] += piece.end_ns - piece.start_ns
-        sums.append(own)
-    rows = [Row((_kind(kind), *(_sum(own[kind]) for own in sums))) for kind in picture.kinds]
-    rows.append(Row((Text("in all"), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True))
-    rows.append(Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))))
-    rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes))))
-    columns = (Column("class"), *(Column(lane.label, "ms", True) for lane in lanes))
-    return Table("Time by class; every nanosecond is in one class.", columns, tuple(rows))
-
-
-def _kind(kind: Kind) -> Cell:
-    return Code(kind.label) if kind.style == "focal" else Text(kind.label)
-
-
-def _sum(ns: int) -> Cell:
-    return ExactTime(ns) if ns else Missing("", "-")

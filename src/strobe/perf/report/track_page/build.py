@@ -13,7 +13,7 @@ from strobe.perf.analysis.history.found import Found
 from strobe.perf.analysis.history.steps import ALPHA, DRAWS, FEWEST, Step
 from strobe.perf.records.history import Revision, SessionRecords
 from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, count, table_of
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Banner,
@@ -99,9 +99,9 @@ def steps_table(found: Sequence[Found]) -> Table:
         Field("commit", lambda row: Code(_after(row).commit[:SHORT])),
         Field("subject", lambda row: _after(row).subject),
         Field("change", lambda row: step_cell(row.found.series.figure, row.step)),
-        Field("before", lambda row: _level(row, row.step.first, row.step.after), numeric=True),
-        Field("after", lambda row: _level(row, row.step.after, row.step.last + 1), numeric=True),
-        Field("by chance", lambda row: _chance(row), numeric=True, hint="how often noise makes such a change there"),
+        numeric("before", lambda row: _level(row, row.step.first, row.step.after)),
+        numeric("after", lambda row: _level(row, row.step.after, row.step.last + 1)),
+        numeric("by chance", lambda row: _chance(row), "how often noise makes such a change there"),
         count("other suspects", lambda row: row.step.between, "commits since the last one before it that have no value"),
         Field("interval of", lambda row: "rounds with both" if row.step.paired else "sessions apart, by the anchor"),
     )

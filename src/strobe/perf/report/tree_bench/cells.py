@@ -113,8 +113,7 @@ def read_cells(folder: Path) -> Grid[CellRun]:
     Raises:
         DataError: the folder holds none.
     """
-    found = read_grid(folder, "tree", _cell, "strobe bench tree")
-    return Grid(cells=tuple(sorted(found.cells, key=_place)), unread=found.unread)
+    return read_grid(folder, "tree", _cell, _place, "strobe bench tree")
 
 
 def _place(cell: CellRun) -> tuple[str, int, int]:

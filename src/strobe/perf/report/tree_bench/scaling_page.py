@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.model import (
     Axis,
     Block,
     Code,
-    Column,
-    Count,
     Figure,
     Mark,
     Missing,
     Number,
     Plane,
-    Row,
     Section,
     Share,
     Table,
-    Text,
-    Time,
 )
 from strobe.perf.report.tree_bench.cells import CellRun
-from strobe.perf.report.tree_bench.scaling import Point, alone, crossings, groups, strong, weak, what_if
+from strobe.perf.report.tree_bench.scaling import Crossing, Point, WhatIf, alone, crossings, groups, strong, weak, what_if
 
-_NONE: Final = Missing("one rank was not measured there", "-")
+_ALONE: Final = "one rank was not measured there"
+_NONE: Final = Missing(_ALONE, "-")
 
 
 def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
@@ -46,37 +43,27 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
 
 
 def _curve_table(title: str, kind: str, points: Sequence[Point]) -> Table:
-    columns = (
-        Column("strategy"),
-        Column("ranks", numeric=True),
-        Column("keys", numeric=True),
-        Column("median", "ms", True),
-        Column("one rank", "ms", True, "the same keys" if kind == "strong" else "the keys of one rank"),
-        Column("speedup" if kind == "strong" else "one rank / time", numeric=True),
-        Column("efficiency", numeric=True, hint="1 is ideal"),
-        *((Column("serial share", numeric=True, hint="Karp and Flatt: (1/S - 1/P) / (1 - 1/P)"),) if kind == "strong" else ()),
-        Column("predicted", "ms", True),
+    strong = kind == "strong"
+    serial: Field[Point] = numeric(
+        "serial share",
+        lambda each: _NONE if each.serial is None else Number(each.serial, 2),
+        "Karp and Flatt: (1/S - 1/P) / (1 - 1/P)",
     )
-    rows = []
-    for each in points:
-        efficiency = _efficiency(kind, each)
-        serial = (Number(each.serial, 2) if each.serial is not None else _NONE,) if kind == "strong" else ()
-        rows.append(
-            Row(
-                (
-                    Code(each.strategy),
-                    Count(each.world_size),
-                    Count(each.tokens),
-                    Time(each.time_ns),
-                    Time(each.base_ns) if each.base_ns is not None else _NONE,
-                    Number(each.speedup, 2) if each.speedup is not None else _NONE,
-                    Share(efficiency) if efficiency is not None else _NONE,
-                    *serial,
-                    Time(each.predicted_ns) if each.predicted_ns is not None else Missing("no plan for a peer", "-"),
-                )
-            )
-        )
-    return Table(f"{title}: {kind} scaling.", columns, tuple(rows), sortable=True)
+    fields: tuple[Field[Point], ...] = (
+        Field("strategy", lambda each: each.strategy, Code),
+        count("ranks", lambda each: each.world_size),
+        count("keys", lambda each: each.tokens),
+        time("median", lambda each: each.time_ns),
+        time("one rank", lambda each: each.base_ns, "ms", "the same keys" if strong else "the keys of one rank", missing=_ALONE),
+        numeric(
+            "speedup" if strong else "one rank / time",
+            lambda each: _NONE if each.speedup is None else Number(each.speedup, 2),
+        ),
+        numeric("efficiency", lambda each: _efficiency(kind, each), "1 is ideal", show=Share, missing=_ALONE),
+        *([serial] if strong else []),
+        time("predicted", lambda each: each.predicted_ns, missing="no plan for a peer"),
+    )
+    return table_of(f"{title}: {kind} scaling.", fields, points, sortable=True)
 
 
 def _efficiency(kind: str, each: Point) -> float | None:
@@ -86,8 +73,8 @@ def _efficiency(kind: str, each: Point) -> float | None:
 
 
 def _alone_table(title: str, base: dict[int, float]) -> Table:
-    rows = tuple(Row((Count(tokens), Time(base[tokens]))) for tokens in sorted(base))
-    return Table(f"{title}: one rank.", (Column("keys", numeric=True), Column("median", "ms", True)), rows)
+    fields: tuple[Field[int], ...] = (count("keys", lambda tokens: tokens), time("median", lambda tokens: base[tokens]))
+    return table_of(f"{title}: one rank.", fields, sorted(base))
 
 
 def _curves(title: str, kind: str, points: Sequence[Point]) -> Iterator[Figure]:
@@ -115,67 +102,44 @@ def _plane(title: str, x: str, y: str, points: Sequence[tuple[str, int, float]])
     marks = tuple(Mark(at, value, names.index(name)) for name, at, value in points)
     places = sorted({at for _, at, _ in points})
     values = {(name, at): value for name, at, value in points}
-    columns = (Column("strategy"), *(Column(f"{at} {x}", numeric=True) for at in places))
-    rows = tuple(
-        Row(
-            (
-                Code(name),
-                *(Number(values[name, at], 3) if (name, at) in values else Missing("not measured", "-") for at in places),
-            )
-        )
-        for name in names
-    )
+    none = Missing("not measured", "-")
+
+    strategy: Field[str] = Field("strategy", str, Code)
+
+    def at_place(at: int) -> Field[str]:
+        return numeric(f"{at} {x}", lambda name: Number(values[name, at], 3) if (name, at) in values else none)
+
+    table = table_of(f"{title}: {y}.", (strategy, *map(at_place, places)), names)
     picture = Plane(x=Axis(x, from_zero=True, whole=True), y=Axis(y, from_zero=True), marks=marks, series=names)
-    return Figure(title=title, alt=f"{y} against {x}: {title}", picture=picture, table=Table(f"{title}: {y}.", columns, rows))
+    return Figure(title=title, alt=f"{y} against {x}: {title}", picture=picture, table=table)
 
 
 def _crossing_tables(title: str, cells: Sequence[CellRun]) -> Iterator[Table]:
-    found = crossings(cells)
-    columns = (
-        Column("along"),
-        Column("fixed"),
-        Column("between"),
-        Column("at about", numeric=True),
-        Column("fastest before"),
-        Column("after"),
+    fields: tuple[Field[Crossing], ...] = (
+        Field("along", lambda each: each.along),
+        Field("fixed", lambda each: f"{each.at} {'ranks' if each.along == 'tokens' else 'keys'}"),
+        Field("between", lambda each: f"{each.low} and {each.high}"),
+        numeric("at about", lambda each: Number(each.place, 1)),
+        Field("fastest before", lambda each: each.before, Code),
+        Field("after", lambda each: each.after, Code),
     )
-    rows = []
-    for each in found:
-        fixed = f"{each.at} {'ranks' if each.along == 'tokens' else 'keys'}"
-        rows.append(
-            Row(
-                (
-                    Text(each.along),
-                    Text(fixed),
-                    Text(f"{each.low} and {each.high}"),
-                    Number(each.place, 1),
-                    Code(each.before),
-                    Code(each.after),
-                )
-            )
-        )
-    if rows:
+    found = crossings(cells)
+    if found:
         notes = ("Of medians: where two strategies are within their spread, a crossing says little.",)
-        yield Table(f"{title}: where the fastest strategy changes.", columns, tuple(rows), notes)
+        yield table_of(f"{title}: where the fastest strategy changes.", fields, found, notes=notes)
 
 
 def _what_if_tables(title: str, cells: Sequence[CellRun]) -> Iterator[Table]:
-    rows = []
-    for cell in cells:
-        for each in what_if(cell):
-            head = (Count(cell.run.header.world_size), Count(cell.sizes["tokens"]), Text(each.words))
-            rows.append(
-                Row((*head, Code(each.best), Time(each.total_ns), Time(each.now_ns), Number(each.now_ns / each.total_ns, 2)))
-            )
+    fields: tuple[Field[tuple[CellRun, WhatIf]], ...] = (
+        count("ranks", lambda row: row[0].run.header.world_size),
+        count("keys", lambda row: row[0].sizes["tokens"]),
+        Field("links", lambda row: row[1].words),
+        Field("best", lambda row: row[1].best, Code),
+        time("predicted", lambda row: row[1].total_ns),
+        time("as they are", lambda row: row[1].now_ns, "ms", "the best prediction with the measured links"),
+        numeric("gain", lambda row: Number(row[1].now_ns / row[1].total_ns, 2)),
+    )
+    rows = [(cell, each) for cell in cells for each in what_if(cell)]
     if rows:
-        columns = (
-            Column("ranks", numeric=True),
-            Column("keys", numeric=True),
-            Column("links"),
-            Column("best"),
-            Column("predicted", "ms", True),
-            Column("as they are", "ms", True, "the best prediction with the measured links"),
-            Column("gain", numeric=True),
-        )
         notes = ("Predictions of the plan, with the links of each cell as measured and then made faster. Nothing was run.",)
-        yield Table(f"{title}: what if the links were faster.", columns, tuple(rows), notes)
+        yield table_of(f"{title}: what if the links were faster.", fields, rows, notes=notes)

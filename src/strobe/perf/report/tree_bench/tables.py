@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from strobe.perf.records.grids import SentMessage
 from strobe.perf.report.blocks.contestants import NONE, Timed, compared, reason_cell, timed_fields
-from strobe.perf.report.blocks.fields import Field, table_of
+from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.model import Bar, Code, Column, Figure, Number, Row, Share, Table, Text, Time, Waterfall
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 from strobe.perf.report.tree_bench.split import Collective, Parts
@@ -22,18 +22,17 @@ def speed_table(cell: CellRun) -> Table:
     """Build the table of times, speedups and predictions; every call counts by its slowest rank."""
     fields: tuple[Field[Timed], ...] = (
         Field("strategy", lambda row: row[1].name, Code),
-        Field("median", lambda row: row[1].median_ns, Time, "ms", hint="of the slowest rank of each call"),
+        time("median", lambda row: row[1].median_ns, "ms", "of the slowest rank of each call"),
         *timed_fields("first strategy"),
-        Field(
+        time(
             "predicted",
             lambda row: row[1].predicted_ns or None,
-            Time,
             "ms",
-            hint="by the plan, with links measured on these ranks",
+            "by the plan, with links measured on these ranks",
             missing=NONE,
         ),
-        Field("measured / predicted", lambda row: _over_plan(row[1]), numeric=True, missing=NONE),
-        Field("spread", lambda row: row[1].spread, Share, numeric=True, hint="(p90 - p10) / median"),
+        numeric("measured / predicted", lambda row: _over_plan(row[1]), missing=NONE),
+        numeric("spread", lambda row: row[1].spread, "(p90 - p10) / median", show=Share),
         Field("gate", lambda row: Text(row[1].gate.detail if row[1].gate else "", "good"), hint="every rank against float64"),
     )
     rows = [(cell, entry, compared(cell.measured[0], entry)) for entry in cell.measured]
@@ -50,34 +49,28 @@ def parts_table(cell: CellRun) -> Table | None:
     """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
     fields: tuple[Field[tuple[str, Parts, Parts | None]], ...] = (
         Field("strategy", lambda row: row[0], Code),
-        Field("local", lambda row: row[1].local, Time, "ms"),
-        Field("merge", lambda row: row[1].merge, Time, "ms"),
-        Field("wait", lambda row: row[1].wait, Time, "ms"),
-        Field("transfer", lambda row: row[1].transfer, Time, "ms"),
-        Field("host", lambda row: row[1].host, Time, "ms"),
-        Field("whole", lambda row: row[1].total, Time, "ms"),
-        Field(
-            "exposed",
-            lambda row: (row[1].wait + row[1].transfer) / row[1].total,
-            Share,
-            numeric=True,
-            hint="wait and transfer, of the whole",
+        time("local", lambda row: row[1].local),
+        time("merge", lambda row: row[1].merge),
+        time("wait", lambda row: row[1].wait),
+        time("transfer", lambda row: row[1].transfer),
+        time("host", lambda row: row[1].host),
+        time("whole", lambda row: row[1].total),
+        numeric(
+            "exposed", lambda row: (row[1].wait + row[1].transfer) / row[1].total, "wait and transfer, of the whole", show=Share
         ),
-        Field("hidden", lambda row: row[1].hidden, Time, "ms", hint="communication beside attention; no part of the whole"),
-        Field(
+        time("hidden", lambda row: row[1].hidden, "ms", "communication beside attention; no part of the whole"),
+        time(
             "serialised",
             lambda row: row[2] and row[2].total,
-            Time,
             "ms",
-            hint="the same call where the ranks meet before each collective",
+            "the same call where the ranks meet before each collective",
             missing=NONE,
         ),
-        Field(
+        numeric(
             "perturbation",
             lambda row: row[2] and row[2].total / row[1].total - 1,
-            Share,
-            numeric=True,
-            hint="serialised / free-running - 1",
+            "serialised / free-running - 1",
+            show=Share,
             missing=NONE,
         ),
     )
@@ -123,18 +116,17 @@ def collective_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[_Sent], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
         Field("collective", lambda row: row[1].kind if row[2] is None else f"{row[2].kind}: {row[2].payload}"),
-        Field("transfer", lambda row: row[1].transfer_ns, Time, "ms", hint="the shortest time that a rank was held up, median"),
+        time("transfer", lambda row: row[1].transfer_ns, "ms", "the shortest time that a rank was held up, median"),
         *map(_wait, range(cell.run.header.world_size)),
         Field("last", lambda row: f"rank {row[1].last}, {100 * row[1].last_share:.0f} % of the calls"),
-        Field(
+        time(
             "predicted",
             lambda row: row[2] and row[2].alpha_ns + row[2].beta_ns,
-            Time,
             "ms",
-            hint="latency and bandwidth",
+            "latency and bandwidth",
             missing="not in the plan",
         ),
-        Field("serialised", lambda row: row[3], Time, "ms", hint="transfer where the ranks had met just before", missing=NONE),
+        time("serialised", lambda row: row[3], "ms", "transfer where the ranks had met just before", missing=NONE),
     )
     notes = (
         "wait + transfer is how long a rank was held up; the last to come waits for nobody. In a ring it waits for one.",
@@ -144,7 +136,7 @@ def collective_table(cell: CellRun) -> Table | None:
 
 
 def _wait(rank: int) -> Field[_Sent]:
-    return Field(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank], Time, "ms")
+    return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
 
 
 def verdict_table(cell: CellRun) -> Table | None:

@@ -64,6 +64,11 @@ class LogEntry:
         return self.name == self.reference
 
     @property
+    def latencies(self) -> Latencies | None:
+        """Latencies of its timed clips; None if there are none."""
+        return None if isinstance(self.found, str) else self.found
+
+    @property
     def gate(self) -> Gate | None:
         """Gate record of the entry; None if it has none."""
         return next((gate for gate in self.run.gates if gate.variant == self.name), None)

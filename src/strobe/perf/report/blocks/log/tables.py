@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
+from strobe.perf.analysis.runs.latency import Summary
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.records.record import Quality
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.blocks.log.decide import Decision
 from strobe.perf.report.blocks.log.entries import LogEntry
 from strobe.perf.report.blocks.ratios import ratio_cell
-from strobe.perf.report.model import Cell, Column, Count, Missing, Number, Row, Table, Text, Time, Tone
+from strobe.perf.report.model import Cell, Missing, Number, Table, Text, Tone
 from strobe.perf.report.text import bytes_cell
 
 _TONES: Final[dict[str, Tone]] = {"Keep": "good", "Drop": "bad", "Open": "muted", "Reference": "plain"}
-_HEAD: Final = (Column("entry"),)
-_BATCH: Final = Column("batch", numeric=True)
+_LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
+_BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: None if entry.work is None else entry.work.batch)
 
 
 def decisions(rows: Sequence[tuple[LogEntry, Decision]]) -> Table:
     """Build the table of every entry's speedup, verdict and reason."""
-    columns = (*_HEAD, Column("reference"), Column("speedup", numeric=True), Column("decision"), Column("why"))
-    cells = []
-    for entry, decision in rows:
-        speed: Cell = Missing("", "-") if entry.is_reference else Missing(str(entry.e2e), "-")
-        if not isinstance(entry.e2e, str):
-            speed = ratio_cell(entry.e2e.ratio, entry.e2e.interval)
-        word = Text(decision.word, _TONES[decision.word])
-        cells.append(Row((Text(entry.label), Text(entry.reference), speed, word, Text(decision.why))))
+    fields: tuple[Field[tuple[LogEntry, Decision]], ...] = (
+        Field("entry", lambda row: row[0].label),
+        Field("reference", lambda row: row[0].reference),
+        numeric("speedup", lambda row: _speedup(row[0])),
+        Field("decision", lambda row: Text(row[1].word, _TONES[row[1].word])),
+        Field("why", lambda row: row[1].why),
+    )
     note = "Speedup: end-to-end time of the reference / own, median over mirrored pairs of one run, with its 95 % interval."
-    return Table("Decisions.", columns, tuple(cells), (note,))
+    return table_of("Decisions.", fields, rows, notes=(note,))
+
+
+def _speedup(entry: LogEntry) -> Cell:
+    if isinstance(entry.e2e, str):
+        return Missing("" if entry.is_reference else entry.e2e, "-")
+    return ratio_cell(entry.e2e.ratio, entry.e2e.interval)
 
 
 def configurations(entries: Sequence[LogEntry]) -> Table:
     """Build the table of the settings in which each entry differs from its reference."""
-    rows = []
-    for entry in entries:
-        if entry.settings is None:
-            changed: Cell = Missing("its settings were never written", "not recorded")
-        elif entry.is_reference:
-            again = f", measured in {entry.repeated + 1} runs" if entry.repeated else ""
-            changed = Text(f"the reference itself{again}", "muted")
-        else:
-            words = [f"{each.setting}: {each.own} instead of {each.reference}" for each in entry.differences]
-            changed = Text("; ".join(words) or "nothing")
-        command = " ".join(entry.run.header.argv[1:])
-        where = Text(entry.run.header.run), Text(entry.run.header.date), Text(command)
-        rows.append(Row((Text(entry.label), changed, _clip(entry), *where)))
-    columns = (*_HEAD, Column("differences to the reference"), Column("clip"), Column("run"), Column("date"), Column("command"))
-    return Table("Configurations, as they were resolved.", columns, tuple(rows))
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        Field("differences to the reference", _changed),
+        Field("clip", _clip),
+        Field("run", lambda entry: entry.run.header.run),
+        Field("date", lambda entry: entry.run.header.date),
+        Field("command", lambda entry: " ".join(entry.run.header.argv[1:])),
+    )
+    return table_of("Configurations, as they were resolved.", fields, entries)
+
+
+def _changed(entry: LogEntry) -> Cell:
+    if entry.settings is None:
+        return Missing("its settings were never written", "not recorded")
+    if entry.is_reference:
+        again = f", measured in {entry.repeated + 1} runs" if entry.repeated else ""
+        return Text(f"the reference itself{again}", "muted")
+    words = [f"{each.setting}: {each.own} instead of {each.reference}" for each in entry.differences]
+    return Text("; ".join(words) or "nothing")
 
 
 def _clip(entry: LogEntry) -> Cell:
@@ -61,87 +72,59 @@ def _clip(entry: LogEntry) -> Cell:
 
 def steady(entries: Sequence[LogEntry]) -> Table:
     """Build the table of steady frame blocks, decoding included, and the frame rates they give."""
-    columns = (
-        *_HEAD,
-        _BATCH,
-        Column("SS mean", "ms", True),
-        Column("SS p50", "ms", True),
-        Column("SS p99", "ms", True),
-        Column("SS max", "ms", True),
-        Column("samples", numeric=True),
-        Column("latent FPS", numeric=True),
-        Column("pixel FPS", numeric=True),
-    )
+    fields = (_LABEL, _BATCH, *_summary("SS", "block"), _fps("latent"), _fps("pixel"))
     note = (
         "SS: a steady frame block, streamed, decoding included: delivered. FPS are frames of a block, of all streams of the "
         "batch, / SS mean. A p99 needs "
         f"{P99_SAMPLES} samples."
     )
-    rows = [
-        Row((Text(entry.label), _batch(entry), *_summary(entry, "block"), _fps(entry, "latent"), _fps(entry, "pixel")))
-        for entry in entries
-    ]
-    return Table("Steady state, delivered with VAE.", columns, tuple(rows), (note,))
+    return table_of("Steady state, delivered with VAE.", fields, entries, notes=(note,))
 
 
 def switching(entries: Sequence[LogEntry]) -> Table:
     """Build the table of first frame blocks under a new prompt."""
-    columns = (
-        *_HEAD,
-        Column("PS mean", "ms", True),
-        Column("PS p50", "ms", True),
-        Column("PS p99", "ms", True),
-        Column("PS max", "ms", True),
-        Column("samples", numeric=True),
-    )
-    rows = [Row((Text(entry.label), *_summary(entry, "switch_block"))) for entry in entries]
     note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
-    return Table("Prompt switches.", columns, tuple(rows), (note,))
+    return table_of("Prompt switches.", (_LABEL, *_summary("PS", "switch_block")), entries, notes=(note,))
 
 
 def transformer(entries: Sequence[LogEntry]) -> Table:
     """Build the table of denoise steps and the commit pass alone."""
-    columns = (
-        *_HEAD,
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
         _BATCH,
-        Column("passes", numeric=True),
-        Column("DiT of a block", "ms", True),
-        Column("DiT pixel FPS", numeric=True),
+        count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
+        time("DiT of a block", lambda entry: (entry.latencies and entry.latencies.dit_block_ns) or _none(entry)),
+        numeric("DiT pixel FPS", lambda entry: _none(entry) if entry.dit_fps is None else Number(entry.dit_fps, 2)),
     )
-    rows = []
-    for entry in entries:
-        passes: Cell = Missing("", "-")
-        if entry.settings is not None and entry.settings.steps:
-            passes = Count(entry.settings.steps + 1)
-        found, fps = entry.found, entry.dit_fps
-        time = Missing(_why(entry), "-") if isinstance(found, str) or not found.dit_block_ns else Time(found.dit_block_ns)
-        rate = Missing(_why(entry), "-") if fps is None else Number(fps, 2)
-        rows.append(Row((Text(entry.label), _batch(entry), passes, time, rate)))
     note = "Denoise steps and the commit pass of a steady frame block, without decoding; FPS as if there were nothing else."
-    return Table("The transformer alone.", columns, tuple(rows), (note,))
+    return table_of("The transformer alone.", fields, entries, notes=(note,))
 
 
 def memory(entries: Sequence[LogEntry]) -> Table:
     """Build the table of peak memory, with and without the text encoder where that is known."""
-    columns = (
-        *_HEAD,
-        Column("peak as measured", numeric=True),
-        Column("with text encoder", numeric=True),
-        Column("without text encoder", numeric=True),
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        numeric("peak as measured", lambda entry: _none(entry) if entry.peak_bytes is None else _gib(entry.peak_bytes)),
+        numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
+        numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
     )
-    rows = []
-    for entry in entries:
-        peak, variant = entry.peak_bytes, entry.settings
-        text, held = (variant.text_encoder_bytes, variant.text_encoder_on_device) if variant else (None, None)
-        both: tuple[Cell, Cell] = (Missing("the records do not say", "not known"), Missing("the records do not say", "not known"))
-        if peak is not None and text is not None and held is not None:
-            both = (bytes_cell(peak if held else peak + text, "GiB", 3), bytes_cell(peak - text if held else peak, "GiB", 3))
-        rows.append(Row((Text(entry.label), Missing(_why(entry), "-") if peak is None else bytes_cell(peak, "GiB", 3), *both)))
     notes = (
         "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
         "The text encoder's own weights are added or taken away; where they lie outside the counted memory they are added.",
     )
-    return Table("Peak memory.", columns, tuple(rows), notes)
+    return table_of("Peak memory.", fields, entries, notes=notes)
+
+
+def _gib(num_bytes: float) -> Cell:
+    return bytes_cell(num_bytes, "GiB", 3)
+
+
+def _peak(entry: LogEntry, *, encoder: bool) -> Cell:
+    """Return the cell of the peak with or without the text encoder, whose weights lie on the device or outside of it."""
+    text, held = (entry.settings.text_encoder_bytes, entry.settings.text_encoder_on_device) if entry.settings else (None, None)
+    if entry.peak_bytes is None or text is None or held is None:
+        return Missing("the records do not say", "not known")
+    return _gib(entry.peak_bytes + (0 if held == encoder else text if encoder else -text))
 
 
 def quality(entries: Sequence[LogEntry]) -> Table | None:
@@ -150,41 +133,44 @@ def quality(entries: Sequence[LogEntry]) -> Table | None:
     metrics = list(dict.fromkeys(metric for _, metric in lines))
     if not metrics:
         return None
-    rows = []
-    for entry in entries:
-        mine = [lines.get((entry.number, metric)) for metric in metrics]
-        names = dict.fromkeys(line.reference for line in mine if line is not None and line.reference)
-        cells = [_quality(line, entry) for line in mine]
-        rows.append(Row((Text(entry.label), Text(", ".join(names) or "none", "plain" if names else "muted"), *cells)))
     first = {metric: next(line for (_, name), line in lines.items() if name == metric) for metric in metrics}
-    columns = (
-        *_HEAD,
-        Column("reference for quality"),
-        *(Column(f"{metric}{f' ({first[metric].unit})' if first[metric].unit else ''}", numeric=True) for metric in metrics),
-    )
+
+    def references(entry: LogEntry) -> Cell:
+        mine = (lines.get((entry.number, metric)) for metric in metrics)
+        names = dict.fromkeys(line.reference for line in mine if line is not None and line.reference)
+        return Text(", ".join(names) or "none", "plain" if names else "muted")
+
+    def scores(metric: str) -> Field[LogEntry]:
+        head = f"{metric}{f' ({first[metric].unit})' if first[metric].unit else ''}"
+        return numeric(head, lambda entry: _quality(lines.get((entry.number, metric)), entry))
+
+    fields = (_LABEL, Field("reference for quality", references), *map(scores, metrics))
     notes = tuple(f"{metric} ({line.better} is better): {line.definition}" for metric, line in first.items())
-    return Table("Quality against the named reference.", columns, tuple(rows), notes)
+    return table_of("Quality against the named reference.", fields, entries, notes=notes)
 
 
 def cold(entries: Sequence[LogEntry]) -> Table:
     """Build the table of cold starts, and of the frame blocks after which each is made up for."""
-    columns = (*_HEAD, Column("cold start", "s", True), Column("break-even, frame blocks", numeric=True))
-    rows = []
-    for entry in entries:
-        variant = entry.settings
-        known = variant is not None and variant.cold_start_ns is not None
-        start: Cell = Time(variant.cold_start_ns or 0) if variant is not None and known else Missing("not taken", "-")
-        rows.append(Row((Text(entry.label), start, _break_even(entry, known))))
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        time("cold start", _cold_ns, "s"),
+        numeric("break-even, frame blocks", _break_even),
+    )
     notes = (
         "Cold start: opening the variant and a short clip of it, minus the same clip again. What an earlier variant "
         "of the process compiled or read is there already.",
         "Break-even: (own cold start - the reference's) / (the reference's SS mean - own), in frame blocks.",
     )
-    return Table("Cold start and break-even.", columns, tuple(rows), notes)
+    return table_of("Cold start and break-even.", fields, entries, notes=notes)
 
 
-def _break_even(entry: LogEntry, known: bool) -> Cell:
-    if entry.is_reference or not known or isinstance(entry.found, str):
+def _cold_ns(entry: LogEntry) -> int | Missing:
+    known = None if entry.settings is None else entry.settings.cold_start_ns
+    return Missing("not taken", "-") if known is None else known
+
+
+def _break_even(entry: LogEntry) -> Cell:
+    if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.found, str):
         return Missing("", "-")
     blocks = entry.break_even
     if blocks is None:
@@ -192,29 +178,44 @@ def _break_even(entry: LogEntry, known: bool) -> Cell:
     return Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
 
 
+def _none(entry: LogEntry) -> Missing:
+    return Missing(_why(entry), "-")
+
+
 def _why(entry: LogEntry) -> str:
     return entry.error or (entry.found if isinstance(entry.found, str) else "no steady frame blocks")
 
 
-def _summary(entry: LogEntry, part: Literal["block", "switch_block"]) -> tuple[Cell, ...]:
-    """Return the cells mean, p50, p99 (if there are enough samples), max, and number of samples."""
-    if isinstance(entry.found, str):
-        return tuple(Missing(_why(entry), "-") for _ in range(5))
-    found = entry.found.block if part == "block" else entry.found.switch_block
-    if found is None:
-        return tuple(Missing("there were none", "-") for _ in range(5))
-    p99 = Time(found.tail.value) if found.tail.label == "p99" else Missing(f"{found.n} samples", "-")
-    return Time(found.mean_ns), Time(found.p50_ns), p99, Time(found.max_ns), Count(found.n)
+def _summary(name: str, part: Literal["block", "switch_block"]) -> tuple[Field[LogEntry], ...]:
+    """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
+
+    def of(get: Callable[[Summary], Any]) -> Callable[[LogEntry], Any]:
+        def value(entry: LogEntry) -> Any:
+            if entry.latencies is None:
+                return _none(entry)
+            found = entry.latencies.block if part == "block" else entry.latencies.switch_block
+            return Missing("there were none", "-") if found is None else get(found)
+
+        return value
+
+    return (
+        time(f"{name} mean", of(lambda found: found.mean_ns)),
+        time(f"{name} p50", of(lambda found: found.p50_ns)),
+        time(
+            f"{name} p99",
+            of(lambda found: found.tail.value if found.tail.label == "p99" else Missing(f"{found.n} samples", "-")),
+        ),
+        time(f"{name} max", of(lambda found: found.max_ns)),
+        count("samples", of(lambda found: found.n)),
+    )
 
 
-def _batch(entry: LogEntry) -> Cell:
-    return Missing("", "-") if entry.work is None else Count(entry.work.batch)
+def _fps(kind: Literal["latent", "pixel"]) -> Field[LogEntry]:
+    def rate(entry: LogEntry) -> Cell:
+        value = None if entry.latencies is None else getattr(entry.latencies, f"{kind}_fps")
+        return _none(entry) if value is None else Number(value, 2)
 
-
-def _fps(entry: LogEntry, kind: Literal["latent", "pixel"]) -> Cell:
-    found = entry.found
-    value = None if isinstance(found, str) else (found.latent_fps if kind == "latent" else found.pixel_fps)
-    return Missing(_why(entry), "-") if value is None else Number(value, 2)
+    return numeric(f"{kind} FPS", rate)
 
 
 def _quality(line: Quality | None, entry: LogEntry) -> Cell:
