@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from strobe.cli.compare import ClipFlags
 from strobe.cli.demo import what_next, why_fast
 from strobe.cli.main import app
+from strobe.core.errors import Terminated
 from strobe.engine.load import load
 from strobe.engine.session import Session
 from terminal import Strobe
@@ -44,6 +48,17 @@ def test_milliseconds_and_rates_stand_beside_the_ratios(strobe: Strobe, tmp_path
         ["baseline", "648.8", "254.3", "1"],
         ["quality", "435.8", "378.7", "1.49x"],
     ]
+
+
+def test_who_ends_the_comparison_is_told_that_the_clip_is_kept(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*given: Any, **options: Any) -> Any:
+        raise Terminated
+
+    monkeypatch.setattr("strobe.cli.demo.measure", ended)
+    result = strobe("demo", "--out", tmp_path, "--blocks", 1, "--device", "cpu")
+    assert result.code == 143 and f"the clip is kept: {tmp_path / 'clip.mp4'}" in result.err and (tmp_path / "clip.mp4").exists()
 
 
 def test_the_object_of_the_demo_keeps_inside_the_frame() -> None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from strobe.cli.compare import ClipFlags, measure
 from strobe.cli.console import Output
 from strobe.cli.generate import Clip
+from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
 
 SHOWN: Final = ("baseline", "quality", "balanced", "turbo")
@@ -82,7 +83,9 @@ def demo(
             made = video.document(session)
         took_s = time.monotonic() - began
     titled = "demo, 2 of 2: presets compared"
-    code, found = measure(case, Plan(palindromes=rounds), out, [], output, progress=output.progress(titled, piece_s=took_s))
+    shown = output.progress(titled, piece_s=took_s)
+    with tells_what_is_kept(output, lambda: (f"the clip is kept: {video.path}",)):
+        code, found = measure(case, Plan(palindromes=rounds), out, [], output, progress=shown)
     output.show(*why_fast(found), *what_next(Path(found["runs"][0])))
     output.emit({"clip": made, **found})
     return code

@@ -92,6 +92,24 @@ class ModelFlags:
                     words += [flag, str(one)]
         return words
 
+    def check(self) -> None:
+        """Check that model and files of these names are there, for verbs that load them later.
+
+        Raises:
+            ConfigError: there is no such model.
+            WeightsError: there is no such file or folder.
+        """
+        from strobe.core.errors import WeightsError
+        from strobe.engine.load import family_of
+        from strobe.models.hub import is_address
+
+        if not is_address(self.model):
+            family_of(self.model)
+        named = [("--weights", self.weights), ("--release", self.release)]
+        for flag, place in (*named, *(("--lora", parse_lora(text)[0]) for text in self.lora)):
+            if place is not None and not is_address(place) and not place.exists():
+                raise WeightsError(f"{flag} {place}: there is no file or folder of that name")
+
     def load(self) -> "Model":
         """Load the model of the flags."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}

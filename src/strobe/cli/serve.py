@@ -111,6 +111,7 @@ def serve(
     """
     check_installed()
     settings = where.settings()
+    model.check()
     if where.executor == "ray":
         _serve_replicas(preset, device, model, where, output)
         return
