@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         StrobeError,
         WeightsError,
     )
-    from strobe.core.spans import span, spanned
+    from strobe.core.spans import recording, span, spanned
     from strobe.engine.config import EngineConfig, Knobs
     from strobe.engine.parallel.group import DeviceGroup
     from strobe.engine.presets import preset
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from strobe.engine.session import Session
     from strobe.engine.video import VideoFile
     from strobe.perf.measure.machine import describe_run
-    from strobe.perf.measure.timing import TimingRecorder, recording, span_records
+    from strobe.perf.measure.timing import TimingRecorder, span_records
     from strobe.perf.records.store import RunWriter, create_run, read_run
     from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
     from strobe.perf.report.documents.calls import ComparedCalls
@@ -137,7 +137,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "strobe.bench.probe": ("probe",),
     "strobe.comparing": ("compare",),
-    "strobe.core.spans": ("span", "spanned"),
+    "strobe.core.spans": ("recording", "span", "spanned"),
     "strobe.engine.config": ("EngineConfig", "Knobs"),
     "strobe.engine.presets": ("preset",),
     "strobe.engine.prompts": ("Switch",),
@@ -145,7 +145,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.engine.session": ("Session",),
     "strobe.engine.video": ("VideoFile",),
     "strobe.perf.measure.machine": ("describe_run",),
-    "strobe.perf.measure.timing": ("TimingRecorder", "recording", "span_records"),
+    "strobe.perf.measure.timing": ("TimingRecorder", "span_records"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
     "strobe.perf.report.documents.calls": ("ComparedCalls",),
     "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),

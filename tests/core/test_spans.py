@@ -9,7 +9,7 @@ import pytest
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError
-from strobe.core.spans import NAMES, TRACEABLE, check_regions, set_recorder, span
+from strobe.core.spans import NAMES, TRACEABLE, check_regions, recording, span
 
 
 class Listener:
@@ -33,9 +33,8 @@ class Listener:
 @pytest.fixture
 def listener() -> Iterator[Listener]:
     mine = Listener()
-    previous = set_recorder(mine)
-    yield mine
-    assert set_recorder(previous) is mine
+    with recording(mine):
+        yield mine
 
 
 def test_without_a_recorder_all_spans_are_one_shared_object() -> None:
@@ -64,12 +63,30 @@ def test_a_region_ends_when_its_body_fails(listener: Listener) -> None:
     assert listener.heard[-1] == ("leave", "e2e", None)
 
 
-def test_setting_a_recorder_returns_the_one_before(listener: Listener) -> None:
-    assert set_recorder(None) is listener
+def test_the_recorder_of_the_inner_block_hears_and_the_outer_one_hears_again(listener: Listener) -> None:
+    inner = Listener()
+    with recording(inner), span("ffn"), spans.silenced(), span("attention"):
+        pass
     with span("e2e"):
         pass
-    assert listener.heard == []
-    assert set_recorder(listener) is None
+    assert [name for _, name, _ in inner.heard] == ["ffn", "ffn"]
+    assert [name for _, name, _ in listener.heard] == ["e2e", "e2e"]
+
+
+def test_recorders_that_are_taken_away_in_the_order_they_came_leave_none() -> None:
+    """Two threads of one process, such as those of two servers, do so."""
+    first, second = Listener(), Listener()
+    one, other = recording(first), recording(second)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    with span("ffn"):
+        pass
+    other.__exit__(None, None, None)
+    with span("attention"):
+        pass
+    assert first.heard == []
+    assert second.heard == [("enter", "ffn", None), ("leave", "ffn", None)]
 
 
 def test_every_name_is_explained_once() -> None:
@@ -85,3 +102,24 @@ def test_regions_to_mark_are_known_and_told_once() -> None:
         check_regions(["attention", "dit_foward"])
     with pytest.raises(ConfigError, match="unknown region 'e2e'"):
         check_regions(["e2e"])
+
+
+def test_compiled_code_marks_nothing_and_is_compiled_once(listener: Listener) -> None:
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        with span("attention"):
+            return x * 2
+
+    spans.set_compiling(torch.compiler.is_compiling)
+    with span("dit_forward"):
+        assert doubled(torch.ones(2)).tolist() == [2, 2]
+    with spans.silenced():
+        doubled(torch.ones(2))
+    assert listener.heard == [("enter", "dit_forward", None), ("leave", "dit_forward", None)]
+    assert counter.frame_count == 1

@@ -278,9 +278,6 @@ def test_recording_marks_no_regions(ring: RingCache) -> None:
         with spans.span(spans.FFN):
             return latents + 1
 
-    previous = spans.set_recorder(Marks())
-    try:
+    with spans.recording(Marks()):
         flows(ring, Recorded(), body)
-    finally:
-        spans.set_recorder(previous)
     assert seen == [spans.FFN] * 4  # a replay each

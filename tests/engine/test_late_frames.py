@@ -186,11 +186,8 @@ def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool,
             return nullcontext()
 
     session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=overlap_decode)))
-    previous = spans.set_recorder(Names())
-    try:
+    with spans.recording(Names()):
         list(session.stream(3))
-    finally:
-        spans.set_recorder(previous)
     assert names.count(spans.VAE_DECODE) == names.count(spans.FRAME_BLOCK) == 3
 
 

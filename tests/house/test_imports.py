@@ -92,6 +92,15 @@ def test_import_strobe_loads_no_torch() -> None:
     assert not loaded("import strobe; strobe.__version__; dir(strobe)") & heavy
 
 
+def test_operators_and_engine_load_no_compiler() -> None:
+    """It takes over a second in every process, and most compile nothing."""
+    names = "strobe.dense_attention, strobe.video_sparse_attention, strobe.tree_attention, strobe.Session"
+    listing = "print(*(name for name in sys.modules if name.partition('.')[0] == 'sympy' or name == 'torch._dynamo'))"
+    result = run(f"import strobe; {names}\n{listing}")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "\n"
+
+
 @pytest.fixture(scope="module")
 def loaded_by_help() -> dict[str, list[str]]:
     """Top-level modules that are loaded after `strobe VERB --help`, of every verb in turn, in one process."""

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
 from strobe.core.device import Card
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import data_folder
@@ -337,7 +337,7 @@ def announce(choice: Choice[Spec]) -> Choice[Spec]:
     return choice
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_traced
 def _say(note: str) -> bool:
     """Warn once per process; a compiler that traces the choice runs this while it traces."""
     if not _SAID:

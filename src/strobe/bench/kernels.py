@@ -12,14 +12,14 @@ import torch
 from strobe.bench.case import Progress
 from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations
 from strobe.core.errors import ConfigError
-from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, RECACHE, VAE_DECODE
+from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, RECACHE, VAE_DECODE, recording
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.session import Session
 from strobe.perf.analysis.runs.budget import CACHE, REGIONS, KernelProfile, Operation, Whole
 from strobe.perf.measure.isolated import time_isolated
-from strobe.perf.measure.timing import Region, TimingRecorder, recording
+from strobe.perf.measure.timing import Region, TimingRecorder
 
 STAGES = (FRAME_BLOCK, COMMIT, VAE_DECODE)
 """Stages of a frame block reported beside its steps."""

@@ -20,7 +20,7 @@ from strobe.bench.clips import ClipNumbers
 from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
-from strobe.core.spans import E2E, TRACEABLE, span
+from strobe.core.spans import E2E, TRACEABLE, recording, span
 from strobe.perf.analysis.runs.replays import encode_passes, passes_of
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
@@ -28,7 +28,7 @@ from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import Region, TimingRecorder, recording, region_records, span_records
+from strobe.perf.measure.timing import Region, TimingRecorder, region_records, span_records
 from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Trace, Workload
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace

@@ -7,9 +7,11 @@ run and a profiler recorder for a traced run; nobody else sets it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from threading import Lock
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 from strobe.core.errors import unknown_choice
@@ -138,13 +140,24 @@ class Recorder(Protocol):
         ...
 
 
+def _never() -> bool:
+    return False
+
+
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _recorder: Recorder | None = None
+_installed: list[tuple[Recorder | None]] = []
+_lock = Lock()
+_compiling: Callable[[], bool] = getattr(sys.modules.get("torch.compiler"), "is_compiling", _never)
 
 
 def span(name: str, index: int | None = None) -> AbstractContextManager[object]:
-    """Mark a named region of time: ``with span("frame_block", 3): ...``."""
-    if _recorder is None:
+    """Mark a named region of time: ``with span("frame_block", 3): ...``.
+
+    Inside code that torch.compile compiles it marks nothing, because the compiled code runs without it. torch.compile guards on
+    what the code reads, so the recorder is not read there: a recorder that comes or goes compiles nothing again.
+    """
+    if _compiling() or _recorder is None:
         return _NULL
     return _recorder.region(name, index)
 
@@ -163,18 +176,41 @@ def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorated
 
 
-def set_recorder(recorder: Recorder | None) -> Recorder | None:
-    """Install a recorder, or None, and return the previous one. Called by `perf/measure` alone."""
-    global _recorder
-    previous, _recorder = _recorder, recorder
-    return previous
-
-
 @contextmanager
-def silenced() -> Iterator[None]:
-    """Switch recording off inside this context, because regions inside work that is recorded for replay have no time."""
-    previous = set_recorder(None)
+def recording(recorder: Recorder | None) -> Iterator[None]:
+    """Install a recorder for the length of a `with` block.
+
+    The recorder is the whole process's, for threads work on one clip together. Of several, the one that was installed last and is
+    not yet taken away hears the regions, whatever the order in which threads take theirs away.
+    """
+    mine = (recorder,)
+    _install(mine)
     try:
         yield
     finally:
-        set_recorder(previous)
+        _take_away(mine)
+
+
+def _install(mine: tuple[Recorder | None]) -> None:
+    global _recorder
+    with _lock:
+        _installed.append(mine)
+        (_recorder,) = mine
+
+
+def _take_away(mine: tuple[Recorder | None]) -> None:
+    global _recorder
+    with _lock:
+        _installed[:] = [each for each in _installed if each is not mine]
+        _recorder = _installed[-1][0] if _installed else None
+
+
+def set_compiling(check: Callable[[], bool]) -> None:
+    """Tell `span` how to know compiled code; called by the modules that import torch and mark regions within operators."""
+    global _compiling
+    _compiling = check
+
+
+def silenced() -> AbstractContextManager[None]:
+    """Switch recording off inside this context, because regions inside work that is recorded for replay have no time."""
+    return recording(None)

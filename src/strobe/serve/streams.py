@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError, StrobeError
+from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
@@ -26,7 +27,7 @@ from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.video import decode_image
 from strobe.engine.weighted import check_prompts
-from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.perf.measure.timing import TimingRecorder
 from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
 

@@ -13,10 +13,10 @@ import torch
 from strobe.bench.dit.case import DitCase, variants_of
 from strobe.bench.dit.models import MODELS, Loaded, Shot, load_named
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.core.spans import TRACEABLE
+from strobe.core.spans import TRACEABLE, recording
 from strobe.integrations.diffusers import processors
 from strobe.perf.measure.profile import _Regions
-from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.perf.measure.timing import TimingRecorder
 
 CPU = torch.device("cpu")
 

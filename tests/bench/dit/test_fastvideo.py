@@ -15,9 +15,10 @@ from strobe.bench.dit.case import DitCase, variants_of
 from strobe.bench.dit.fastvideo import OPERATORS
 from strobe.bench.dit.models import load_named
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.spans import recording
 from strobe.core.tolerances import tolerance
 from strobe.integrations.diffusers import sparsify
-from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.perf.measure.timing import TimingRecorder
 
 CPU = torch.device("cpu")
 

@@ -51,3 +51,15 @@ def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
     assert {"before and after the calls", "outside the named spans: timed"} <= {row["line"] for row in lines}
     page = found.report(tmp_path / "page.md").read_text()
     assert not re.search(r"\bclips?\b|frame.{0,2}block", page), "words of video"
+
+
+def test_a_compiled_function_that_calls_an_operator_is_timed_like_any_other() -> None:
+    q, k, v = torch.randn(3, 1, 128, 2, 16).unbind()
+
+    def attend() -> torch.Tensor:
+        return strobe.video_sparse_attention(q, k, v, grid=(2, 8, 8), tile=(2, 2, 4), sparsity=0.5).out
+
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    torch._dynamo.reset()
+    found = strobe.compare({"eager": attend, "compiled": compiled}, rounds=2, trace=True)
+    assert [each["samples"] for each in found.rows()] == [4, 4]

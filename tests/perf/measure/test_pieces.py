@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from strobe.bench.waiting import WaitingRecorder
-from strobe.core.spans import PIECES, TRACEABLE, span
+from strobe.core.spans import PIECES, TRACEABLE, recording, span
 from strobe.perf.measure.profile import Capture, trace_blocks
-from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.perf.measure.timing import TimingRecorder
 
 CPU = torch.device("cpu")
 

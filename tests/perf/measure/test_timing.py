@@ -8,8 +8,8 @@ import torch
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError
-from strobe.core.spans import span
-from strobe.perf.measure.timing import FINE, Region, TimingRecorder, recording, span_records
+from strobe.core.spans import recording, span
+from strobe.perf.measure.timing import FINE, Region, TimingRecorder, span_records
 from strobe.perf.records.record import Clip
 
 CPU = torch.device("cpu")

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from strobe.attention.types import constant_when_traced
 from strobe.core.errors import ShapeError
 
 BLOCKS: Final = (64, 128, 256)
@@ -193,8 +194,7 @@ def held(found: Kept, device: torch.device) -> Kept:
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     """Return the index tensors of a layout, cached unless a dispatch mode (fake tensors, tracing) makes its own."""
     if torch.compiler.is_compiling():
-        static = (tuple(index(size) for size in layout.grid), tuple(index(size) for size in layout.tile), index(layout.block))
-        found: _Tables = _traced(*static, str(device))
+        found = _traced(_plain(layout.grid), _plain(layout.tile), index(layout.block), str(device))
         # of what an operation returns, a compiler knows the shape
         return _Tables(sizes=found.sizes.detach(), rows=found.rows.detach(), tokens=found.tokens.detach())
     if torch._C._len_torch_dispatch_stack():
@@ -202,7 +202,12 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     return held(_kept(layout, device), device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _plain(sizes: Triple) -> Triple:
+    first, second, third = sizes
+    return index(first), index(second), index(third)
+
+
+@constant_when_traced
 def _traced(grid: Triple, tile: Triple, block: int, device: str) -> _Tables:
     """Return the index tensors as constants of a traced graph; the arguments are plain values, as a compiler needs them."""
     return _kept(TileLayout(grid, tile, block), torch.device(device))

@@ -16,7 +16,7 @@ from strobe.attention.sparse.layout import TileLayout, held, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses
-from strobe.attention.types import TensorMeta, check
+from strobe.attention.types import TensorMeta, check, constant_when_traced
 from strobe.core.errors import ConfigError, ShapeError
 
 Layout = Literal["raster", "tiled"]
@@ -159,7 +159,7 @@ def _static(value: Any) -> Any:
     return index(value)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_traced
 def _traced(
     faces: tuple[tuple[Any, ...], ...],
     forced: tuple[bool, int, int],

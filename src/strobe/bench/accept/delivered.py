@@ -14,6 +14,7 @@ import torch
 
 from strobe.core import spans
 from strobe.core.errors import WeightsError
+from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import Model
 from strobe.engine.pick import BLOCKS, first_steady
@@ -23,7 +24,7 @@ from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, ran
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
-from strobe.perf.measure.timing import TimingRecorder, recording
+from strobe.perf.measure.timing import TimingRecorder
 
 DENOISE: Final = "denoise"
 COMMIT: Final = "denoise + commit"

@@ -8,9 +8,9 @@ from collections import defaultdict
 import torch
 
 from strobe.bench.attention.contestant import Contestant
-from strobe.core.spans import span
+from strobe.core.spans import recording, span
 from strobe.perf.measure.stopwatch import Stopwatch
-from strobe.perf.measure.timing import Region, TimingRecorder, recording
+from strobe.perf.measure.timing import Region, TimingRecorder
 from strobe.perf.records.grids import WHOLE
 
 CALLS = 9

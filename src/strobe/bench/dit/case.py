@@ -21,7 +21,7 @@ from strobe.bench.dit.models import Loaded
 from strobe.bench.gate import Held
 from strobe.core import costs
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.spans import ATTENTION_KERNEL, DENOISE_STEP, DIT_FORWARD, FRAME_BLOCK, silenced, span
+from strobe.core.spans import ATTENTION_KERNEL, DENOISE_STEP, DIT_FORWARD, FRAME_BLOCK, span
 from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
 from strobe.integrations.diffusers import SparseHandle, sparsify
@@ -203,8 +203,7 @@ class DitCase:
         made = self._make(name.removesuffix(COMPILED) if variant.compiled and eager else name)
         with marked(made.transformer) if eager and listened() else nullcontext():
             for step in range(self._steps):
-                apart = nullcontext() if eager else silenced()
-                with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD), apart:
+                with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD):
                     self._forward(made)
                 yield step
 

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from strobe.bench.tree.request import Mark, Taken
-from strobe.perf.measure.timing import recording
+from strobe.core.spans import recording
 from strobe.perf.records.grids import MEETING, MESSAGE
 
 Moment = int | torch.cuda.Event

@@ -17,8 +17,7 @@ import msgspec
 
 from strobe.core.errors import ConfigError
 from strobe.core.files import not_written, writing_whole
-from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions
-from strobe.perf.measure.timing import recording
+from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions, recording
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -268,16 +268,6 @@ class _CudaRegion(_Open):
     def resolve(self) -> Region:
         start_ns = self.recorder.since_start_ns(self.first)
         return self.finished(start_ns, round(self.first.elapsed_time(self.last) * 1e6), "cuda_event")
-
-
-@contextmanager
-def recording(recorder: spans.Recorder | None) -> Iterator[None]:
-    """Install a recorder in the span slot for the length of a `with` block."""
-    previous = spans.set_recorder(recorder)
-    try:
-        yield
-    finally:
-        spans.set_recorder(previous)
 
 
 def span_records(clip: Clip, regions: Iterable[Region]) -> tuple[Span, ...]:
