@@ -18,9 +18,9 @@ def defaults_schema() -> str:
         found = root
         for name in commands:
             found = found["properties"].setdefault(name, _table(f"strobe {' '.join(commands)}", {}))
-        found["properties"] |= _flags(verb)
         for name, flag in _flags(verb).items():
-            root["properties"][ANY]["properties"].setdefault(name, flag)
+            first = root["properties"][ANY]["properties"].setdefault(name, flag)
+            found["properties"][name] = {"$ref": f"#/properties/{ANY}/properties/{name}"} if first == flag else flag
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "strobe.toml", "type": "object"}
     return json.dumps(head | {"additionalProperties": False} | root, separators=(",", ":"), ensure_ascii=False) + "\n"
 
