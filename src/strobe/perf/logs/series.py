@@ -17,6 +17,8 @@ from strobe.perf.logs.vocabulary import Unit, is_unit
 
 MAX_EXAMPLES: Final = 10
 MAX_TEXT: Final = 160
+_LONGEST: Final = 100_000
+"""Bytes of a line, on average, that no text log has."""
 _NONE: Final = -1
 _COLUMNS: Final = ("stop", "label", "line", "position", "step", "block", "round", "cause")
 
@@ -195,8 +197,10 @@ class Log:
         """Summary of the series in the log, for the message that a wanted one is missing."""
         has = ", ".join(f"{series.kind} {series.title!r} ({len(series)})" for series in self.series[:8])
         more = f" and {len(self.series) - 8} more" if len(self.series) > 8 else ""
-        similar = f"; {self.counts.similar} lines look like a timing and match no pattern" if self.counts.similar else ""
-        has = has or f"{self.counts.lines} lines without a timing"
+        similar = f"; lines that look like a timing and match no pattern: {self.counts.similar:,}" if self.counts.similar else ""
+        if not has and self.size_bytes > _LONGEST * max(self.counts.lines, 1):
+            return "its lines are too long for a text log; strobe trace reads a profiler's trace"
+        has = has or f"no timing in its lines ({self.counts.lines:,})"
         return f"it has {has}{more}{similar}; a patterns file (--patterns) adds others"
 
 

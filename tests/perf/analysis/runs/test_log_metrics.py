@@ -75,10 +75,12 @@ def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
     assert [rounds.name for rounds in stage_rounds(LogRequest(log=log), ".")] == ["LTX2DenoisingStage", "DecodingStage"]
     with pytest.raises(DataError, match=r"no stage 'encod'; it has attention 'VSA' \(56\), stage"):
         stage_rounds(LogRequest(log=log), "encod")
-    with pytest.raises(DataError, match="2 lines without a timing; 1 lines look like a timing"):
+    with pytest.raises(DataError, match=r"no timing in its lines \(2\); lines that look like a timing and match no pattern: 1;"):
         stage_rounds(LogRequest(log=log_of(tmp_path, ">>>> VSA latency: 5 ms", "nothing")))
     with pytest.raises(DataError, match="no value that is a time"):
         stage_rounds(LogRequest(log=log_of(tmp_path, stage("nan"))))
+    with pytest.raises(DataError, match="no stage 'denois'; its lines are too long for a text log; strobe trace reads a profiler"):
+        stage_rounds(LogRequest(log=log_of(tmp_path, '{"traceEvents": [' + " " * 200_000)), "denois")
 
 
 def test_the_guides_attention_average() -> None:
