@@ -260,7 +260,8 @@ def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pyte
         _allocation(NS, 5, **{"Device Type": 0, "Device Id": -1}),
         _allocation(NS, 6, **{"Device Type": 6, "Device Id": 2}),
     ]
-    events += [_allocation(NS, 9, **{"Total Allocated": None}), _allocation(NS, 7) | {"name": "other"}]
+    events += [_allocation(NS, 9, **{"Total Allocated": None}), _allocation(NS, 10**6) | {"name": "other"}]
+    events += [instant("[memory]", "1000.000", cat="cpu_instant_event")]
     del events[0]["cat"]
     cpu, cuda, hip = _read(tmp_path, shuffled(events)).memory
     assert [track.device for track in (cpu, cuda, hip)] == ["cpu", "cuda:0", "hip:2"]
