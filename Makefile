@@ -49,10 +49,11 @@ demo: setup
 serve: setup
 	$(BIN)/strobe serve
 
-# A CPU build of torch brings no Triton; the kernels' tests run in its interpreter.
+# A CPU build of torch brings no Triton; the kernels' tests run in its interpreter. Tests start hundreds of processes, each of which
+# would compile the package again where the environment forbids Python to keep its bytecode.
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup
