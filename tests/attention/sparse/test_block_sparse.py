@@ -13,11 +13,12 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse import entries
-from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse import api, entries
+from strobe.attention.sparse.api import block_sparse_attention, explain_block_sparse
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
 from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -344,3 +345,14 @@ def test_what_does_not_fit_is_refused() -> None:
             block_sparse_attention(**({"q": q, "k": k, "v": v, "selection": good} | change))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"mask: got \(2, 3\) torch.bool, expected \[B, H, N_q, N_kv\]"):
         BlockSelection.from_mask(torch.ones(2, 3, dtype=torch.bool), block=64)
+
+
+@pytest.mark.parametrize("given", [(), ("q_sizes",), ("kv_sizes",), ("q_sizes", "kv_sizes")])
+def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice of an implementation depends on it."""
+    asked: list[SparseSpec] = []
+    monkeypatch.setattr(api, "_choose", lambda spec, impl: asked.append(spec))
+    q, k, v, selection = _case((1, 2, 2, 2, 3, 8))
+    dropped = {name: None for name in ("q_sizes", "kv_sizes") if name not in given}
+    explain_block_sparse(q, k, v, replace(selection, **dropped))  # type: ignore[arg-type]
+    assert [spec.ragged for spec in asked] == [bool(given)]

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from strobe.attention.sparse import tiled
 
 SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -30,3 +33,10 @@ def test_a_compiler_for_a_gpu_takes_every_launch() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0"}
     result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=3000, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+@needs_triton
+def test_which_head_dims_the_fused_stages_are_for() -> None:
+    gpu = torch.device("cuda")
+    assert [size for size in range(1, 257) if tiled.fuses(gpu, torch.bfloat16, size)] == [32, 64, 128]
+    assert not tiled.fuses(gpu, torch.float64, 64)

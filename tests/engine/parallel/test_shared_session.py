@@ -108,7 +108,8 @@ def test_recorded_passes_give_what_eager_ones_give(ranks: Runner, model: Model, 
         assert torch.equal(told.latents, plain.latents) and torch.equal(told.frames, plain.frames)
 
 
-def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:
+@pytest.mark.parametrize(("number", "ulysses"), [(4, 2), (3, 3)], ids=["heads and rows", "heads alone"])
+def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model, number: int, ulysses: int) -> None:
     def begin(device: DeviceGroup | str) -> tuple[Snapshot, Tensor]:
         with Session("red circle", preset=CONFIG, model=model, device=device) as session:
             list(session.stream(3))
@@ -121,7 +122,7 @@ def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model) -> None:
             return next(session.stream(1))
 
     whole, latents = begin("cpu")
-    taken = ranks(4, lambda rank: begin(DeviceGroup(timeout_s=300)))
+    taken = ranks(number, lambda rank: begin(DeviceGroup(ulysses=ulysses, timeout_s=300)))
     for snapshot, after in taken:
         for name in ("keys", "values", "sink_keys"):
             torch.testing.assert_close(getattr(snapshot.cache, name), getattr(whole.cache, name), atol=ELEMENT, rtol=ELEMENT)

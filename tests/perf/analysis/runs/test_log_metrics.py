@@ -79,7 +79,9 @@ def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
         stage_rounds(LogRequest(log=log_of(tmp_path, ">>>> VSA latency: 5 ms", "nothing")))
     with pytest.raises(DataError, match="no value that is a time"):
         stage_rounds(LogRequest(log=log_of(tmp_path, stage("nan"))))
-    with pytest.raises(DataError, match="no stage 'denois'; its lines are too long for a text log; strobe trace reads a profiler"):
+    with pytest.raises(
+        DataError, match="no stage 'denois'; its lines are too long for a text log; strobe trace reads a profiler"
+    ):
         stage_rounds(LogRequest(log=log_of(tmp_path, '{"traceEvents": [' + " " * 200_000)), "denois")
 
 
