@@ -144,6 +144,8 @@ def test_auto_takes_what_was_measured_to_be_fastest(machine: None, changes: dict
 def test_gradients_through_the_lse_in_the_dense_libraries(machine: None) -> None:
     found = refusals(replace(DENSE, return_lse=True, needs_grad=True), dense_api.IMPLS)
     assert found["fa4"] is None and found["fa3"] == "it has no gradient through the lse" and "no gradient" in str(found["sdpa"])
+    for alone in ({"return_lse": True}, {"needs_grad": True}):
+        assert refusals(replace(DENSE, **alone), dense_api.IMPLS)["fa3"] is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
