@@ -77,6 +77,13 @@ def test_an_implementation_on_a_cpu(operator: str, impl: str, case: Case) -> Non
         assert (operator, impl) == ("dense", "sdpa") and "no gradient through the lse" in str(refused)
 
 
+@pytest.mark.parametrize(("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4")])
+def test_a_case_that_an_implementation_refuses_is_no_failure(operator: str, impl: str) -> None:
+    for case in find_cases(operator, impl, CPU):
+        with pytest.raises(RefusedError, match="^it runs on .*, the tensors are on cpu$"):
+            case.run()
+
+
 def test_every_gate_has_cases_of_its_own() -> None:
     for impl in ("cudnn", "fa4", "triton", "flex"):
         names = [case.name for case in sparse.cases(impl, GPU)]
