@@ -155,6 +155,12 @@ def test_an_mi250_does_not_pass_as_hopper(monkeypatch: pytest.MonkeyPatch) -> No
     assert [impl.name for impl in DENSE_IMPLS if impl.refuses(dense) is None] == ["sdpa", "triton", "reference"]
 
 
+def test_the_plain_call_is_of_plain_multi_head_attention() -> None:
+    calls = plain_calls(GPU, H200)
+    assert {impl.operator for impl, _ in calls} == {"dense", "sparse"}
+    assert {(spec.num_heads, spec.num_kv_heads, spec.q_len, spec.kv_len) for _, spec in calls} == {(4, 4, 1024, 1024)}
+
+
 def test_an_nvidia_card_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(
         major=8, minor=9, name="RTX 4090", shared_memory_per_block_optin=99 << 10, shared_memory_per_block=48 << 10

@@ -211,6 +211,14 @@ def test_strengths_that_cannot_be(make: Callable[..., Session], strength: float,
         make(preset=EngineConfig(strength=strength), start=torch.zeros(3, *SHAPE))
 
 
+@pytest.mark.parametrize("side", [1, 2])
+def test_as_much_sticks_out_on_either_side(tiny: Model, side: int) -> None:
+    shape = [1, 32, 32, 3]
+    shape[side] = 48
+    clip = torch.arange(48, dtype=torch.uint8).view([-1 if axis == side else 1 for axis in range(4)]).expand(shape)
+    assert torch.equal(fitted(clip, (32, 32), tiny.defaults.stride), clip.narrow(side, 8, 32))
+
+
 def test_a_clip_is_fitted_to_the_frame_and_to_whole_groups_of_frames(tiny: Model) -> None:
     ramp = torch.arange(64).mul(4).to(torch.uint8)
     clip = ramp.view(1, 1, 64, 1).expand(12, 32, 64, 3)  # twice as wide as the frame
