@@ -4,6 +4,8 @@
     python tests/support/mutants.py again                        those that survived so far, after tests were added
     python tests/support/mutants.py list                         the count, and the survivors
     python tests/support/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
+    python tests/support/mutants.py survivor KEY REASON          why no test notices a survivor that changes something
+    python tests/support/mutants.py page                         docs/mutants.md
     python tests/support/mutants.py map                          only find out which test runs which line
     python tests/support/mutants.py merge FILE ...               results from another machine; the file is made small again
 
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from maps_of_tests import Maps
+from mutants_page import page
 from mutate import Mutant, mutants
 from warm_pool import Pool, pool, say
 from warm_pytest import Answer, Warm
@@ -223,8 +226,8 @@ def summary(entries: Iterable[Entry]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mutation testing.")
-    parser.add_argument("what", choices=["run", "again", "list", "equivalent", "map", "merge"])
-    parser.add_argument("words", nargs="*", help="of `equivalent`: key and reason; of `merge`: files")
+    parser.add_argument("what", choices=["run", "again", "list", "equivalent", "survivor", "page", "map", "merge"])
+    parser.add_argument("words", nargs="*", help="of `equivalent` and `survivor`: key and reason; of `merge`: files")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--processes", "--jobs", type=int, default=2)
@@ -243,11 +246,13 @@ def main(words: list[str], project: Project) -> None:
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     results = asked.out / "results.jsonl" if asked.out else project.results
-    if asked.what == "equivalent":
+    if asked.what in ("equivalent", "survivor"):
         key, reason = (*asked.words, "", "")[:2]
         if entries.get(key, {}).get("outcome") != "survived" or not reason:
             parser.error(f"{key} is no survivor, or has no reason; `list` shows the survivors")
-        add(results, entries[key] | {"outcome": "equivalent", "reason": reason})
+        add(results, entries[key] | {"outcome": "equivalent" if asked.what == "equivalent" else "survived", "reason": reason})
+    elif asked.what == "page":
+        (project.root / "docs" / "mutants.md").write_text(page(entries.values(), PACKAGES), encoding="utf-8")
     elif asked.what == "merge":
         for word in asked.words:
             for key, entry in read(Path(word)).items():
