@@ -33,7 +33,7 @@ from strobe.engine.arena import (
 )
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.graphs import CudaGraphs, Eager, Recorded
+from strobe.engine.graphs import CudaGraphs, Recorded
 from strobe.engine.load import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import PRESETS, preset
@@ -115,15 +115,6 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 def memories(session: Session) -> list[Tensor]:
     return [memory for memory in session._stream.state.decoder[1] if memory is not None]
-
-
-def test_the_passes_of_a_stream_are_placed_in_its_arena(
-    make: Callable[..., Session], arenas: list[Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    placed: list[object] = []
-    monkeypatch.setattr(Eager, "place", lambda self, arena: placed.append(arena))
-    make().fork()
-    assert len(arenas) == 2 and placed == arenas
 
 
 @pytest.mark.parametrize("overlap", [True, False])

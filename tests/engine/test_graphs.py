@@ -197,6 +197,14 @@ def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
     assert len(told) == len(session.config.schedule.timesteps) + 1
 
 
+def test_passes_are_placed_in_the_arena_of_their_stream(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[object] = []
+    monkeypatch.setattr(Eager, "place", lambda self, arena: placed.append(arena))
+    session = make()
+    fork = session.fork()
+    assert placed == [session._stream.arena, fork._stream.arena]
+
+
 def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
     session = recorded(make())
     play(session, 2, ())

@@ -17,7 +17,7 @@ changes, and can be taken to another machine with the same checkout.
 `--processes N` run at a time, each in a copy of the checkout; `--shard 2/5` takes the second fifth of what is drawn; after
 `--seconds S` nothing more is begun, and what has not ended does not count. What comes of each mutant is added at once to
 `results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts. `merge`, with or without files,
-leaves one line for each key, and of a killed mutant only its key and path.
+leaves one line for each survivor, and one for the keys of all killed mutants of a source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FIRST, ALIKE = 60, 4
 """Tests that a mutant runs first, and how many of them may be the same function; all others follow if none of them fails."""
 NO_TESTS = 5
 """Exit code of pytest when no test was chosen."""
-LISTED, KEPT = ("survived", "equivalent"), ("key", "outcome", "path")
+LISTED = ("survived", "equivalent")
 Entry = dict[str, Any]
 Tests = list[tuple[str, float]]
 
@@ -191,9 +191,26 @@ def run(workers: Pool, chosen: list[tuple[Mutant, Tests]], seed: int, results: P
 
 
 def read(results: Path) -> dict[str, Entry]:
-    """Read the result of each mutant in a file, by key."""
+    """Read the result of each mutant in a file, by key. A line may stand for all killed ones of one source."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    return {entry["key"]: entry for entry in map(json.loads, lines)}
+    found = {}
+    for entry in map(json.loads, lines):
+        for key in entry.pop("keys", None) or (entry["key"],):
+            found[key] = entry | {"key": key}
+    return found
+
+
+def packed(entries: Iterable[Entry]) -> str:
+    """Format results as lines: one for each that is listed, one for all others of a source and outcome."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    lines = []
+    for entry in entries:
+        if entry["outcome"] in LISTED:
+            lines.append(entry)
+        else:
+            alike.setdefault((entry["path"], entry["outcome"]), []).append(entry["key"])
+    lines += [{"path": path, "outcome": outcome, "keys": keys} for (path, outcome), keys in sorted(alike.items())]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def add(results: Path, entry: Entry) -> None:
@@ -258,8 +275,7 @@ def main(words: list[str], project: Project) -> None:
             for key, entry in read(Path(word)).items():
                 if entries.get(key, {}).get("outcome") in (None, "survived"):
                     entries[key] = entry
-        small = (each if each["outcome"] in LISTED else {name: each[name] for name in KEPT} for each in entries.values())
-        results.write_text("".join(json.dumps(each) + "\n" for each in small), encoding="utf-8")
+        results.write_text(packed(entries.values()), encoding="utf-8")
     elif asked.what in ("run", "again", "map"):
         part, parts = map(int, asked.shard.split("/"))
         with pool(project.root, asked.processes, asked.seconds) as workers:
