@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from strobe.attention.tree.plan import Ranks, TreePlan, decide
 from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
-from strobe.attention.types import AttentionOutput
+from strobe.attention.types import AttentionOutput, constant_when_traced
 from strobe.core.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def tree_attention(
     With `out_r, L_r` attention over the keys of rank r and its lse: `L = log sum_r exp(L_r)`, `out = sum_r exp(L_r - L) out_r`.
     Differentiable in q, k and v; gradients are placed like the tensors, and those of replicated tensors are whole on every rank
     (each must bring the same gradient of a replicated result). All ranks ask for gradients, or none. A second backward raises.
+    torch.compile breaks its graph at the call, which waits for other processes.
 
     Args:
         q: `[B, S_q, H, D]`, float64, float32, bfloat16 or float16; which rows and heads, `q_placement` says.
@@ -89,8 +90,14 @@ def tree_attention(
 
     Source: arXiv 2408.04093; the merge of arXiv 1805.02867.
     """
-    seconds = seconds_of(timeout)
-    options = Options(
+    if torch.compiler.is_compiling():
+        _leave_compiler()
+    return _attend(
+        q,
+        k,
+        v,
+        return_lse,
+        seconds_of(timeout),
         group=group,
         mesh=mesh,
         shards=shards,
@@ -106,7 +113,10 @@ def tree_attention(
         softmax_scale=softmax_scale,
         links=links,
     )
-    request = make_request(q, k, v, options)
+
+
+def _run_call(q: Tensor, k: Tensor | None, v: Tensor | None, return_lse: bool, seconds: float, **options: Any) -> AttentionOutput:
+    request = make_request(q, k, v, Options(**options))
     if k is not None:
         choose(request)  # what it refuses, it refuses before anything is sent
     flow = begin(request, q, seconds)
@@ -114,6 +124,17 @@ def tree_attention(
         k, v = (q.new_empty(q.shape[0], 0, flow.spec.num_kv_heads, dim) for dim in (q.shape[3], flow.spec.head_dim_v))
     state = run(flow, q, k, v, lambda: begin(replace(request, spec=flow.spec), None, seconds))
     return AttentionOutput(out=state.out, lse=state.lse if return_lse else None)
+
+
+_attend = _run_call
+
+
+@constant_when_traced
+def _leave_compiler() -> bool:
+    """Break the graph around calls from now on; runs while torch.compile traces, because its import takes over a second."""
+    global _attend
+    _attend = torch.compiler.disable(_run_call, reason="tree attention waits for other processes")
+    return True
 
 
 def explain(
