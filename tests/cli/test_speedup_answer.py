@@ -54,6 +54,16 @@ def parts(result: Result) -> dict[str, tuple[float, float]]:
             for part in answer["parts"]}  # fmt: skip
 
 
+def test_a_slower_candidate_has_a_loss(strobe: Strobe, tmp_path: Path) -> None:
+    fast = write_model_trace(tmp_path / "fast.json")
+    slow = changed(
+        fast, "slow", lambda events: [{k: v * 2 if k in ("ts", "dur") else v for k, v in event.items()} for event in events]
+    )
+    said = against(strobe, fast, slow, "-o", tmp_path / "page").out.partition("candidate against baseline: 0.50x")[2]
+    assert "% of the loss, " in said and "share of loss" in said and "share of saving" not in said
+    assert "share of saving" in against(strobe, slow, fast, "-o", tmp_path / "page").out
+
+
 def test_parts_worked_out_by_hand(strobe: Strobe, tmp_path: Path) -> None:
     sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", faster=3)
     result = against(strobe, *sides, "--json")

@@ -132,3 +132,17 @@ def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, t
 def test_compare_refuses_a_wrong_name_before_it_measures(strobe: Strobe, tmp_path: Path) -> None:
     result = strobe("compare", "baseline", "balanced", "--out", tmp_path / "runs", "--allow-different", "tokns")
     assert result.code == 2 and "did you mean 'tokens'" in result.err and not (tmp_path / "runs").exists()
+
+
+def test_one_file_on_both_sides_is_said(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(unlike[0].read_bytes())
+    said = "bert.json is the same file on both sides"
+    assert said in against(strobe, (unlike[0], copy), "-o", tmp_path / "page").out
+    assert said not in against(strobe, unlike, "-o", tmp_path / "page").out
+
+
+def test_no_line_has_a_share_of_what_is_no_saving(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
+    meant = against(strobe, unlike, "--allow-different", "model", "weights", "shapes", "-o", tmp_path / "page").out
+    assert "  share  " in meant.partition("Ledger for")[2].splitlines()[1]
+    assert "share" not in against(strobe, unlike, "-o", tmp_path / "page").out.partition("Ledger for")[2].splitlines()[1]

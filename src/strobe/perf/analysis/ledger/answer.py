@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from strobe.perf.analysis.device.kernel_kinds import KernelKind
 from strobe.perf.analysis.ledger.account import Line
@@ -82,6 +82,11 @@ class Answer:
     def candidate_ns(self) -> Fraction:
         """Time of one unit of the candidate, ns."""
         return sum((line.candidate_ns for line in self.lines), Fraction(0))
+
+    @property
+    def difference(self) -> Literal["saving", "loss"]:
+        """Word for the difference of which a line has its share: a loss where the candidate takes longer."""
+        return "loss" if self.candidate_ns > self.baseline_ns else "saving"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

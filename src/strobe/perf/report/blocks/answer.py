@@ -127,7 +127,7 @@ def explained(found: Answer) -> str:
     time = f"{100 * found.explained_time:.1f} % of the time"
     if found.explained_saving is None:
         return f"Explained: {time}."
-    return f"Explained: {100 * found.explained_saving:.1f} % of the saving, {time}."
+    return f"Explained: {100 * found.explained_saving:.1f} % of the {found.difference}, {time}."
 
 
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:
@@ -135,7 +135,7 @@ def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine],
     return (
         Field("part", _part_cell),
         *both_sides(names, lambda line: (line.baseline_ns, line.candidate_ns), f"of a {found.unit}", show=_time),
-        numeric("share of saving", lambda line: line.share, show=Share, total=lambda shares: 1.0),
+        numeric(f"share of {found.difference}", lambda line: line.share, show=Share, total=lambda shares: 1.0),
     )
 
 

@@ -53,12 +53,13 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger) -> Table
         own = spread.total if row is total else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
         return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
 
+    share = "share of loss" if found.saved_ns < 0 else "share of saving"
     fields: tuple[Field[_Lines], ...] = (
         Field("level", lambda row: row[0], hint="the first level that contains the line"),
         Field("line", lambda row: row[1]),
         *both_sides((reference.label, candidate.label), both),
         *([interval_field(interval)] if spread.total else []),
-        numeric("share of saving", lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
+        numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
     rows = rows_of(fields, (*_lines(found), total), strong=lambda row: row is total)
     traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)

@@ -120,6 +120,12 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     def interval(line: Line | Ledger) -> Interval | None:
         return spread.lines.get(line.name) if isinstance(line, Line) else spread.total
 
+    share: Field[Line | Ledger] = numeric(
+        "share",
+        lambda line: line.share if isinstance(line, Line) else 1.0 if ledger.saved_ns else None,
+        "of the sum of all lines: of the saving, or of the loss if the candidate is slower",
+        show=Share,
+    )
     fields: tuple[Field[Line | Ledger], ...] = (
         Field(
             "level",
@@ -129,12 +135,7 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
         Field("line", lambda line: line_title(line) if isinstance(line, Line) else "sum of all lines"),
         *both_sides(_SIDES, lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))),
         *([interval_field(interval)] if spread.lines else []),
-        numeric(
-            "share",
-            lambda line: line.share if isinstance(line, Line) else 1.0 if ledger.saved_ns else None,
-            "of the sum of all lines: of the saving, or of the loss if the candidate is slower",
-            show=Share,
-        ),
+        *([share] if study.comparable else []),
         Field(
             "covers, baseline",
             lambda line: covers(line, 0),

@@ -9,6 +9,7 @@ from typing import Final
 from strobe.perf.analysis.comparable.checks import FACTS, Check, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.model import Banner, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
 from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
@@ -65,7 +66,7 @@ _READ: Final[dict[str, Callable[[Loaded], str]]] = {
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
     found = study.comparability
-    doubts = [f"{check} differ" for check in found.doubts]
+    doubts = [*_same_files(study), *(f"{check} differ" for check in found.doubts)]
     doubts += _unlike_kernels(study)
     for side in study.sides:
         doubts += [
@@ -95,6 +96,15 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     )  # fmt: skip
     damage = damage_banners((f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log)
     return (*damage, *(banner for banner in groups if banner.items))
+
+
+def _same_files(study: SpeedupStudy) -> Iterator[str]:
+    """Yield a warning for each file of the baseline that the candidate has too, byte for byte."""
+    ours, theirs = (side.files for side in study.sides)
+    for path in ours:
+        alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
+        if any(each.samefile(path) or input_file(each).sha256 == input_file(path).sha256 for each in alike):
+            yield f"{path.name} is the same file on both sides"
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
