@@ -127,7 +127,7 @@ def check(
         if size == 0:
             raise ShapeError(f"q: got shape {tuple(q.shape)}, expected at least one {what}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ShapeError(f"k: got {k.shape[2]} heads, expected a divisor of q's {q.shape[2]}")
+        raise ShapeError(f"k: got {k.shape[2]} heads, expected a divisor of q's {q.shape[2]}; the layout is [B, S, H, D]")
     return AttentionSpec(
         batch=q.shape[0],
         q_len=q.shape[1],

@@ -327,6 +327,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (q, replace(good, counts=good.counts[..., :1]), r"counts: got \(1, 2, 1\)"),
         (q, replace(good, kv_sizes=good.q_sizes), r"kv_sizes: got \(2,\) torch.int32 on cpu, expected \(3,\)"),
         (q, replace(good, q_sizes=torch.zeros(2)), r"q_sizes: got \(2,\) torch.float32"),
+        (q, replace(good, block="64"), "block: got '64' tokens, expected one of 64, 128, 256"),
         (q[:, :, :1], good, "k: got 2 heads, expected a divisor of q's 1"),
     ]
     for queries, selection, message in cases:
@@ -336,6 +337,10 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             {"selection": torch.ones(1, 2, 2, 3)},
             r"selection: got a tensor of shape \(1, 2, 2, 3\) .*BlockSelection.from_mask makes",
+        ),
+        (
+            {"selection": replace(good, kv_sizes=[64, 64, 40])},  # type: ignore[arg-type]
+            r"kv_sizes: got a list, expected a tensor \(3,\) torch.int32",
         ),
         ({"q": None}, r"q: got None, expected a tensor \[B, S, H, D\]"),
         ({"softmax_scale": torch.ones(2)}, r"softmax_scale: got a tensor of shape \(2,\) and torch.float32, expected a number"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from strobe.attention.tree import KVShards, Mask, legal_grid, tree_attention
+from strobe.attention.tree import CollectiveError, KVShards, Mask, legal_grid, tree_attention
 from strobe.attention.tree.impl.reference import reference
 from strobe.attention.tree.placement import split
 from strobe.core.tolerances import tolerance
@@ -114,3 +114,12 @@ def compare(ranks: Runner, on: OnMesh) -> None:
 
 def test_the_grid_with_the_most_columns() -> None:
     assert [legal_grid(heads, number) for heads, number in ((12, 8), (40, 6), (1, 4), (8, 8))] == [(2, 4), (3, 2), (4, 1), (1, 8)]
+
+
+def test_parts_of_different_lengths_under_a_mask_need_shards(ranks: Runner) -> None:
+    def work(rank: int) -> None:
+        keys = torch.zeros(1, (32, 16)[rank], 2, 16)
+        with pytest.raises(CollectiveError, match="q_start=28, 16 keys on every rank because no shards are given"):
+            tree_attention(torch.zeros(1, 4, 2, 16), keys, keys, causal=True)
+
+    ranks(2, work)

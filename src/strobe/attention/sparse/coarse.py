@@ -233,5 +233,8 @@ def forced_blocks(forced: Forced, q_layout: TileLayout, kv_layout: TileLayout, p
         found[:, (frames - forced.last_frames) // step * tiles_per_step :] = True
     most = int(found.sum(dim=-1).max())
     if most > min(per_head):
-        raise ConfigError(f"forced: {most} key tiles are forced, but topk is {min(per_head)}; raise topk or force fewer")
+        raise ConfigError(
+            f"forced: {most} key tiles are forced, but {min(per_head)} of {kv_layout.num_tiles} are selected; select more, by a "
+            "lower sparsity or a higher topk, or force fewer"
+        )
     return found

@@ -117,7 +117,7 @@ class TileLayout:
 def check_block(block: int) -> None:
     """Raise ShapeError unless `block` is one of `BLOCKS`."""
     if block not in BLOCKS:
-        raise ShapeError(f"block: got {block} tokens, expected one of {', '.join(map(str, BLOCKS))}")
+        raise ShapeError(f"block: got {block!r} tokens, expected one of {', '.join(map(str, BLOCKS))}")
 
 
 def tile_layout(grid: Iterable[int], tile: Iterable[int] | int | Literal["auto"], block: int | None = None) -> TileLayout:

@@ -122,6 +122,7 @@ def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[in
     for name, (found, expected) in wanted.items():
         if found is None:
             continue
+        expect(name, found, torch.Tensor, f"a tensor {expected} torch.int32")
         if tuple(found.shape) != expected or found.dtype != torch.int32 or found.device != q.device:
             given = f"{tuple(found.shape)} {found.dtype} on {found.device}"
             raise ShapeError(f"{name}: got {given}, expected {expected} torch.int32 on {q.device}")

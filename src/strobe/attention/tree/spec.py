@@ -69,7 +69,11 @@ class TreeSpec:
             f"kv heads {self.num_kv_heads}, head_dim_v {self.head_dim_v} {self.kv_placement}, out {self.out_placement}, "
             f"{str(self.dtype).removeprefix('torch.')}, scale {self.softmax_scale:g}{mask}"
             + (", with gradient" if self.needs_grad else "")
-            + (f", {self.symmetric_kv_len} keys a rank" if self.symmetric_kv_len is not None else "")
+            + (
+                f", {self.symmetric_kv_len} keys on every rank because no shards are given"
+                if self.symmetric_kv_len is not None
+                else ""
+            )
         )
 
 
