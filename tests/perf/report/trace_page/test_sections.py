@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from source import ROOT
 from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
+from strobe.perf.report.trace_page.launch import _MEANING
 from strobe.perf.report.trace_page.sections import sections_section
 from strobe.perf.report.trace_study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
@@ -52,3 +54,8 @@ def test_what_is_not_there_is_said() -> None:
     found = sections_section(study("a:end -> b -> c:end", rows=[]))  # a trace of a CPU: what was asked for is answered
     assert found is not None and isinstance(host := found.blocks[0], Table)
     assert host.notes == ("t, a:end -> b -> c:end: no device event matches 'b'",)
+
+
+def test_the_manual_explains_every_verdict() -> None:
+    text = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").lower()
+    assert [name for name in _MEANING if f"| `{name}` |" not in text and f"**{name}** means" not in text] == []
