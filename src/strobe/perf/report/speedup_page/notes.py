@@ -150,5 +150,5 @@ def _compared(steps: Steps) -> str:
     causes = "; ".join(f"{steps.steps[each.index].label} ({each.cause})" for each in steps.steady.excluded)
     kept = len(steps.steady.kept)
     if not kept:
-        return f"all {len(steps.steps)} compared, because none is steady: {causes}"
+        return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
     return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
