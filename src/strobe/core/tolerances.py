@@ -11,7 +11,7 @@ Measure = Literal[
     "sparse lse of a library",
     "merge", "gradient of a merge", "gradient through an lse", "any scale", "video of a GPU", "lse of a video of a GPU",
     "harmless entry", "checked query", "scale of a row", "eight bits", "layer", "fused layer", "pass", "convolution",
-    "flow", "stream", "stream of a GPU", "stream of a pool", "stream far away", "recomputed past", "text", "corner of a picture",
+    "rotation", "eight-bit layer", "transformer", "flow", "stream", "stream of a GPU", "stream of a pool", "stream far away", "recomputed past", "text", "corner of a picture",
     "moved picture", "area of a picture", "world", "resumed weights",
 ]  # fmt: skip
 
@@ -59,6 +59,11 @@ TOLERANCES: Final[Mapping[Measure, Mapping[str, float]]] = MappingProxyType(
         "fused layer": {"float32": 5e-6},
         "pass": {"float32": 2e-5},
         "convolution": {"float64": 1e-13, "bfloat16": 0.1},
+        # the same, relative, of rotated queries and keys; of a layer in eight bits against the same numbers by hand, whose result
+        # a GPU's matrix units write in bfloat16; of a whole transformer
+        "rotation": {"float64": 1e-12, "float32": 1e-6},
+        "eight-bit layer": {"float32": 1e-5, "bfloat16": 1e-2},
+        "transformer": {"float32": 1e-5},
         # the same of noise and clean latents against each other
         "flow": {"float32": 5e-7},
         # the same of latents streamed in two ways; on a GPU; from a memory pool; after 1,000,000 latent frames

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.rope import device_table, rotate, rotate_temporal, table
 
@@ -48,14 +49,14 @@ def test_rotations_are_the_complex_numbers_of_the_definition(positions: tuple[in
     x, turns = draw(len(positions), 2), table(CONFIG, positions, HEIGHT, WIDTH)
     expected = by_hand(x, positions)
     assert turns.dtype == torch.complex128
-    assert relative(rotate(x.double(), turns), expected) < 1e-12
+    assert relative(rotate(x.double(), turns), expected) < tolerance("rotation", "float64")
     complex64 = device_table(turns, torch.float32, torch.device("cpu"))
     pairs = device_table(turns, torch.bfloat16, torch.device("cpu"))
     assert (complex64.dtype, pairs.dtype) == (torch.complex64, torch.float32)
     for form in (turns, complex64, pairs):
         found = rotate(x, form)
         assert found.dtype == torch.float32 and found.isfinite().all()
-        assert relative(found, expected) < 1e-6
+        assert relative(found, expected) < tolerance("rotation", "float32")
 
 
 def test_bfloat16_is_rotated_in_float32() -> None:
@@ -77,7 +78,7 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     moved = rotate(x, table(CONFIG, here, HEIGHT, WIDTH))
     rotate_temporal(CONFIG, moved, frames, moved)
     assert moved.dtype == torch.float32 and moved.isfinite().all()
-    assert relative(moved, by_hand(x, there)) < 1e-6
+    assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
 
 
 def test_scores_depend_on_the_distance_in_time_only() -> None:
