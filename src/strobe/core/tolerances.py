@@ -11,7 +11,8 @@ Measure = Literal[
     "sparse lse of a library",
     "merge", "gradient of a merge", "gradient through an lse", "any scale", "video of a GPU", "lse of a video of a GPU",
     "harmless entry", "checked query", "scale of a row", "eight bits", "layer", "fused layer", "pass", "convolution",
-    "rotation", "eight-bit layer", "transformer", "flow", "stream", "stream of a GPU", "stream of a pool", "stream far away", "recomputed past", "text", "corner of a picture",
+    "rotation", "eight-bit layer", "transformer",
+    "flow", "stream", "stream of a GPU", "stream of a pool", "stream far away", "recomputed past", "text", "corner of a picture",
     "moved picture", "area of a picture", "world", "resumed weights",
 ]  # fmt: skip
 
