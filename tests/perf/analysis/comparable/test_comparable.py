@@ -123,7 +123,7 @@ def make_trace(waits: bool, names: tuple[str, ...] = ("gemm",), launch: str = "c
 
 def test_what_traces_say() -> None:
     assert trace_facts([make_trace(waits=False)]) == {
-        "device": "GPU B", "devices": "1", "world": "2", "driver": "12080", "capture": "record_shapes", "compiled": "none seen",
+        "device": "GPU B", "devices": "1", "world": "2", "driver": "12.8", "capture": "record_shapes", "compiled": "none seen",
         "graphs": "none seen", "launch_blocking": "no", "date": "2026-10-01 12:17 UTC",
     }  # fmt: skip
     two = trace_facts(
@@ -134,6 +134,8 @@ def test_what_traces_say() -> None:
     assert trace_facts([plain]) == {"capture": "times alone", "compiled": "none seen", "launch_blocking": "no", "world": "1"}
     assert "world" not in trace_facts([plain, plain]), "two processes that do not say how many there are"
     assert trace_facts([]) == {}
+    for said, version in (("60443483", "6.4.43483"), ("13000", "13.0"), ("12.8.93", "12.8.93"), ("550", "550")):
+        assert trace_facts([replace(plain, metadata={"hip_runtime_version": said})])["cuda"] == version
     other_number = replace(make_trace(waits=False), devices=(Device(index=0, name="GPU A"),))
     assert trace_facts([other_number])["device"] == "GPU A", "AMD lists one device and numbers it otherwise"
 

@@ -50,7 +50,7 @@ def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, 
     """
     facts = dict(chain(_model_facts(traces), _focal_facts(traces, focal), _machine_facts(traces)))
     for fact, keys in _VERSIONS.items():
-        said = {trace.metadata[key] for trace in traces for key in keys if trace.metadata.get(key)}
+        said = {_version(trace.metadata[key]) for trace in traces for key in keys if trace.metadata.get(key)}
         if said:
             facts[fact] = " and ".join(sorted(said))
     said = {
@@ -70,6 +70,14 @@ def trace_facts(traces: Sequence[Trace], focal: str | None = None) -> dict[str, 
     if started and min(started) > 1_000_000_000 * 10**9:
         facts["date"] = datetime.fromtimestamp(min(started) // 10**9, UTC).strftime("%Y-%m-%d %H:%M UTC")
     return facts
+
+
+def _version(said: str) -> str:
+    """Return a version as people write it; CUDA's libraries say 12040 for 12.4, and ROCm's 60443483 for 6.4.43483."""
+    number = int(said) if said.isdigit() and len(said) < 10 else 0
+    if number >= 10_000_000:
+        return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
+    return f"{number // 1000}.{number % 1000 // 10}" if number >= 1000 else said
 
 
 def _model_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
