@@ -13,6 +13,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
     from strobe.engine.load import Model
+    from strobe.engine.weights import Weights
 
 
 @Parameter(name="*")
@@ -93,33 +94,40 @@ class ModelFlags:
         return words
 
     def check(self) -> None:
-        """Check that model and files of these names are there, for verbs that load them later.
+        """Check that model and files of these names are there and go together, for verbs that load them later.
 
         Raises:
-            ConfigError: there is no such model.
+            ConfigError: there is no such model, it needs weights, or flags contradict each other.
             WeightsError: there is no such file or folder.
         """
         from strobe.core.errors import WeightsError
-        from strobe.engine.load import family_of
+        from strobe.engine.load import SHAPES, WAN, family_of
+        from strobe.engine.weights import Weights
         from strobe.models.hub import is_address
 
-        if not is_address(self.model):
-            family_of(self.model)
+        family = None if is_address(self.model) else family_of(self.model)
         named = [("--weights", self.weights), ("--release", self.release)]
         for flag, place in (*named, *(("--lora", parse_lora(text)[0]) for text in self.lora)):
             if place is not None and not is_address(place) and not place.exists():
                 raise WeightsError(f"{flag} {place}: there is no file or folder of that name")
+        given = self.given()
+        weightless = family is WAN and self.model in WAN.models and given.path is None and not given.random
+        if weightless or (family is SHAPES and given != Weights()):
+            family.load(self.model, given)  # raises at once: the reason is told there alone
 
-    def load(self) -> "Model":
-        """Load the model of the flags."""
+    def given(self) -> "Weights":
+        """The weights that the flags name.
+
+        Raises:
+            ConfigError: flags contradict each other, or do not parse.
+        """
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
                 raise ConfigError(f"{flag} {folder}: --random-weights has no text encoder that it is for; leave one of them out")
-        from strobe.engine.load import load
         from strobe.engine.weights import Weights
 
-        given = Weights(
+        return Weights(
             path=self.weights,
             loras=tuple(parse_lora(text) for text in self.lora),
             random=self.random_weights,
@@ -132,7 +140,12 @@ class ModelFlags:
             text_dtype=self.text_dtype,  # type: ignore[arg-type]  # checked there
             random_text=self.random_text,
         )
-        return load(self.model, given)
+
+    def load(self) -> "Model":
+        """Load the model of the flags."""
+        from strobe.engine.load import load
+
+        return load(self.model, self.given())
 
 
 def at_least(least: int, **given: int | None) -> None:

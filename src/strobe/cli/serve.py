@@ -137,6 +137,8 @@ def serve(
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
         Listening(server, settings).run(sockets=[listening])
+    if server.error is not None:
+        raise server.error
     output.note("strobe serve: ended; every viewer was told")
 
 

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
@@ -80,7 +80,8 @@ class Server:
         self.settings, self.metrics = settings, Metrics()
         self._load, self._device, self._preset, self._presets = model, device, preset, presets
         self._progress = (0, 1, "start")
-        self._failure = ""
+        self.error: BaseException | None = None
+        """Why the server could not start; None if it could."""
         self.hub: Hub | None = None
         self.words: dict[str, list[str]] = {}
         self.examples: list[str] = list(SENTENCES)
@@ -117,14 +118,15 @@ class Server:
 
     @property
     def failure(self) -> str:
-        """Reason why the server could not start; empty if it could."""
-        return self._failure
+        """Reason why the server could not start, as viewers may read it; empty if it could."""
+        return "" if self.error is None else describe(self.error)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         loop, settings = asyncio.get_running_loop(), self.settings
         hub = Hub(loop, self.metrics, suspend_s=settings.suspend_s, resume_s=settings.resume_s, encoders=settings.encoders)
         starting = asyncio.create_task(self._start(hub))
+        starting.add_done_callback(self._started)
         tasks = [starting, asyncio.create_task(hub.housekeeping())]
         if settings.keep is not None:
             store = Store(settings.keep, resume_s=settings.resume_s)
@@ -132,9 +134,9 @@ class Server:
             tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
             if self._hold:
-                await starting
-                if self._failure:
-                    raise ConfigError(self._failure)
+                await asyncio.wait({starting})
+                if self.error is not None:
+                    raise ConfigError(self.failure)
             yield
         finally:
             await self.drain()
@@ -164,16 +166,18 @@ class Server:
             worker.start()
             return worker
 
-        try:
-            hub.worker = worker = await asyncio.to_thread(work)
-            if worker.model.name == "shapes":
-                self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
-            await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
-            self.hub = hub
-            log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
-        except (StrobeError, OSError, RuntimeError, ValueError) as error:  # told by /readyz and the page
-            self._failure = describe(error)
-            log_event("failed to start", error=self._failure)
+        hub.worker = worker = await asyncio.to_thread(work)
+        if worker.model.name == "shapes":
+            self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
+        await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
+        self.hub = hub
+        log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
+
+    def _started(self, starting: asyncio.Task[None]) -> None:
+        """Keep what the start raised: /readyz and the page tell it, and the command line ends with it."""
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            self.error = error
+            log_event("failed to start", error=self.failure)
 
     def _tell(self, done: int, total: int, what: str) -> None:
         self._progress = (done, total, what)
@@ -198,11 +202,12 @@ class Server:
             self.hub.draining = False
 
     async def _healthz(self, request: Request) -> Response:
-        return JSONResponse({"ok": not self._failure, "error": self._failure}, status_code=500 if self._failure else 200)
+        failed = self.error is not None
+        return JSONResponse({"ok": not failed, "error": self.failure}, status_code=500 if failed else 200)
 
     async def _readyz(self, request: Request) -> Response:
         done, total, what = self._progress
-        body = {"ready": self.ready, "done": done, "total": total, "doing": what, "error": self._failure}
+        body = {"ready": self.ready, "done": done, "total": total, "doing": what, "error": self.failure}
         body["login"] = not self._guard().knows(request.headers)  # the page asks for the token then
         return JSONResponse(body, status_code=200 if self.ready else 503)
 

@@ -15,7 +15,7 @@ LARGEST_MESSAGE: Final = 8 * 2**20
 
 
 class Listening(uvicorn.Server):
-    """uvicorn, which saves streams and tells viewers before it closes their connections.
+    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start.
 
     Args:
         server: what answers.
@@ -39,6 +39,10 @@ class Listening(uvicorn.Server):
             )
         )
         self._server = server
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end now."""
+        return await super().on_tick(counter) or self._server.error is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End: viewers are told while their connections are still open."""
