@@ -287,5 +287,5 @@ def test_the_doors_of_others_are_guarded_and_bounded(running: Running, run: Run,
     assert run(refused(running.ws, origin="https://evil.example")) == 403
     assert httpx.get(running.http + path, headers={"Host": "evil.example"}).status_code == 403
     with serving(token="correct horse battery") as closed:
-        assert run(refused(closed.ws)) == 403
+        assert run(refused(closed.ws)) == 401
     run(noise())

@@ -112,7 +112,7 @@ class ModelFlags:
                 raise WeightsError(f"{flag} {place}: there is no file or folder of that name")
         given = self.given()
         weightless = family is WAN and self.model in WAN.models and given.path is None and not given.random
-        if weightless or (family is SHAPES and given != Weights()):
+        if family is not None and (weightless or (family is SHAPES and given != Weights())):
             family.load(self.model, given)  # raises at once: the reason is told there alone
 
     def given(self) -> "Weights":

@@ -22,11 +22,11 @@ from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
-from strobe.serve.guard import Guard
+from strobe.serve.guard import Guard, refuse
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.mjpeg import mjpeg
+from strobe.serve.mjpeg import WARMING_UP, mjpeg
 from strobe.serve.protocol import Ended
 from strobe.serve.settings import ServeSettings
 from strobe.serve.sglang import SglangSession
@@ -243,19 +243,19 @@ class Server:
 
     async def _stream(self, socket: WebSocket) -> None:
         if self.hub is None:
-            await socket.close(1013, "the server is warming up")
+            await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
             return
         await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
 
     async def _vllm_omni(self, socket: WebSocket) -> None:
         if self.hub is None:
-            await socket.close(1013, "the server is warming up")
+            await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
             return
         await OmniSession(socket=socket, hub=self.hub).run()
 
     async def _sglang(self, socket: WebSocket) -> None:
         if self.hub is None:
-            await socket.close(1013, "the server is warming up")
+            await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
             return
         await SglangSession(socket=socket, hub=self.hub).run()
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from strobe.core.errors import SessionError
+from strobe.core.errors import ConfigError, SessionError
 from strobe.serve import protocol
 from strobe.serve.protocol import Codec, FromServer, FromViewer, Picture, Refused, Welcome
 
@@ -34,7 +34,9 @@ class Playback:
     """A start buffer and a clock: when each picture is due, and which were late. Nothing is decoded.
 
     A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
-    at the first picture of a new prompt, which is shown at once.
+    at the first picture of a new prompt, which is shown at once. `first_painted` is the clock at the first picture of each prompt
+    that took effect, by its number; `errors` are the server's sentences on messages that it refused, such as prompts that the model
+    does not understand.
     """
 
     fps: int
@@ -44,11 +46,12 @@ class Playback:
     painted: int = 0
     on_time: int = 0
     late_ms: list[float] = field(default_factory=list, repr=False)
-    first_painted: dict[int, float] = field(default_factory=dict)
+    first_painted: dict[int, float] = field(default_factory=dict, repr=False)
+    errors: list[str] = field(default_factory=list)
     _waiting: list[tuple[float, Picture]] = field(default_factory=list, repr=False)
-    _due: float | None = None
-    _dry: float | None = None
-    _epoch: int = 0
+    _due: float | None = field(default=None, repr=False)
+    _dry: float | None = field(default=None, repr=False)
+    _epoch: int = field(default=0, repr=False)
 
     def arrive(self, picture: Picture, now: float) -> None:
         """Add a picture that has arrived."""
@@ -154,8 +157,10 @@ class Viewer:
         """Play for some seconds as a browser does, with a start buffer and a clock, and report what was painted.
 
         Args:
-            prompts: what to steer the stream with, each at so many seconds from now, in order.
-            told: called with each message or picture as it arrives, and when, and with each prompt as it is sent.
+            prompts: what to steer the stream with, each at so many seconds from now, in order. Of one that the model does not
+                understand the reason is in `errors` of what is returned, and the stream goes on.
+            told: called with each message or picture as it arrives, and when (`time.monotonic()`), and with each prompt as it
+                is sent: to act on them while it plays.
         """
         playback = Playback(fps=self.welcome.fps, start_buffer_s=self.welcome.start_buffer_ms / 1e3)
         began, coming = time.monotonic(), list(prompts)
@@ -177,6 +182,8 @@ class Viewer:
                         await self.send(protocol.Received(frame=message.frame, generation=message.generation))
                 elif isinstance(message, protocol.Flushed):
                     playback.flush()
+                elif isinstance(message, protocol.Error):
+                    playback.errors.append(message.message)
                 elif isinstance(message, protocol.Ended):
                     break
             except TimeoutError:
@@ -203,24 +210,18 @@ async def watch(
     """Open a stream, or go on with one by its secret.
 
     Args:
-        url: of the server, such as ws://127.0.0.1:7860.
+        url: of the server, as it prints it: http://127.0.0.1:7860/; or with ws:// or wss://.
         image: start image in base64.
         resume: secret of a stream that was opened before, or the viewer that lost it, who knows what it has painted.
         token: of a server that asks for one.
 
     Raises:
         RefusedError: the server does not open it.
-        SessionError: it warms up, or wants a token.
-        OSError: there is no server.
+        SessionError: it warms up, wants a token, or does not answer to that host name; has its status and sentence.
+        ConnectionError: there is no server.
+        ConfigError: `url` is no address.
     """
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    try:
-        connection = await connect(f"{url.rstrip('/')}/v1/stream", additional_headers=headers, max_size=LARGEST, compression=None)
-    except InvalidStatus as error:
-        raise SessionError(
-            f"{url} refuses the connection: it warms up (see /readyz), needs a token, or does not answer to that host name"
-        ) from error
-    async with connection as socket:
+    async with await _connected(url, token) as socket:
         before = resume if isinstance(resume, Viewer) else None
         opened = protocol.Open(
             v=protocol.VERSION, prompt=prompt, seed=seed, preset=preset, codec=codec, image=image,
@@ -235,3 +236,29 @@ async def watch(
         if not isinstance(answer, Welcome):
             raise SessionError(getattr(answer, "message", f"the server answered {type(answer).__name__.lower()}"))
         yield Viewer(socket, answer)
+
+
+async def _connected(url: str, token: str) -> ClientConnection:
+    """Connect to a server at the address that it prints; errors as `watch` has them."""
+    scheme, _, place = url.rstrip("/").partition("://")
+    socket_scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(scheme.lower())
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    try:
+        if socket_scheme is None:
+            raise ValueError(f"its scheme is {scheme!r}" if place else "it has no scheme")
+        address = f"{socket_scheme}://{place}/v1/stream"
+        return await connect(address, additional_headers=headers, max_size=LARGEST, compression=None)
+    except InvalidStatus as error:
+        answer = error.response
+        plain = answer.headers.get("content-type", "").startswith("text/plain")
+        told = (answer.body or b"").decode(errors="replace").strip() if plain else ""
+        hint = "; watch(..., token=...) sends it" if answer.status_code == 401 and not token else ""
+        raise SessionError(f"{url} answers {answer.status_code}: {told or answer.reason_phrase}{hint}") from error
+    except (InvalidURI, ValueError) as error:
+        raise ConfigError(
+            f"{url!r} is no address of a server ({error}); give it as `strobe serve` prints it, such as http://127.0.0.1:7860/"
+        ) from error
+    except (InvalidHandshake, OSError) as error:
+        raise ConnectionError(
+            f"cannot connect to {url}: {error}; start `strobe serve`, or give the address and port that it printed"
+        ) from error

@@ -67,7 +67,7 @@ class Guard:
         if refusal is not None:
             code, kind, message = refusal
             self._metrics.refused.labels(kind).inc()
-            await _refuse(scope, receive, send, code, message)
+            await refuse(scope, receive, send, code, message)
             return
 
         async def sealed(message: Message) -> None:
@@ -89,6 +89,8 @@ class Guard:
         if int(headers.get("content-length") or 0) > LONGEST_BODY if (headers.get("content-length") or "0").isdecimal() else True:
             return 413, "body", f"a body of more than {LONGEST_BODY} bytes"
         if scope["path"] not in self._free and not self.knows(headers):
+            if "authorization" in headers:
+                return 401, "token", "that is not the token"
             return 401, "token", "log in first: POST /v1/login, or send the token as `Authorization: Bearer TOKEN`"
         return None
 
@@ -144,10 +146,12 @@ def _harden(headers: MutableHeaders, path: str) -> None:
     headers.setdefault("Cache-Control", "no-store")
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, code: int, message: str) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, code: int, message: str) -> None:
+    """Answer a request with a status and a sentence, also one that would open a socket."""
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
-        return
+        if "websocket.http.response" not in scope.get("extensions", {}):  # what listens cannot do that: it answers 403
+            await send({"type": "websocket.close", "code": 1008, "reason": message[:120]})
+            return
     response = PlainTextResponse(message + "\n", status_code=code)
     await response(scope, receive, send)

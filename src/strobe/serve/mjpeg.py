@@ -18,6 +18,8 @@ from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import LONGEST_PROMPT
 
 MEDIA: Final = "multipart/x-mixed-replace; boundary=frame"
+WARMING_UP: Final = "the server is warming up; /readyz says how far it is"
+"""What a viewer is told who comes before streams can be opened."""
 
 
 class Mjpeg(Response):
@@ -74,7 +76,7 @@ async def _bounded(send: Send, message: Message) -> None:
 async def mjpeg(request: Request, hub: Hub | None, prompt: str) -> Response:
     """Answer a request for MJPEG; `prompt` is taken where it names none."""
     if hub is None:
-        return PlainTextResponse("the server is warming up\n", status_code=503)
+        return PlainTextResponse(f"{WARMING_UP}\n", status_code=503)
     asked = request.query_params
     try:
         seed = int(asked.get("seed", "0")[:16])
