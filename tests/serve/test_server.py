@@ -299,7 +299,14 @@ def test_mjpeg_for_curl(running: Running) -> None:
             if found.count(b"--frame") > 12:
                 break
     assert [part.split(b"\r\n\r\n", 1)[1].rstrip(b"\r\n") for part in found.split(b"--frame")[1:10]] == jpegs(1)
-    assert httpx.get(f"{running.http}/v1/mjpeg", params={"prompt": "an elephant"}).status_code == 400
+    for asked, words in (
+        ({"prompt": "an elephant"}, "elephant"),
+        ({"prompt": CIRCLE, "sed": "3"}, "unknown key 'sed' (did you mean 'seed'?); allowed: prompt, seed, preset"),
+        ({"seed": "many"}, "seed: give a whole number"),
+        ({"seed": "-1"}, "seed: give a whole number from 0"),
+    ):
+        with httpx.stream("GET", f"{running.http}/v1/mjpeg", params=asked, timeout=20) as refused:
+            assert refused.status_code == 400 and words in refused.read().decode()
 
 
 def test_what_operators_read(running: Running) -> None:

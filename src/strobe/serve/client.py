@@ -35,8 +35,8 @@ class Playback:
 
     A picture is due one frame time after the one before it. The clock starts when the buffer is full, again after it ran dry, and
     at the first picture of a new prompt, which is shown at once. `first_painted` is the clock at the first picture of each prompt
-    that took effect, by its number; `errors` are the server's sentences on messages that it refused, such as prompts that the model
-    does not understand.
+    that took effect, by its number; `errors` are the server's sentences on messages that it refused, such as prompts that the
+    model does not understand.
     """
 
     fps: int

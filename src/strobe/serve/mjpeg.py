@@ -10,13 +10,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from strobe.core.errors import SessionError, StrobeError
+from strobe.core.errors import SessionError, StrobeError, unknown_choice
 from strobe.serve import guests
 from strobe.serve.guests import Guest, first_of, guest
 from strobe.serve.hub import Hub
 from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import LONGEST_PROMPT
 
+KEYS: Final = ("prompt", "seed", "preset")
+"""Of the query."""
 MEDIA: Final = "multipart/x-mixed-replace; boundary=frame"
 WARMING_UP: Final = "the server is warming up; /readyz says how far it is"
 """What a viewer is told who comes before streams can be opened."""
@@ -78,9 +80,11 @@ async def mjpeg(request: Request, hub: Hub | None, prompt: str) -> Response:
     if hub is None:
         return PlainTextResponse(f"{WARMING_UP}\n", status_code=503)
     asked = request.query_params
-    try:
-        seed = int(asked.get("seed", "0")[:16])
-    except ValueError:
-        return PlainTextResponse("seed: give a whole number\n", status_code=400)
+    for key in asked:
+        if key not in KEYS:
+            return PlainTextResponse(f"{unknown_choice('key', key[:64], KEYS)}\n", status_code=400)
+    seed = asked.get("seed", "0")
+    if not (seed.isascii() and seed.isdecimal() and len(seed) < 16):
+        return PlainTextResponse("seed: give a whole number from 0, of at most 15 digits\n", status_code=400)
     text = asked.get("prompt", prompt)[:LONGEST_PROMPT]
-    return Mjpeg(hub, Origin(prompt=text, seed=seed, preset=asked.get("preset", hub.device.default)))
+    return Mjpeg(hub, Origin(prompt=text, seed=int(seed), preset=asked.get("preset", hub.device.default)))

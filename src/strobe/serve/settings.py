@@ -29,7 +29,8 @@ class ServeSettings:
         keep_every: frame blocks between two snapshots there; 0: none, so that a stream comes back from its log alone.
 
     Raises:
-        ConfigError: a number out of bounds, or an address that others reach without a token or TLS.
+        ConfigError: a number out of bounds, or an address that others reach without a token or TLS; names the flag of
+            `strobe serve`.
     """
 
     host: str = "127.0.0.1"
@@ -49,30 +50,29 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise ConfigError(f"port {self.port} is none; give 1 to 65535, or 0 for any that is free")
-        for name, least, most in (
-            ("start_buffer_s", 0.05, 10.0),
-            ("streams", 1, 10_000),
-            ("suspend_s", 0.5, 86_400.0),
-            ("resume_s", 1.0, 604_800.0),
-            ("encoders", 1, 256),
-            ("keep_every", 0, 100_000),
+            raise ConfigError(f"--port {self.port}: give 1 to 65535, or 0 for any that is free")
+        for name, value, least, most in (
+            ("--buffer", self.start_buffer_s, 0.05, 10.0),
+            ("--streams", self.streams, 1, 10_000),
+            ("--suspend", self.suspend_s, 0.5, 86_400.0),
+            ("--resume", self.resume_s, 1.0, 604_800.0),
+            ("encoders", self.encoders, 1, 256),  # no flag
+            ("--keep-every", self.keep_every, 0, 100_000),
         ):
-            value = getattr(self, name)
             if not least <= value <= most:
-                raise ConfigError(f"{name} {value:g} is out of bounds; give {least:g} to {most:g}")
+                raise ConfigError(f"{name} {value:g}: give {least:g} to {most:g}")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("a certificate needs its key: give both tls_cert and tls_key, or neither")
-        for path in (self.tls_cert, self.tls_key):
+            raise ConfigError("a certificate needs its key: give both --tls-cert and --tls-key, or neither")
+        for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             if path is not None and not path.is_file():
-                raise ConfigError(f"no file {path}: give the certificate and its key as PEM files")
+                raise ConfigError(f"{flag} {path}: there is no file of that name; give the certificate and its key as PEM files")
         if not is_loopback(self.host):
             if not self.token:
-                raise ConfigError(f"{self.host} can be reached by others: give a token, or listen on 127.0.0.1")
+                raise ConfigError(f"--host {self.host} can be reached by others: give --token, or listen on 127.0.0.1")
             if self.tls_cert is None and not self.insecure_http:
                 raise ConfigError(
-                    f"{self.host} can be reached by others, and without TLS they can read the token: give tls_cert and tls_key, "
-                    "put a proxy with TLS in front of 127.0.0.1, or say insecure_http"
+                    f"--host {self.host} can be reached by others, and without TLS they can read the token: give --tls-cert and "
+                    "--tls-key, put a proxy with TLS in front of 127.0.0.1, or say --insecure-http"
                 )
         if self.token and len(self.token) < 16:
-            raise ConfigError(f"a token of {len(self.token)} characters can be guessed; give at least 16")
+            raise ConfigError(f"--token: one of {len(self.token)} characters can be guessed; give at least 16")
