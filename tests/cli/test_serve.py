@@ -51,7 +51,7 @@ def test_what_is_not_there_is_told_before_the_address(strobe: Strobe, flags: tup
         (("--keep-every", "-1"), "--keep-every -1: give 0 to 100000"),
         (("--port", "70000"), "--port 70000: give 1 to 65535, or 0 for any that is free"),
         (("--host", "0.0.0.0"), "--host 0.0.0.0 can be reached by others: give --token, or listen on 127.0.0.1"),
-        (("--host", "0.0.0.0", "--token", "x" * 16), "give --tls-cert and --tls-key, put a proxy with TLS in front of 127.0.0.1, or say"),
+        (("--host", "0.0.0.0", "--token", "x" * 16), "give --tls-cert and --tls-key, put a proxy with TLS in front"),
         (("--host", "0.0.0.0", "--token", "x" * 16), "or say --insecure-http"),
         (("--tls-cert", "cert.pem"), "give both --tls-cert and --tls-key, or neither"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem"), "--tls-cert no.pem: there is no file of that name"),
