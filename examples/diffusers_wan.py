@@ -36,19 +36,36 @@ def random_pipeline(size: str | None, device: str) -> WanPipeline:
     return WanPipeline(tokenizer=None, text_encoder=None, vae=vae, scheduler=scheduler, transformer=transformer)
 
 
+def pixels(text: str) -> tuple[int, int]:
+    """Height and width of `96x160`."""
+    sides = [int(side) if side.isdecimal() else 0 for side in text.split("x")]
+    if len(sides) != 2 or any(side < 16 or side % 16 for side in sides):
+        raise argparse.ArgumentTypeError(f"got {text}, expected height and width in multiples of 16, such as 96x160")
+    return sides[0], sides[1]
+
+
+def device(text: str) -> str:
+    """A device that is there."""
+    try:
+        torch.empty(0, device=text)
+    except (AssertionError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be used: {str(error).splitlines()[0]}") from error
+    return text
+
+
 def main() -> None:
     """Make a clip dense and sparse, and print where the time went."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", help="folder of a Wan pipeline")
     parser.add_argument("--full", choices=sorted(FULL), help="random weights of full size")
     parser.add_argument("--prompt", default="a red circle moving left")
-    parser.add_argument("--size", default="96x160", help="pixels in height and width")
+    parser.add_argument("--size", type=pixels, default="96x160", help="pixels in height and width")
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--sparsity", type=float, default=0.8)
     parser.add_argument("--compile", action="store_true", help="compile every layer")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
     if options.weights is not None and not Path(options.weights).is_dir():
@@ -62,7 +79,7 @@ def main() -> None:
     pipe.set_progress_bar_config(disable=True)
     if options.compile:
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
-    height, width = (int(side) for side in options.size.split("x"))
+    height, width = options.size
     sizes = {"height": height, "width": width, "num_frames": options.frames, "num_inference_steps": options.steps}
 
     def clip() -> torch.Tensor:
@@ -73,8 +90,7 @@ def main() -> None:
     with sparsify(pipe, sparsity=options.sparsity, dense_steps=[0]) as handle:
         sparse = clip()
         sys.stdout.write(f"{handle.report()}\n\n")
-        for layer, choice in list(strobe.explain(pipe).items())[:1]:
-            sys.stdout.write(f"{layer} {choice}\n\n")
+        sys.stdout.write(f"{strobe.explain(pipe)}\n\n")
         sys.stdout.write(f"{strobe.probe(handle, clip, rounds=options.rounds, device=options.device)}\n\n")
     again = clip()
     sys.stdout.write(

@@ -40,6 +40,21 @@ SAYS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--size", "96"), "argument --size: got 96, expected height and width in multiples of 16, such as 96x160"),
+        (("--size", "96x100"), "argument --size: got 96x100, expected"),
+        (("--device", "cuda:99"), "argument --device: cuda:99 cannot be used: "),
+    ],
+)
+def test_a_wrong_argument_of_the_wan_example_is_one_line(given: tuple[str, str], says: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "diffusers_wan.py"), *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert says in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_an_example_runs(example: str, tmp_path: Path) -> None:
     launcher = TORCHRUN if example == "custom_profiling.py" else ()

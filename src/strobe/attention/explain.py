@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
@@ -53,7 +54,8 @@ def explain(
 ) -> Choice[Any] | dict[str, Choice[Any]]:
     """Say which implementation would run for these tensors, and why each other was passed over. Nothing runs.
 
-    Given a pipeline, or a transformer, that was made sparse, it says that of every sparse layer by its name.
+    Given a pipeline, or a transformer, that was made sparse, it says that of every sparse layer by its name; printed, neighbours
+    that say the same are one.
 
     Args:
         q: `[B, S_q, H, D]`; or a pipeline or transformer, alone or with the `grid=` of its tokens.
@@ -88,11 +90,20 @@ def explain(
     return explain_block_sparse(q, k, v, selection, **given, **options)
 
 
+class _ByLayer(dict[str, Choice[Any]]):
+    """Choices by layer; as text, neighbours that say the same are one."""
+
+    def __str__(self) -> str:
+        groups = groupby(self, key=lambda name: (name.partition(".")[0], str(self[name])))
+        told = [(text, list(names)) for (_, text), names in groups]
+        return "\n".join(f"{' to '.join(dict.fromkeys((n[0], n[-1])))} ({len(n)}) {text}" for text, n in told)
+
+
 def _layers(pipe: Any, grid: tuple[int, int, int] | None = None) -> dict[str, Choice[Any]]:
     """Ask every layer of a pipeline or module that can explain itself which implementation it would run, by layer name."""
     components = getattr(pipe, "components", None)
     parts = components if isinstance(components, Mapping) else {"": pipe}
-    found = {}
+    found = _ByLayer()
     for component, part in parts.items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else ():
             processor = getattr(module, "processor", None)

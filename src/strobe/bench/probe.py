@@ -1,15 +1,17 @@
 """Probe of a sparse diffusers pipeline: time and recall of every attention layer, in separate runs.
 
 Timed runs measure nothing else: the recall is taken in one run, the times in others, dense and sparse in the order A B B A.
+Compiled layers run uncompiled throughout: no hook sees a layer within a graph.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from statistics import median
+from math import exp, log, sqrt
+from statistics import fmean, median
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,7 @@ from strobe.core import spans
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.core.notebook import html_table
+from strobe.perf.measure.stats import judge, paired_interval
 from strobe.perf.measure.timing import TimingRecorder
 
 
@@ -28,6 +31,11 @@ class Sparse(Protocol):
     @property
     def layers(self) -> dict[str, nn.Module]:
         """Attention modules by name."""
+        ...
+
+    @property
+    def compiled(self) -> bool:
+        """Whether any of it is compiled."""
         ...
 
     def dense(self) -> Any:
@@ -67,11 +75,17 @@ class PipelineProbe:
         layers: in order.
         sparse_ns: a whole call; median.
         dense_ns: the same, dense.
+        call_ratios: dense time / sparse time of a whole call, one for each round: of the geometric means of its two calls.
+        attention_ratios: the same of the attention modules together.
+        compiled: the pipeline is compiled; the times are of uncompiled layers.
     """
 
     layers: tuple[LayerProbe, ...]
     sparse_ns: int
     dense_ns: int
+    call_ratios: tuple[float, ...]
+    attention_ratios: tuple[float, ...]
+    compiled: bool
 
     def rows(self) -> list[dict[str, object]]:
         """Return one dictionary per layer."""
@@ -90,18 +104,34 @@ class PipelineProbe:
     def __str__(self) -> str:
         sparse, dense = (sum(getattr(each, name) for each in self.layers) for name in ("sparse_ns", "dense_ns"))
         lines = [
-            f"{what}: {before / 1e6:.3f} ms dense by diffusers, {after / 1e6:.3f} ms by strobe ({before / after:.2f}x)"
-            for what, before, after in (("call", self.dense_ns, self.sparse_ns), ("attention modules", dense, sparse))
+            f"{what}: {before / 1e6:.3f} ms dense by diffusers, {after / 1e6:.3f} ms by strobe; {_judged(ratios, before, after)}"
+            for what, before, after, ratios in (
+                ("call", self.dense_ns, self.sparse_ns, self.call_ratios),
+                ("attention modules", dense, sparse, self.attention_ratios),
+            )
         ]
+        if self.compiled:
+            lines.append("times of uncompiled layers: the pipeline is compiled, and a probe cannot see into its graphs")
         found = [each for each in self.layers if each.recall is not None and each.worst_recall is not None]
         if found:
             mean = sum(each.recall or 0 for each in found) / len(found)
             worst = min(found, key=lambda each: each.worst_recall or 0)
             lines.append(f"recall: {mean:.3f} in the mean, {worst.worst_recall:.3f} at worst, in {worst.layer}")
+        else:
+            lines.append("every step of the call was dense: nothing sparse was measured")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return html_table("Layers, dense and sparse", self.rows())
+
+
+def _judged(ratios: tuple[float, ...], dense_ns: float, sparse_ns: float) -> str:
+    """Return the mean ratio of the rounds with its interval and verdict; of one round the ratio of the times."""
+    logs = [log(ratio) for ratio in ratios]
+    ratio, interval = exp(fmean(logs)), paired_interval(logs)
+    if interval is None:
+        return f"{dense_ns / sparse_ns:.2f}x, inconclusive: one round; give rounds=2 or more"
+    return f"{ratio:.2f}x [{interval.low:.2f}, {interval.high:.2f}], {judge(ratio, interval, dense_ns - sparse_ns)}"
 
 
 def probe(
@@ -113,46 +143,57 @@ def probe(
         handle: sparse pipeline, as `sparsify` returns it.
         call: runs the pipeline once, such as `lambda: pipe("a red circle")`, or its transformer.
         queries: queries of every head that the recall is measured with.
-        rounds: rounds in the order dense, sparse, sparse, dense, after one warm-up of each.
+        rounds: rounds in the order dense, sparse, sparse, dense, after one warm-up of each; an interval needs 2.
         device: where the pipeline runs; by default a GPU where there is one.
 
     Raises:
-        ConfigError: fewer than one round or query.
+        ConfigError: fewer than one round or query, a call that reaches no layer, or a handle that was restored.
+
+    A compiled pipeline is measured uncompiled, and the result says so. Fewer than two rounds judge nothing.
     """
     if rounds < 1 or queries < 1:
         raise ConfigError(f"probe: got rounds={rounds} and queries={queries}, expected at least 1 of each")
     place = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     recorder = TimingRecorder(place, fine=True)
-    with handle.recalls(queries) as recalls:
-        call()
-    with handle.dense():
-        call()
-    took: dict[bool, dict[str, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
-    with _watched(handle.layers, recorder):
-        for dense in (True, False, False, True) * rounds:
-            with ExitStack() as stack:
-                if dense:
-                    stack.enter_context(handle.dense())
-                for name, value_ns in _timed(call, recorder).items():
-                    took[dense][name].append(value_ns)
-    middle = {dense: {name: round(median(values)) for name, values in each.items()} for dense, each in took.items()}
+    took: dict[bool, list[dict[str, int]]] = {True: [], False: []}
+    with torch.compiler.set_stance("force_eager"):
+        with handle.recalls(queries) as recalls:
+            call()
+        with handle.dense():
+            call()
+        with _watched(handle.layers, recorder):
+            for dense in (True, False, False, True) * rounds:
+                with handle.dense() if dense else nullcontext():
+                    took[dense].append(_timed(call, recorder))
+    layers = tuple(_layer(name, took, recalls.get(name, [])) for name in handle.layers)
+    calls = {dense: [each[spans.E2E] for each in clips] for dense, clips in took.items()}
+    attention = {dense: [sum(each[name] for name in handle.layers) for each in clips] for dense, clips in took.items()}
     return PipelineProbe(
-        layers=tuple(_layer(name, middle, recalls.get(name, [])) for name in handle.layers),
-        sparse_ns=middle[False][spans.E2E],
-        dense_ns=middle[True][spans.E2E],
+        layers=layers,
+        sparse_ns=round(median(calls[False])),
+        dense_ns=round(median(calls[True])),
+        call_ratios=_ratios(calls),
+        attention_ratios=_ratios(attention),
+        compiled=handle.compiled,
     )
 
 
-def _layer(name: str, middle: dict[bool, dict[str, int]], recalls: list[Tensor]) -> LayerProbe:
-    if name not in middle[False]:
+def _ratios(took: dict[bool, list[int]]) -> tuple[float, ...]:
+    """Divide dense by sparse time in each round of two calls each."""
+    dense, sparse = ([sqrt(a * b) for a, b in zip(took[way][::2], took[way][1::2], strict=True)] for way in (True, False))
+    return tuple(before / after for before, after in zip(dense, sparse, strict=True))
+
+
+def _layer(name: str, took: dict[bool, list[dict[str, int]]], recalls: list[Tensor]) -> LayerProbe:
+    if any(name not in each for clips in took.values() for each in clips):
         raise ConfigError(f"probe: the call never reached {name}; give a call that runs every transformer that was made sparse")
     found = torch.stack([each.float() for each in recalls]) if recalls else None
     return LayerProbe(
         layer=name,
         recall=None if found is None else found.mean().item(),
         worst_recall=None if found is None else found.min().item(),
-        sparse_ns=middle[False][name],
-        dense_ns=middle[True][name],
+        sparse_ns=round(median(each[name] for each in took[False])),
+        dense_ns=round(median(each[name] for each in took[True])),
     )
 
 

@@ -21,7 +21,7 @@ if find_spec("diffusers") is None:
         "diffusers", "it is not installed; pip install 'strobe[diffusers]' installs it", what="integration"
     )
 
-from strobe.integrations.diffusers.handle import SparseHandle, sparsify
+from strobe.integrations.diffusers.handle import SparseHandle, restore, sparsify
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
 
-__all__ = ["LayerReport", "SparseHandle", "SparseReport", "sparsify"]
+__all__ = ["LayerReport", "SparseHandle", "SparseReport", "restore", "sparsify"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import floor
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Forced
+from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -59,6 +60,19 @@ def numbers_of(name: str, given: int | Iterable[int], most: int | None = None) -
     return numbers
 
 
+def grid_of(given: Any) -> Triple:
+    """Return a grid of tokens as it was given.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    sizes = tuple(given) if isinstance(given, Iterable) else ()
+    if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigError(f"grid: got {given!r}, expected three positive integers (time, height, width)")
+    t, h, w = sizes
+    return t, h, w
+
+
 class Forward:
     """Facts of the running forward pass; the transformer's pre-hook writes them, the layers read them.
 
@@ -70,6 +84,7 @@ class Forward:
         self.grid: Triple | None = None
         self.text_lengths: tuple[int, ...] = ()  # text tokens of each sample, padding left out
         self.dense = False  # the whole step is
+        self.ran_dense = self.ran_sparse = False  # such a step was taken
         self.device: torch.device | None = None
         self.probe = 0  # queries that a recall is measured with
         self.recalls: dict[str, list[Tensor]] = {}
@@ -80,9 +95,11 @@ class Forward:
 
         Raises:
             ShapeError: the tile is larger than the grid.
+            ConfigError: more key tiles are forced than selected.
         """
         if grid != self.grid:
             self.check_tile(grid)
+            self.check_forced(grid)
             self.grid = grid
         self.device = latents.device
 
@@ -107,6 +124,21 @@ class Forward:
             raise ShapeError(
                 f"tile: {tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
                 "give a smaller tile, or tile='auto'"
+            )
+
+    def check_forced(self, grid: Triple) -> None:
+        """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
+        options = self.options
+        if options.forced == Forced() or options.sparsity == 0 or torch.compiler.is_compiling():
+            return
+        layout = tile_layout(grid, options.tile)
+        tiles, selected = layout.num_tiles, budget(None, options.sparsity, 1, layout.num_tiles)[0]
+        forced = forced_blocks(options.forced, layout, layout, (tiles,))
+        most = 0 if forced is None else int(forced.sum(dim=-1).max())
+        if most > selected:
+            raise ConfigError(
+                f"forced: {most} of {tiles} key tiles are forced, but sparsity={options.sparsity} selects {selected}; "
+                f"give sparsity={floor(100 * (tiles - most) / tiles) / 100} or less, or force fewer"
             )
 
 

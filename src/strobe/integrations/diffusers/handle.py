@@ -17,7 +17,7 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.integrations.diffusers.families import FAMILIES, Family, Layer, family_of
-from strobe.integrations.diffusers.forward import Arguments, Forward, SparseOptions, Triple, numbers_of
+from strobe.integrations.diffusers.forward import Arguments, Forward, SparseOptions, Triple, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
 from strobe.integrations.diffusers.processors import SparseProcessor
@@ -25,6 +25,8 @@ from strobe.integrations.diffusers.report import LayerReport, SparseReport
 
 UNMEASURED = "not measured: sparse attention without trained gates; compare with the dense pipeline before you rely on it"
 _FREE = Forced()
+_PART = "_strobe_part"
+"""Attribute of a sparse transformer, for `restore`."""
 
 
 def sparsify(
@@ -66,7 +68,8 @@ def sparsify(
         for layer in family.layers(transformer):
             if isinstance(_processor(layer), SparseProcessor):
                 raise ConfigError(
-                    f"{name or type(transformer).__name__} is sparse already; call restore() on the handle of the first sparsify"
+                    f"{name or type(transformer).__name__} is sparse already; call restore() on the handle of the first "
+                    "sparsify, or without it strobe.integrations.diffusers.restore(pipe)"
                 )
     parts = {name: (transformer, family.layers(transformer)) for name, (transformer, family) in found.items()}
     sources = find_gates(gates, parts)
@@ -100,6 +103,18 @@ def sparsify(
     if handle.unmeasured:
         warnings.warn_explicit(f"quality {UNMEASURED}", UserWarning, "strobe", 0)  # one line: there is no source to quote
     return handle
+
+
+def restore(pipe: Any) -> None:
+    """Put a pipeline, or a transformer, back as it was before `sparsify`, where its handle is lost; one that is dense stays.
+
+    Raises:
+        ConfigError: no supported transformer.
+    """
+    for transformer, _ in _transformers(pipe).values():
+        part: _Part | None = getattr(transformer, _PART, None)
+        if part is not None:
+            part.undo()
 
 
 def _sparsity(given: float | Literal["auto"], source: GateSource | None, layers: tuple[Layer, ...]) -> float:
@@ -162,12 +177,18 @@ class _Part:
             family.enter(forward, config, Arguments(places, args, kwargs))
             if steps:
                 forward.dense = _step_of(pipe.scheduler) in steps
+            if forward.dense:  # written, never read: a compiler guards on what is read
+                forward.ran_dense = True
+            else:
+                forward.ran_sparse = True
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             forward.leave()
 
         self.hooks = (transformer.register_forward_pre_hook(before, with_kwargs=True), transformer.register_forward_hook(after))
         self.put(self.processors)
+        self.undone = False
+        setattr(transformer, _PART, self)
 
     def put(self, processors: Mapping[str, Any]) -> None:
         """Set processors by name; the others stay."""
@@ -179,7 +200,11 @@ class _Part:
         self.put({name: processor.replaced for name, processor in mine.items()})
 
     def undo(self) -> None:
-        """Restore the transformer."""
+        """Restore the transformer, once."""
+        if self.undone:
+            return
+        self.undone = True
+        delattr(self.transformer, _PART)
         for hook in self.hooks:
             hook.remove()
         self.take_back()
@@ -228,7 +253,23 @@ class SparseHandle:
     """
 
     def __init__(self, pipe: Any, parts: tuple[_Part, ...]) -> None:
-        self.pipe, self._parts, self._restored = pipe, parts, False
+        self.pipe, self._parts = pipe, parts
+
+    @property
+    def _restored(self) -> bool:
+        return any(part.undone for part in self._parts)
+
+    def _check(self) -> None:
+        if self._restored:
+            raise ConfigError("handle: the pipeline was restored; call sparsify again")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a transformer, or any module of one, is compiled."""
+        components: Any = getattr(self.pipe, "components", None)
+        given = components.values() if isinstance(components, Mapping) else (self.pipe,)
+        modules = (module for part in self._parts for module in part.transformer.modules())
+        return any(hasattr(each, "_orig_mod") for each in given) or any(each._compiled_call_impl is not None for each in modules)
 
     @property
     def unmeasured(self) -> bool:
@@ -242,11 +283,8 @@ class SparseHandle:
 
     def restore(self) -> None:
         """Put the pipeline back as it was: the processors that were replaced, no hook, no gate. A LoRA loaded since stays."""
-        if self._restored:
-            return
         for part in self._parts:
             part.undo()
-        self._restored = True
 
     def report(self, grid: Iterable[int] | None = None) -> SparseReport:
         """Say what every layer runs and which share of the key tiles it sees. Nothing runs.
@@ -254,13 +292,18 @@ class SparseHandle:
         Args:
             grid: tokens in (time, height, width); by default those of the last forward.
         """
-        asked = None if grid is None else _grid(grid)
+        asked = None if grid is None else grid_of(grid)
+        ran = [part.forward for part in self._parts]
+        note = "restored: the pipeline is dense, call sparsify again; it was: " if self._restored else ""
+        if any(each.ran_dense for each in ran) and not any(each.ran_sparse for each in ran):
+            note += "every step so far was dense: no sparse layer has run; "
         steps = sorted({step for part in self._parts for step in part.forward.options.dense_steps})
         known = [part.forward.grid for part in self._parts if part.forward.grid is not None]
         return SparseReport(
             layers=tuple(row for part in self._parts for row in part.report(asked)),
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
+            note=note,
             quality=UNMEASURED if self.unmeasured else "that of the trained gates" if self._gated else "that of dense attention",
         )
 
@@ -270,14 +313,22 @@ class SparseHandle:
 
     @contextmanager
     def dense(self) -> Iterator[None]:
-        """Run the layers by diffusers' own processors inside this context."""
+        """Run the layers by diffusers' own processors inside this context.
+
+        Raises:
+            ConfigError: the pipeline was restored.
+        """
+        self._check()
+        ran = [(part.forward.ran_dense, part.forward.ran_sparse) for part in self._parts]
         for part in self._parts:
             part.take_back()
         try:
             yield
         finally:
-            for part in self._parts:
-                part.put(part.processors)
+            for part, before in zip(self._parts, ran, strict=True):
+                part.forward.ran_dense, part.forward.ran_sparse = before
+                if not part.undone:
+                    part.put(part.processors)
 
     @contextmanager
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
@@ -287,7 +338,11 @@ class SparseHandle:
 
         Args:
             queries: of every head that it is measured with, evenly spaced.
+
+        Raises:
+            ConfigError: the pipeline was restored.
         """
+        self._check()
         found: dict[str, list[Tensor]] = {}
         for part in self._parts:
             part.forward.probe, part.forward.recalls = queries, {}
@@ -301,6 +356,7 @@ class SparseHandle:
                 part.forward.probe, part.forward.recalls = 0, {}
 
     def __enter__(self) -> SparseHandle:
+        self._check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -313,11 +369,3 @@ def _name(layer: Layer) -> str:
 
 def _key(part: _Part, layer: Layer) -> str:
     return f"{part.component}.{_name(layer)}" if part.component else _name(layer)
-
-
-def _grid(given: Iterable[int]) -> Triple:
-    sizes = tuple(given)
-    if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ConfigError(f"grid: got {sizes}, expected three positive integers (time, height, width)")
-    t, h, w = sizes
-    return t, h, w

@@ -16,7 +16,7 @@ from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.exchange import HeadExchange
-from strobe.integrations.diffusers.forward import Forward, Rope, Triple
+from strobe.integrations.diffusers.forward import Forward, Rope, Triple, grid_of
 
 
 class SparseProcessor:
@@ -175,7 +175,9 @@ class SparseProcessor:
             attn: the attention module whose processor this is.
             grid: tokens in time, height and width; by default those of the last forward.
         """
-        grid = self.grid() if grid is None else grid
+        grid = self.grid() if grid is None else grid_of(grid)
+        if self.usual_sparsity > 0:
+            self.forward.check_forced(grid)
         with FakeTensorMode():
             q = torch.empty(
                 (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.forward.device or "cpu"

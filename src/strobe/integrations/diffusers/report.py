@@ -48,12 +48,14 @@ class SparseReport:
         grid: tokens in time, height and width; None before the first forward.
         dense_steps: denoise steps, counted from 0, in which every layer is dense.
         quality: what is known of it.
+        note: that the pipeline was restored, or that no step was sparse so far; empty if neither.
     """
 
     layers: tuple[LayerReport, ...]
     grid: tuple[int, int, int] | None
     dense_steps: tuple[int, ...]
     quality: str
+    note: str
 
     def rows(self) -> list[dict[str, object]]:
         """Return one dictionary per layer."""
@@ -74,7 +76,7 @@ class SparseReport:
     def __str__(self) -> str:
         grid = "no forward yet" if self.grid is None else f"grid {self.grid} of tokens in (time, height, width)"
         steps = f"; dense in steps {', '.join(map(str, self.dense_steps))}" if self.dense_steps else ""
-        lines = [f"{grid}{steps}; quality: {self.quality}"]
+        lines = [f"{self.note}{grid}{steps}; quality: {self.quality}"]
         for rows in _alike(self.layers):
             first, last = rows[0], rows[-1]
             name = first.layer if len(rows) == 1 else f"{first.layer} to {last.layer}"
@@ -88,7 +90,7 @@ class SparseReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_table(f"Layers; quality: {self.quality}", self.rows())
+        return html_table(f"{self.note}Layers; quality: {self.quality}", self.rows())
 
 
 def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
