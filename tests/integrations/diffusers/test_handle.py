@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import strobe
-from strobe.bench.probe import PipelineProbe
+from strobe.bench.probe import LayerProbe, PipelineProbe
 from strobe.core.errors import ConfigError
 from strobe.integrations import diffusers
 from strobe.integrations.diffusers import sparsify
@@ -117,9 +117,9 @@ def test_nothing_sparse_is_said() -> None:
 
 def test_a_probe_says_what_its_rounds_allow() -> None:
     def made(*ratios: float) -> PipelineProbe:
-        return PipelineProbe(
-            layers=(), sparse_ns=10**8, dense_ns=2 * 10**8, call_ratios=ratios, attention_ratios=ratios, compiled=False
-        )
+        took = {"sparse_ns": 10**8, "dense_ns": 2 * 10**8}
+        layer = LayerProbe(layer="attn1", recall=None, worst_recall=None, **took)
+        return PipelineProbe(layers=(layer,), call_ratios=ratios, attention_ratios=ratios, compiled=False, **took)
 
     assert "2.00x, inconclusive: one round; give rounds=2 or more" in str(made(2.0))
     assert "2.00x [1.88, 2.13], faster" in str(made(1.95, 2.0, 2.05))
