@@ -186,7 +186,7 @@ def test_what_the_captures_say_of_themselves() -> None:
         "graph": ("yes", "none seen"), "eager": ("none seen", "none seen"), "compiled": ("none seen", "yes"),
         "pair/traces/sdpa": ("none seen", "none seen"), "pair/traces/sparse-triton": ("none seen", "none seen"),
     }  # fmt: skip
-    assert {(each["device"], each["devices"], each["cuda"]) for each in facts.values()} == {("NVIDIA H200", "1", "13000")}
+    assert {(each["device"], each["devices"], each["cuda"]) for each in facts.values()} == {("NVIDIA H200", "1", "13.0")}
 
 
 def test_records_of_a_call_say_its_sizes() -> None:
