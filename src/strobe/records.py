@@ -41,7 +41,7 @@ from strobe.perf.records.record import (
     Workload,
 )
 from strobe.perf.records.store import RunRecords
-from strobe.perf.records.viewers import Server, Viewer
+from strobe.perf.records.viewers import Served, Server, Viewer
 
 __all__ = [
     "Absent",
@@ -69,6 +69,7 @@ __all__ = [
     "Regions",
     "RunRecords",
     "SentMessage",
+    "Served",
     "Server",
     "Span",
     "SpanCost",

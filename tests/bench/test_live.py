@@ -92,8 +92,13 @@ def test_viewers_see_what_the_page_says(tmp_path: Path) -> None:
         due = sum(each.painted + each.stall_ns / frame_ns for each in viewers)
         assert figures.on_time == pytest.approx(sum(ns <= frame_ns for each in viewers for ns in each.late_ns) / due)
         assert figures.stalls == sum(each.stalls for each in viewers)
+    assert [each.load for each in run.served] == [1.0, 2.0] and [one.served, two.served] == list(run.served)
+    for served, viewers in zip(run.served, (found[:1], found[1:]), strict=True):
+        assert sum(each.painted for each in viewers) <= served.pictures <= 12 * (served.blocks + 2 * len(viewers))
+        assert 0 < served.busy_ns <= served.wall_ns and served.encode_ns > 0 and served.stream_bytes is None
+        assert served.suspend_ns is not None and served.wake_ns is not None and served.suspend_ns * served.wake_ns > 0
     report = build_report([folder])
-    assert [section.id for section in report.sections] == ["load", "viewers"]
+    assert [section.id for section in report.sections] == ["load", "server", "viewers"]
     assert len(load_table((one, two)).rows) == 2
     assert len(run.rows("viewers")) == 3
 

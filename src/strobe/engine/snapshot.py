@@ -65,26 +65,40 @@ class Snapshot:
             )
 
     def to(self, device: str | torch.device) -> Snapshot:
-        """Return it with its tensors on a device; those that are there already are shared."""
+        """Return it with its tensors on a device; those that are there already are shared.
+
+        From a GPU they go to page-locked main memory, and from there back: several times as fast as through pageable memory.
+        """
+        target, source = torch.device(device), self.cache.keys.device
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(target, non_blocking=True)
+
+        def if_there(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else moved(tensor)
+
         state, blend = self.state, self.state.blend
-        return replace(
+        copy = replace(
             self,
             state=replace(
                 state,
-                blend=blend and replace(blend, start=blend.start.to(device), target=blend.target.to(device)),
-                history=state.history.to(device),
-                decoder=(state.decoder[0], tuple(None if each is None else each.to(device) for each in state.decoder[1])),
-                start=None if state.start is None else state.start.to(device),
-                ahead=None if state.ahead is None else state.ahead.to(device),
-                ends=None if state.ends is None else state.ends.to(device),
+                blend=blend and replace(blend, start=moved(blend.start), target=moved(blend.target)),
+                history=moved(state.history),
+                decoder=(state.decoder[0], tuple(map(if_there, state.decoder[1]))),
+                start=if_there(state.start),
+                ahead=if_there(state.ahead),
+                ends=if_there(state.ends),
             ),
             cache=replace(
                 self.cache,
-                keys=self.cache.keys.to(device),
-                values=self.cache.values.to(device),
-                sink_keys=self.cache.sink_keys.to(device),
+                keys=moved(self.cache.keys),
+                values=moved(self.cache.values),
+                sink_keys=moved(self.cache.sink_keys),
             ),
         )
+        if source.type == "cuda" and target.type == "cpu":
+            torch.cuda.synchronize(source)  # what is read on the host must have arrived
+        return copy
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, which is whole and on the disk when this returns.

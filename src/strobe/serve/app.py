@@ -169,7 +169,11 @@ class Server:
         hub.worker = worker = await asyncio.to_thread(work)
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
-        await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
+        found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
+        self.metrics.suspend.observe(found.suspend_ms / 1e3)
+        self.metrics.wake.observe(found.wake_ms / 1e3)
+        if found.stream_bytes is not None:
+            self.metrics.stream_bytes.set(found.stream_bytes)
         self.hub = hub
         log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
 

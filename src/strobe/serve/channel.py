@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.serve.block import Block
 from strobe.serve.protocol import Codec, FromServer
-from strobe.serve.streams import Block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from strobe.core.errors import StrobeError
+from strobe.serve.block import Block
 from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
@@ -23,7 +24,7 @@ from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
 from strobe.serve.recordings import Recordings
 from strobe.serve.scheduler import Admission
-from strobe.serve.streams import Block, Stream
+from strobe.serve.streams import Stream
 from strobe.serve.worker import StreamGoneError, Worker
 
 T = TypeVar("T")
@@ -178,6 +179,8 @@ class Hub:
         channel = self.channels.get(name)
         self.metrics.blocks.observe(block.block_ms / 1e3)
         self.metrics.busy.inc(block.block_ms / 1e3)
+        if block.woken_ms:
+            self.metrics.wake.observe(block.woken_ms / 1e3)
         for phase, spent in block.phases.items():
             self.metrics.phases.labels(phase.removesuffix("_ms")).observe(spent / 1e3)
         if channel is None or block.generation != channel.generation:
@@ -356,7 +359,8 @@ class Hub:
         channel.asleep = True
         self.tell_worker(channel)
         with suppress(StreamGoneError):
-            await self.on_device(lambda: self.device.stream(channel.name).suspend())
+            spent_ms = await self.on_device(lambda: self.device.stream(channel.name).suspend())
+            self.metrics.suspend.observe(spent_ms / 1e3)
         if not channel.asleep or self.channels.get(channel.name) is not channel:
             return
         self.metrics.suspended.inc()

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.machine import device_name, versions
 from strobe.engine.snapshot import Snapshot
+from strobe.serve.block import Block, Branch
 from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.prompt_log import hashed
 from strobe.serve.store import Place, SavedBranch, SavedState, SavedStream, Store
-from strobe.serve.streams import Block, Branch
 from strobe.serve.worker import Worker
 
 BEAT: Final = 16

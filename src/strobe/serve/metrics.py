@@ -43,6 +43,15 @@ class Metrics:
         self.refused = Counter("strobe_refused_total", "Streams and connections that were refused, by reason.", ["reason"], **on)
         self.queued = Gauge("strobe_queued_frames", "Frames made and not painted, over all streams.", **on)
         self.busy = Counter("strobe_device_busy_seconds_total", "Time that frame blocks held the device.", **on)
+        self.suspend = Histogram(
+            "strobe_suspend_seconds", "Time that the device was held to move a stream to main memory.", buckets=_SECONDS, **on
+        )
+        self.wake = Histogram(
+            "strobe_wake_seconds", "Time that the device was held to bring back a stream.", buckets=_SECONDS, **on
+        )
+        self.stream_bytes = Gauge(
+            "strobe_stream_bytes", "Device memory of one more stream of the default preset, as measured at the start.", **on
+        )
         self.suspended = Counter("strobe_suspends_total", "Streams moved to main memory.", **on)
         self.resumed = Counter("strobe_resumes_total", "Streams opened again by their secret.", **on)
         self.kept = Counter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class ServeSettings:
         streams: the most that may be open.
         suspend_s: seconds after which a stream that is paused or unwatched is moved to main memory.
         resume_s: seconds after which a stream that nobody watches is closed.
-        encoders: threads that encode pictures.
+        encoders: threads that encode pictures; by default half as many as cores, at least two.
         keep: folder in which streams outlive the server; several servers may share it. None: they end with it.
         keep_every: frame blocks between two snapshots there; 0: none, so that a stream comes back from its log alone.
 
@@ -44,7 +45,7 @@ class ServeSettings:
     streams: int = 32
     suspend_s: float = 20.0
     resume_s: float = 300.0
-    encoders: int = 2
+    encoders: int = max(2, len(os.sched_getaffinity(0)) // 2)
     keep: Path | None = None
     keep_every: int = 8
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter_ns
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError, StrobeError
@@ -28,6 +26,7 @@ from strobe.engine.snapshot import Snapshot
 from strobe.engine.video import decode_image
 from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
+from strobe.serve.block import Block, Branch, layout
 from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
 
@@ -36,43 +35,6 @@ _PHASES: Final = {
     "commit_ms": (spans.COMMIT,),
     "decode_ms": (spans.VAE_DECODE, spans.DECODE_WAIT),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Branch:
-    """A stream's state between two frame blocks, to which it can return."""
-
-    number: int
-    name: str
-    snapshot: Snapshot
-    origin: Origin
-    log: tuple[PromptEntry, ...]
-    frame_block: int
-    frame: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Block:
-    """Frames of a frame block that was made.
-
-    Args:
-        frames: uint8 [F, Y, X, 3].
-        first_frame: number of the first of them.
-        entered: the prompt that took effect with it, if one did.
-        block_ms: time that the device was held.
-        phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
-    """
-
-    frames: NDArray[np.uint8]
-    index: int
-    first_frame: int
-    generation: int
-    epoch: int
-    entered: PromptEntry | None
-    block_ms: float
-    phases: dict[str, float]
-    made_s: float
-    cache: dict[str, int]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -167,8 +129,10 @@ class Stream:
         return self._session
 
     def make(self) -> Block:
-        """Make the next frame block and copy it off the device."""
+        """Make the next frame block and copy it off the device; a suspended stream is woken before."""
+        asked, asleep = perf_counter_ns(), self.asleep
         session = self.session
+        woken_ms = (perf_counter_ns() - asked) / 1e6 if asleep else 0.0
         self._answer_held()
         assert self._blocks is not None
         began, recorder = perf_counter_ns(), TimingRecorder(self.device) if self.device.type == "cpu" else None
@@ -197,7 +161,8 @@ class Stream:
             block_ms=block_ms,
             phases=phases,
             made_s=monotonic(),
-            cache=_layout(session, block.index),
+            cache=layout(session, block.index),
+            woken_ms=woken_ms,
         )
         self.frames_made += len(made.frames)
         self.blocks_made = block.index + 1
@@ -335,12 +300,14 @@ class Stream:
         if self._session is not None:
             self._go_on()
 
-    def suspend(self) -> None:
-        """Move the state to main memory and free the device; does nothing for a suspended stream."""
+    def suspend(self) -> float:
+        """Move the state to main memory, free the device and return the ms that it took; does nothing for a suspended stream."""
+        began = perf_counter_ns()
         if self._session is not None:
             self._asleep = self._session.snapshot().to("cpu")
             self._session.close()
             self._session = self._blocks = None
+        return (perf_counter_ns() - began) / 1e6
 
     def wake(self) -> None:
         """Bring the stream back to the device; what follows is bit-equal to what would have followed."""
@@ -354,6 +321,8 @@ class Stream:
             samples=snapshot.identity.samples,
         )
         session.restore(snapshot.to(self.device))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # so that who waits knows how long it took
         self._session, self._asleep = session, None
         self._go_on()
 
@@ -384,17 +353,3 @@ class Stream:
             self._session.close()
         self._session = self._blocks = self._asleep = None
         self.branches.clear()
-
-
-def _layout(session: Session, index: int) -> dict[str, int]:
-    """Return the cache's layout for a frame block in latent frames: sink, window, ring rows and how many are filled."""
-    config, policy = session.config, session.config.policy
-    end = config.latents_of(index).stop
-    return {
-        "sink": policy.sink,
-        "window": policy.window,
-        "filled": min(end, policy.window),
-        "end": end,
-        "frame_block": len(config.latents_of(index)),
-        "sparsity_percent": round(100 * config.sparsity),
-    }

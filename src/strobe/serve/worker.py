@@ -9,8 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from time import monotonic
+from dataclasses import dataclass, replace
+from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
 import torch
@@ -21,9 +21,10 @@ from strobe.engine.load import Model
 from strobe.engine.memory import free_bytes, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
+from strobe.serve.block import Block
 from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
-from strobe.serve.streams import Block, Stream
+from strobe.serve.streams import Stream
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
@@ -48,6 +49,20 @@ class Playing:
     def ahead_s(self, fps: int) -> float:
         """Seconds of video that are made and not painted."""
         return max(0, self.stream.frames_made - self.painted) / fps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """What the start measured of a stream of the default preset.
+
+    Args:
+        suspend_ms, wake_ms: time that the device is held to move it to main memory, and to bring it back.
+        stream_bytes: device memory of one more such stream; None on a CPU, which does not count it.
+    """
+
+    suspend_ms: float
+    wake_ms: float
+    stream_bytes: int | None
 
 
 class Worker:
@@ -133,17 +148,18 @@ class Worker:
                 playing.painted, playing.running = frame, running
                 self._wake.notify()
 
-    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> None:
+    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> WarmUp:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
-        The others are predicted from it by their transformer passes until streams of them run.
+        The others are predicted from it by their transformer passes until streams of them run. A second stream shows what one
+        more takes beside the first, and the first is moved to main memory and back, which also makes room for it there.
 
         Args:
             prompt: any that the model understands.
             tell: called with steps done, steps in all and what comes next.
         """
         measured = _MEASURED.get(self.device.type, 2)
-        steps = measured + 3
+        steps = measured + 4
         tell(0, steps, "open a session")
         config = self.configs[self.default]
         stream = Stream(
@@ -161,6 +177,8 @@ class Worker:
                 if number == measured + 1:
                     stream.prompt(prompt, "recache", 4)
                 times.append(stream.make().block_ms / 1e3)
+            tell(measured + 3, steps, "suspend and wake")
+            found = self._moved(stream)
         finally:
             stream.close()
         steady = sorted(times[1 : 1 + measured])[measured // 2]
@@ -173,7 +191,34 @@ class Worker:
                 content_s=self.content_s,
                 stream_bytes=self._stream_bytes(other),
             )
+        if found.stream_bytes is not None:
+            self._predicted[self.default] = self.costs[self.default] = replace(
+                self.costs[self.default], stream_bytes=found.stream_bytes
+            )
         tell(steps, steps, "ready")
+        return found
+
+    def _moved(self, stream: Stream) -> WarmUp:
+        """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""
+        before = self._allocated()
+        other = Stream(name="one more", model=self.model, device=self.device, origin=stream.origin, config=stream.config)
+        other.open()
+        try:
+            other.make()
+            after = self._allocated()
+        finally:
+            other.close()
+        times = []
+        for _ in range(2):
+            suspend_ms = stream.suspend()
+            began = perf_counter()
+            stream.wake()
+            times.append((suspend_ms, 1e3 * (perf_counter() - began)))
+        return WarmUp(suspend_ms=times[-1][0], wake_ms=times[-1][1], stream_bytes=after - before if before or after else None)
+
+    def _allocated(self) -> int:
+        """Return the device memory that tensors take; 0 on a CPU."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _passes(self, config: EngineConfig) -> int:
         return sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,13 +25,14 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from strobe.bench.case import Progress
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.store import RunWriter, create_run
-from strobe.perf.records.viewers import Arrivals, Server
+from strobe.perf.records.viewers import Arrivals, Served, Server
 from strobe.perf.records.viewers import Viewer as ViewerLine
 from strobe.serve import protocol
 from strobe.serve.client import Playback, RefusedError, Viewer, watch
@@ -169,7 +170,11 @@ async def _levels(load: Load, url: str, token: str, welcome: protocol.Welcome, w
         def tell(seconds: float, watching: int, level: float = level, before: int = before) -> None:
             progress(before + round(seconds), total, f"s, load {level:g}, {watching} viewers")
 
+        began, at_first = time.monotonic_ns(), await asyncio.to_thread(_server_metrics, url, token)
         await _level(load, level, visits, lambda visit: _visit(load, url, token, visit), writer, tell)
+        at_last = await asyncio.to_thread(_server_metrics, url, token)
+        if at_first is not None and at_last is not None:
+            writer.append(_served(level, time.monotonic_ns() - began, at_first, at_last))
         writer.sync()
 
 
@@ -202,6 +207,42 @@ async def _level(
         await asyncio.gather(*(come(number, visit) for number, visit in enumerate(visits)))
     finally:
         reporting.cancel()
+
+
+def _server_metrics(url: str, token: str) -> dict[str, float] | None:
+    """Read the server's counters by name; None if it does not show them."""
+    request = urllib.request.Request(f"{url.replace('ws', 'http', 1)}/metrics")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+    except (OSError, ValueError):
+        return None
+
+
+def _served(level: float, wall_ns: int, first: Mapping[str, float], last: Mapping[str, float]) -> Served:
+    """The line of one load from the server's counters before and after it."""
+
+    def rise(name: str) -> float:
+        return last.get(name, 0.0) - first.get(name, 0.0)
+
+    def mean_ns(name: str) -> int | None:
+        count = last.get(f"{name}_count", 0.0)
+        return _ns(last[f"{name}_sum"] / count) if count else None
+
+    return Served(
+        load=level,
+        wall_ns=wall_ns,
+        blocks=round(rise("strobe_block_seconds_count")),
+        busy_ns=_ns(rise("strobe_device_busy_seconds_total")),
+        pictures=round(rise("strobe_encode_seconds_count")),
+        encode_ns=_ns(rise("strobe_encode_seconds_sum")),
+        stream_bytes=round(last.get("strobe_stream_bytes", 0.0)) or None,
+        suspend_ns=mean_ns("strobe_suspend_seconds"),
+        wake_ns=mean_ns("strobe_wake_seconds"),
+    )
 
 
 class _Seen:

@@ -15,7 +15,7 @@ from strobe.perf.records.base import Line, Prose, RecordPart
 from strobe.perf.records.checks import Check
 from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
-from strobe.perf.records.viewers import Server, Viewer
+from strobe.perf.records.viewers import Served, Server, Viewer
 
 RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs", "accept"]
 """Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
@@ -386,9 +386,9 @@ class End(Line, frozen=True, kw_only=True):
 
 Record = (
     Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
-    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Viewer | Check | End
+    | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Served | Viewer | Check | End
 )  # fmt: skip
 LINES: Final = (
     Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
-    Quality, Gate, Excluded, Server, Viewer, Check, End,
+    Quality, Gate, Excluded, Server, Served, Viewer, Check, End,
 )  # fmt: skip

@@ -43,26 +43,16 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.seal import seal
 from strobe.perf.records.upgrade import upgraded
-from strobe.perf.records.viewers import Server, Viewer
+from strobe.perf.records.viewers import Served, Server, Viewer
 
 T = TypeVar("T")
 _LISTED: Final = 8
 """Most line numbers that a damage sentence lists."""
 
 _TABLES: Final = (
-    "spans",
-    "clips",
-    "variants",
-    "traces",
-    "videos",
-    "quality",
-    "gates",
-    "excluded",
-    "memory",
-    "predictions",
-    "viewers",
-    "checks",
-)
+    "spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions", "served",
+    "viewers", "checks",
+)  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -224,6 +214,7 @@ class RunRecords:
     surroundings: Surroundings | None = None
     links: Links | None = None
     server: Server | None = None
+    served: tuple[Served, ...] = ()
     viewers: tuple[Viewer, ...] = ()
     checks: tuple[Check, ...] = ()
     missing_lines: int = 0
@@ -282,8 +273,8 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions, viewers or checks;
-                docs/records.md has their keys.
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions, served, viewers
+                or checks; docs/records.md has their keys.
 
         Raises:
             ConfigError: there is no such table.
@@ -391,6 +382,7 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         surroundings=next(iter(_of(records, Surroundings)), None),
         links=next(iter(_of(records, Links)), None),
         server=next(iter(_of(records, Server)), None),
+        served=_of(records, Served),
         viewers=_of(records, Viewer),
         checks=_of(records, Check),
         missing_lines=missing,

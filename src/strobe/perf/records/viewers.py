@@ -27,6 +27,25 @@ class Server(Line, frozen=True, kw_only=True):
     start_buffer_ns: Annotated[int, Meta(description="length of video that a viewer buffers before it plays, ns")]
 
 
+class Served(Line, frozen=True, kw_only=True):
+    """The server's own account of one load: what it did while the viewers were there."""
+
+    load: Annotated[float, Meta(description="requested mean number of concurrent viewers")]
+    wall_ns: Annotated[int, Meta(description="length of the load, ns")]
+    blocks: Annotated[int, Meta(description="number of frame blocks made")]
+    busy_ns: Annotated[int, Meta(description="total time that frame blocks held the device, ns")]
+    pictures: Annotated[int, Meta(description="number of pictures encoded")]
+    encode_ns: Annotated[int, Meta(description="total time to encode them, over all encoding threads, ns")]
+    stream_bytes: Annotated[
+        int | None,
+        Meta(description="device memory of one more stream of the server's preset, measured at its start; null: not on a GPU"),
+    ]
+    suspend_ns: Annotated[
+        int | None, Meta(description="mean time that the device was held to move a stream to main memory, ns; null: never")
+    ]
+    wake_ns: Annotated[int | None, Meta(description="mean time that the device was held to bring a stream back, ns; null: never")]
+
+
 class Viewer(Line, frozen=True, kw_only=True):
     """One viewer of the server: arrival, admission and playback."""
 

@@ -10,7 +10,7 @@ from typing import Final
 from strobe.perf.analysis.runs.viewers import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.records.viewers import Viewer
+from strobe.perf.records.viewers import Served, Viewer
 from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.model import (
@@ -30,6 +30,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
 )
+from strobe.perf.report.text import bytes_cell
 
 _FEW: Final = 20
 """Values below which no 95th percentile is told apart from the largest."""
@@ -66,7 +67,7 @@ def serve_report(folder: Path) -> Report:
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
         banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
-        sections=(_loads(found), _viewers(run)),
+        sections=(_loads(found), *_server(found), _viewers(run)),
     )
 
 
@@ -124,6 +125,29 @@ def _loads(found: Sequence[LoadFigures]) -> Section:
         return Section("load", "What viewers saw", lead, (table,))
     plane = Plane(Axis("viewers asked for at once"), Axis("pictures on time, %"), marks, series=("pictures on time",))
     return Section("load", "What viewers saw", lead, (table, Figure("Pictures on time by load.", "", plane, table)))
+
+
+def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
+    """What the server's device and encoders did; nothing if it does not show its counters."""
+    lines = [each.served for each in found if each.served is not None]
+    if not lines:
+        return ()
+    fields: tuple[Field[Served], ...] = (
+        numeric("viewers asked for", lambda each: Number(each.load, 1)),
+        count("frame blocks", lambda each: each.blocks),
+        time("device held for one", lambda each: each.busy_ns / each.blocks if each.blocks else None, missing="none was made"),
+        numeric("device busy", lambda each: each.busy_ns / each.wall_ns, "share of the load's time", show=Share),
+        time("a picture encoded in", lambda each: each.encode_ns / each.pictures if each.pictures else None, missing="none"),
+        numeric("encoding threads busy", lambda each: Number(each.encode_ns / each.wall_ns, 2), "on average"),
+        time("suspend", lambda each: each.suspend_ns, missing="not measured"),
+        time("wake", lambda each: each.wake_ns, missing="not measured"),
+        numeric(
+            "one more stream", lambda each: each.stream_bytes, "of device memory",
+            show=lambda value: bytes_cell(value, "GiB", 2), missing="not on a GPU",
+        ),
+    )  # fmt: skip
+    notes = ("Suspend and wake: how long the device is held to move a stream to main memory, and to bring it back.",)
+    return (Section("server", "What the server did", "", (table_of("By load.", fields, lines, notes=notes),)),)
 
 
 def _viewers(run: RunRecords) -> Section:

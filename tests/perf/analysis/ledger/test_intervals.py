@@ -206,4 +206,5 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
     assert timed.spread == paired_spread({str(label): [10, 12, 14]}, [10, 12, 14], 2)
     traced = clip_ledger(side(0, False), side(1, False), sums)
     assert traced.spread == paired_spread({}, [10, 12, 14], 2) and traced.lines == timed.lines
+    assert clip_ledger(side(0, True), side(1, False), sums) == clip_ledger(side(0, False), side(1, True), sums) == traced
     assert clip_ledger(side(0, False), side(1, False), sums[:1]).spread.why_none == "fewer than two pairs of clips"

@@ -328,11 +328,11 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
         num_units=baseline.num_clips,
     )
     owned = [Owned(labels=side.labels, calls=side.calls, tiles=side.units) for side in (baseline, candidate)]
-    saved = {}
-    for label in baseline.labels.keys() | candidate.labels.keys():
-        each = zip(baseline.pairs, candidate.pairs, strict=True)
-        saved[str(label)] = [before.get(label, 0) - after.get(label, 0) for before, after in each]
-    lines = saved if baseline.pairs and candidate.pairs else {}
+    lines = {}
+    if baseline.pairs and candidate.pairs:  # else the lines of one side at least are of a trace
+        each = list(zip(baseline.pairs, candidate.pairs, strict=True))
+        for label in baseline.labels.keys() | candidate.labels.keys():
+            lines[str(label)] = [before.get(label, 0) - after.get(label, 0) for before, after in each]
     per_pair = baseline.num_clips // max(1, len(pairs))
     spread = paired_spread(lines, [before - after for before, after in pairs], per_pair)
     return close_ledger(owned[0], owned[1], (), scale, spread)

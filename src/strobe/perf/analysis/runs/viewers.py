@@ -8,7 +8,7 @@ from typing import Final
 
 from strobe.core.errors import DataError
 from strobe.perf.records.store import RunRecords
-from strobe.perf.records.viewers import Viewer
+from strobe.perf.records.viewers import Served, Viewer
 
 HELD: Final = 0.99
 """Share of pictures on time at which a load counts as held, if nobody was refused or lost its connection."""
@@ -23,6 +23,7 @@ class LoadFigures:
         at_once: viewers who really watched at once, on average over the level.
         on_time: share of the pictures that were due and were painted at most one frame time late; None if none was due.
         play_ratio: time played over time played and stalled; None if nothing was played.
+        served: the server's own account of the load; None if it does not show its counters.
     """
 
     load: float
@@ -40,6 +41,7 @@ class LoadFigures:
     stalls: int
     stall_ns: int
     lost: int
+    served: Served | None = None
 
     @property
     def held(self) -> bool:
@@ -61,10 +63,13 @@ def figures_of(run: RunRecords) -> tuple[LoadFigures, ...]:
     if run.server is None or not run.viewers:
         raise DataError(f"{run.folder} holds no viewer of a server: it was stopped before the first one left")
     loads = sorted({each.load for each in run.viewers})
-    return tuple(_figures(load, [each for each in run.viewers if each.load == load], run.server.fps) for load in loads)
+    servers = {each.load: each for each in run.served}
+    return tuple(
+        _figures(load, [each for each in run.viewers if each.load == load], run.server.fps, servers.get(load)) for load in loads
+    )
 
 
-def _figures(load: float, viewers: Sequence[Viewer], fps: int) -> LoadFigures:
+def _figures(load: float, viewers: Sequence[Viewer], fps: int, served: Served | None) -> LoadFigures:
     let_in = [each for each in viewers if not each.refusal]
     stall_ns = sum(each.stall_ns for each in let_in)
     painted = sum(each.painted for each in let_in)
@@ -89,4 +94,5 @@ def _figures(load: float, viewers: Sequence[Viewer], fps: int) -> LoadFigures:
         stalls=sum(each.stalls for each in let_in),
         stall_ns=stall_ns,
         lost=sum(each.lost for each in let_in),
+        served=served,
     )
