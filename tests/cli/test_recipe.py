@@ -12,6 +12,7 @@ import torch
 from strobe.engine.load import load
 from strobe.engine.presets import preset
 from strobe.serve.protocol import write
+from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import Origin, Stream
 from terminal import Strobe
 
@@ -21,8 +22,7 @@ def recipe() -> dict[str, Any]:
     """Of a stream of four frame blocks with a switch before the third."""
     stream = Stream(
         name="s",
-        model=load("shapes"),
-        device=torch.device("cpu"),
+        sessions=SpareSessions(load("shapes"), torch.device("cpu"), most=0),
         origin=Origin(prompt="a red circle moving left", seed=5, preset="turbo"),
         config=preset("turbo"),
     )

@@ -52,6 +52,17 @@ def test_gpu_equals_cpu(make: Callable[..., Session], tiny: Model, name: str) ->
     assert (gpu_frames - cpu_frames).abs().mean() < 0.5
 
 
+@pytest.mark.parametrize("name", ["balanced", "low_memory", "sparse", "turbo"])
+def test_a_restarted_session_streams_what_a_new_one_does(make: Callable[..., Session], tiny: Model, name: str) -> None:
+    model = larger(tiny, name)
+    used, new = (make(preset=preset(name), device="cuda", model=model, seed=seed) for seed in (1, 2))
+    list(used.stream(6, switches=SWITCHES))
+    recorded = len(used._stream._dit.runner)
+    used.restart("red circle", seed=2)
+    (mine, my_frames), (expected, frames) = play(used), play(new)
+    assert torch.equal(mine, expected) and torch.equal(my_frames, frames) and len(used._stream._dit.runner) == recorded
+
+
 @pytest.mark.parametrize("knob", ["compile", "fused_kernels", "memory_pool", "overlap_decode", "late_frames", "ring_cache"])
 def test_no_knob_changes_the_result(make: Callable[..., Session], knob: str) -> None:
     knobs = replace_knobs(Knobs(), compile=False, fused_kernels=knob != "compile")  # kernels leave no layers to compile

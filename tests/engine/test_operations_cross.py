@@ -47,6 +47,7 @@ ACTS: st.SearchStrategy[Step] = st.one_of(
     st.sampled_from([("prepare",), ("fork",)]),
     st.sampled_from([("snapshot",), ("snapshot", "saved")]),
     st.tuples(st.sampled_from(["restore", "reopen"]), st.integers(0, 1)),
+    st.tuples(st.just("restart"), st.sampled_from(PROMPTS)),
 )
 STREAMS: st.SearchStrategy[tuple[Step, ...]] = st.sampled_from([(), (("one",),), (("stream", 1),)])
 
@@ -131,6 +132,8 @@ class Operations(RuleBasedStateMachine):
             self.tell(live, act)
         elif what == "prepare":
             live.session.prepare()
+        elif what == "restart":
+            self.restarted(live, str(act[1]))
         elif what == "snapshot":
             self.kept = [*self.kept[-1:], self.snapshot(live, saved="saved" in act)]
         elif what == "fork":
@@ -196,6 +199,15 @@ class Operations(RuleBasedStateMachine):
             with pytest.raises(SessionError, match="other weights"):
                 live.session.restore(chosen.snapshot)
         return live
+
+    def restarted(self, live: Live, prompt: str) -> None:
+        """The session begins again; not with another LoRA than its model's."""
+        if live.lora is not None:
+            with pytest.raises(SessionError, match="LoRAs of its own"):
+                live.session.restart(prompt)
+        else:
+            live.session.restart(prompt)
+            live.steps = (("prompt", prompt, "recache", 4),)
 
     def snapshot(self, live: Live, saved: bool) -> Kept:
         """A snapshot, compared with that of a session that was told everything."""

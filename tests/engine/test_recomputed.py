@@ -186,6 +186,14 @@ def test_batches_first_blocks_and_prompts(build: Callable[..., Session], model: 
         close(torch.cat(found, dim=1)[index], reference(model, [1, 3, 3, 3, 3], sample=sample, prompts=prompts))
 
 
+def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Session]) -> None:
+    session = build(seed=1)
+    for number in (3, 5):
+        streamed(session, number)
+        session.restart("blue square", seed=2)
+    assert torch.equal(streamed(session, 6), streamed(build("blue square", seed=2), 6))
+
+
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_snapshots_forks_and_files_go_on_bit_equal(build: Callable[..., Session], tmp_path: Path, at: int) -> None:
     session = build()

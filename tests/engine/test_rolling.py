@@ -157,6 +157,14 @@ def test_a_soft_switch_acts_on_all_frame_blocks_under_way(build: Callable[..., S
     assert torch.isfinite(streamed(session, 2)).all()
 
 
+def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Session]) -> None:
+    session = build(seed=1)
+    for number in (3, 5):
+        streamed(session, number)
+        session.restart("blue square", seed=2)
+    assert torch.equal(streamed(session, 6), streamed(build("blue square", seed=2), 6))
+
+
 @pytest.mark.parametrize("at", [1, 4, 9])
 def test_snapshots_forks_and_files_go_on_bit_equal(build: Callable[..., Session], tmp_path: Path, at: int) -> None:
     session = build()

@@ -20,6 +20,7 @@ from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
 from strobe.serve.prompt_log import Origin, PromptEntry, text_hash
+from strobe.serve.spares import SpareSessions
 from strobe.serve.store import Place, SavedStream, Store
 from strobe.serve.streams import Stream
 
@@ -39,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 
 def new_stream(model: Model) -> Stream:
     origin = Origin(prompt=CIRCLE, seed=3, preset="turbo")
-    return Stream(name="s", model=model, device=torch.device("cpu"), origin=origin, config=preset("turbo"))
+    return Stream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
 
 
 def opened(model: Model) -> Stream:

@@ -11,6 +11,7 @@ from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.load import Model, load
 from strobe.engine.presets import preset
 from strobe.serve.protocol import MARKS
+from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import Origin, Stream
 
 CPU = torch.device("cpu")
@@ -21,9 +22,16 @@ def model() -> Model:
     return load("shapes")
 
 
-def opened(model: Model, seed: int = 3, name: str = "turbo") -> Stream:
+@pytest.fixture(scope="module", params=[0, 2])
+def spares(model: Model, request: pytest.FixtureRequest) -> SpareSessions:
+    """None, or two: those that streams of tests before have used, in the middle of other videos."""
+    return SpareSessions(model, CPU, most=request.param)
+
+
+def opened(model: Model, seed: int = 3, name: str = "turbo", spares: SpareSessions | None = None) -> Stream:
     origin = Origin(prompt="a red circle moving left", seed=seed, preset=name)
-    stream = Stream(name="s", model=model, device=CPU, origin=origin, config=preset(name))
+    sessions = SpareSessions(model, CPU, most=0) if spares is None else spares
+    stream = Stream(name="s", sessions=sessions, origin=origin, config=preset(name))
     stream.open()
     return stream
 
@@ -38,8 +46,8 @@ def expected(model: Model, count: int, switch_at: int | None = None) -> np.ndarr
         return np.concatenate([block.frames.numpy() for block in session.stream(count, switches=switches)])
 
 
-def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model) -> None:
-    stream, found = opened(model), []
+def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model, spares: SpareSessions) -> None:
+    stream, found = opened(model, spares=spares), []
     for number in range(5):
         if number == 2:
             _, at = stream.prompt("a blue square moving up", "recache", 4)
@@ -47,6 +55,30 @@ def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model) -> 
         stream.suspend()
         assert stream.asleep
     assert np.array_equal(np.concatenate(found), expected(model, 5, at))
+    stream.wake()
+    stream.close()
+
+
+def test_a_session_that_another_stream_used_makes_what_a_new_one_does(model: Model) -> None:
+    spares = SpareSessions(model, CPU, most=1)
+    before = opened(model, seed=8, spares=spares)
+    frames(before, 2)
+    before.prompt("a blue square moving up", "recache", 4)
+    frames(before, 2)
+    used, broken = before._session, opened(model, seed=9, spares=spares)
+    before.close()
+    assert spares.count(preset("turbo")) == 1 and spares.count(preset("balanced")) == 0
+    stream = opened(model, spares=spares)
+    assert stream._session is used and spares.count(preset("turbo")) == 0
+    assert np.array_equal(frames(stream, 4), expected(model, 4))
+    broken.close(failed=True)
+    assert spares.count(preset("turbo")) == 0
+    with pytest.raises(ConfigError, match="purpel"):
+        Stream(
+            name="t", sessions=spares, origin=Origin(prompt="a purpel circle", seed=1, preset="turbo"), config=preset("turbo")
+        ).open()
+    stream.close()
+    assert spares.clear() and not spares.clear() and spares.count(preset("turbo")) == 0
 
 
 def test_a_branch_goes_on_as_the_stream_did(model: Model) -> None:

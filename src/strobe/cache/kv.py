@@ -105,8 +105,8 @@ class KVCache(Protocol):
         """Open the window that ends before frame `end` (default: all frames), to be derived again under a new prompt."""
         ...
 
-    def reset(self) -> None:
-        """Forget every frame."""
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; `erase`: and set keys and values to zero, so that no snapshot shows what was there."""
         ...
 
     def snapshot(self) -> CacheState:
@@ -265,9 +265,11 @@ class RingCache:
         skip = self.policy.sink if first_frame > self._origin else 0
         return self._step(first_frame, end - first_frame, skip=skip)
 
-    def reset(self) -> None:
-        """Forget every frame."""
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; see `KVCache.reset`."""
         self._go_to(0, 0)
+        for tensor in (self.keys, self.values, self._sink_keys) if erase else ():
+            tensor.zero_()
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""

@@ -137,9 +137,11 @@ class QuantizedRing:
         skip = self.policy.sink if first_frame > self._origin else 0
         return self._step(first_frame, end - first_frame, skip=skip)
 
-    def reset(self) -> None:
-        """Forget every frame."""
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; see `strobe.cache.kv.KVCache.reset`."""
         self._origin = self._end = 0
+        for tensor in (self.values, self.scales, self._sink.values, self._sink.scale) if erase else ():
+            tensor.zero_()
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""

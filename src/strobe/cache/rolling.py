@@ -149,11 +149,13 @@ class RollingCache:
         self._local_end[layer] = move.stop
         return attended
 
-    def reset(self) -> None:
-        """Forget every frame."""
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; see `strobe.cache.kv.KVCache.reset`."""
         self._origin = 0
         self._set_end(0)
         self._turned.clear()
+        for tensor in (self.keys, self.values) if erase else ():
+            tensor.zero_()
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from strobe.cache.kv import CacheState
 from strobe.engine.blended import BlendedText
+from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import Decoded
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.prompts import Blend, Change
+from strobe.engine.state import StreamState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,3 +49,20 @@ class PreparedChange:
     change: Change
     kept: CacheState | None
     ready: tuple[Blend, BlendedText] | None = None
+
+
+def joined_ends(held: Tensor | None, new: Tensor | None, config: ResolvedConfig) -> Tensor | None:
+    """Return the last pixel frames of latent frames that the next frame block may need."""
+    if new is None:
+        return None
+    return torch.cat([*([] if held is None else [held]), new], dim=1)[:, -config.num_recomputed :]
+
+
+def undelivered(state: StreamState, config: ResolvedConfig) -> FrameBlock | None:
+    """Return the frame block of a snapshot that was made but not handed out; None: there is none."""
+    if state.undelivered is None:
+        return None
+    index = state.next_block - 1
+    latents = state.history[:, -len(config.latents_of(index)) :]
+    samples = state.undelivered.cpu().clone()
+    return FrameBlock(index=index, samples=samples, latents=latents, prompts=state.prompts, elapsed_ns=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -97,6 +98,25 @@ def blocks_for(seconds: float, defaults: ModelDefaults, *, first: int = 0, first
     while defaults.stride.frames(latents(first), latents(first + count) - latents(first)) < frames - 1e-6:
         count += 1
     return count
+
+
+def blocks_from(
+    first: int, num_blocks: int | None, seconds: float | None, defaults: ModelDefaults, first_block: int
+) -> Iterable[int]:
+    """Return the numbers of `num_blocks` frame blocks, or of as many as last `seconds`, from `first` on; endless without both.
+
+    Raises:
+        ConfigError: both are given, or a length that is not positive.
+    """
+    if num_blocks is not None and seconds is not None:
+        raise ConfigError("give num_blocks or seconds, not both")
+    if seconds is not None:
+        num_blocks = blocks_for(seconds, defaults, first=first, first_block=first_block)
+    if num_blocks is None:
+        return itertools.count(first)
+    if num_blocks < 1:
+        raise ConfigError("a stream without a frame block; give num_blocks >= 1 or seconds > 0")
+    return range(first, first + num_blocks)
 
 
 def read_switch(text: str) -> re.Match[str]:

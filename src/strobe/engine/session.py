@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +25,7 @@ from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompting import PromptAck, Prompting
-from strobe.engine.prompts import Change, Mode, Switch, blocks_for, check_mode, check_reached, check_switches
+from strobe.engine.prompts import Change, Mode, Switch, blocks_from, check_mode, check_reached, check_switches
 from strobe.engine.rank_memory import check_room
 from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
@@ -203,7 +202,7 @@ class Session:
             SessionError: the session is closed; while streaming: there is no prompt yet, or another stream took over.
         """
         self._check_open()
-        blocks = self._plan(num_blocks, seconds)
+        blocks = blocks_from(self.next_block, num_blocks, seconds, self.model.defaults, self.config.first_block)
         timeline = {switch.frame_block: switch for switch in check_switches(switches)}
         check_reached(timeline.values(), self._stream.state.next_block, blocks)
         prompts = [switch.prompt for switch in timeline.values()]
@@ -260,6 +259,25 @@ class Session:
             self._stream.restore(snapshot.state, snapshot.cache)
             self._prompting.reset(snapshot.pending, snapshot.state.next_block)
 
+    def restart(self, prompt: str | Sequence[str] | None = None, *, seed: int = 0) -> None:
+        """Begin again under another prompt and seed, without start frames; iterators of `stream` end.
+
+        What follows is bit-equal to what a new session of the same configuration streams. A new one takes seconds to open on a
+        GPU, where it records its passes; this keeps them.
+
+        Raises:
+            ConfigError: an unknown word (names the nearest); the session stays as it was.
+            SessionError: the session is closed or working, runs on several devices, or has other LoRAs than its model.
+        """
+        check_prompts(self.model.text, (prompt,) if isinstance(prompt, str) else prompt or ())
+        with self._exclusive():
+            self._stream.restart(seed)
+            self._prompting.reset(None, 0)
+            self._running = None
+        self.cancel()
+        if prompt is not None:
+            self.prompt(prompt)
+
     def launched(self) -> AbstractContextManager[None]:
         """Run passes kernel by kernel inside this context, because a profiler sees no regions inside graphs: the same frames."""
         return self._stream.launched()
@@ -297,13 +315,8 @@ class Session:
         where = device if isinstance(device, DeviceGroup) else resolve_device(device)
         snapshot = read_snapshot(path, where if isinstance(where, torch.device) else where.device)
         identity = snapshot.identity
-        session = cls(
-            preset=replace(identity.config, decode_device=decode_device),
-            model=model or identity.model,
-            seed=identity.seed,
-            samples=identity.samples,
-            device=where,
-        )
+        config, given = replace(identity.config, decode_device=decode_device), model or identity.model
+        session = cls(preset=config, model=given, seed=identity.seed, samples=identity.samples, device=where)
         session.restore(snapshot)
         return session
 
@@ -325,18 +338,6 @@ class Session:
         config = replace(self.config.asked, decode_device=None)  # where it runs is not what it is
         stream, name = self._stream, self.model.name
         return Identity(model=name, weights_hash=stream.weights_hash, config=config, seed=stream.seed, samples=stream.samples)
-
-    def _plan(self, num_blocks: int | None, seconds: float | None) -> Iterable[int]:
-        first = self.next_block
-        if num_blocks is not None and seconds is not None:
-            raise ConfigError("give num_blocks or seconds, not both")
-        if seconds is not None:
-            num_blocks = blocks_for(seconds, self.model.defaults, first=first, first_block=self.config.first_block)
-        if num_blocks is None:
-            return itertools.count(first)
-        if num_blocks < 1:
-            raise ConfigError("a stream without a frame block; give num_blocks >= 1 or seconds > 0")
-        return range(first, first + num_blocks)
 
     def _run(self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int) -> Iterator[FrameBlock]:
         for count, index in enumerate(blocks):

@@ -26,7 +26,7 @@ from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.past import new_past
-from strobe.engine.pending import Decoding, PreparedChange
+from strobe.engine.pending import Decoding, PreparedChange, joined_ends, undelivered
 from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
@@ -104,14 +104,29 @@ class Stream:
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws it while the GPU is at the one before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
-        history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=config.device)
-        start = start if start is None else start.to(config.device)
-        decoder = self._decoder.state()
-        self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
+        self.state = self._begun(start if start is None else start.to(config.device))
         if share is not None:
             share.open(model, config, f"seed {seed}, samples {self.samples}")
         if parts is None and config.knobs.cuda_graphs:
             self.rehearse()
+
+    def _begun(self, start: Tensor | None) -> StreamState:
+        """Return the state before the first frame block."""
+        history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=self.config.device)
+        return StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=self._decoder.state(), start=start)
+
+    def restart(self, seed: int) -> None:
+        """Begin again with the noise of another seed, without prompt or start; memory and recorded passes stay.
+
+        Raises:
+            SessionError: other LoRAs run than the model's, or the stream runs on several devices.
+        """
+        if self.share is not None or self.weights_hash != self.model.weights_hash:
+            raise SessionError("a stream on several devices or with LoRAs of its own does not begin again; open another session")
+        self._ahead = self._decoding = self._ready = self._drawn = self._text = None
+        self._cache.reset(erase=True)
+        self._past = new_past(self._cache, self.config, self._decoder)
+        self.seed, self.state, self._worked_ns, self._half_way = seed, self._begun(None), 0, False
 
     @property
     def next_block(self) -> int:
@@ -219,7 +234,8 @@ class Stream:
         self._decoding = waiting = replace(waiting, pieces=None)
         for frames, num, decoder, ends in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
             waiting = replace(waiting, made=(*waiting.made, frames), num_done=waiting.num_done + num)
-            self.state, self._decoding = replace(self.state, decoder=decoder, ends=self._ends(ends)), waiting  # both or neither
+            ends = joined_ends(self.state.ends, ends, self.config)
+            self.state, self._decoding = replace(self.state, decoder=decoder, ends=ends), waiting  # both or neither
         with torch.inference_mode(False):  # so that their owner may draw on them
             pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
@@ -267,7 +283,7 @@ class Stream:
             ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
             start=state.start if state.start is None else state.start.to(device),
         )
-        self._ready = self._undelivered(state)
+        self._ready = undelivered(replace(self.state, undelivered=state.undelivered), self.config)
         self._worked_ns = 0
         self._half_way = False
 
@@ -331,22 +347,6 @@ class Stream:
         self._decoding = self._decoding and replace(self._decoding, pieces=None)
         self.state = replace(self.state, decoder=(False, ()))
         self.arena.close()
-
-    def _ends(self, new: Tensor | None) -> Tensor | None:
-        """Return the last pixel frames of latent frames that the next frame block may need."""
-        if new is None:
-            return None
-        held = [] if self.state.ends is None else [self.state.ends]
-        return torch.cat([*held, new], dim=1)[:, -self.config.num_recomputed :]
-
-    def _undelivered(self, state: StreamState) -> FrameBlock | None:
-        """Return the frame block of a snapshot that was made but not handed out."""
-        if state.undelivered is None:
-            return None
-        index = state.next_block - 1
-        latents = self.state.history[:, -len(self.config.latents_of(index)) :]
-        samples = state.undelivered.cpu().clone()
-        return FrameBlock(index=index, samples=samples, latents=latents, prompts=state.prompts, elapsed_ns=0)
 
     @property
     def _frame_shape(self) -> tuple[int, int, int]:

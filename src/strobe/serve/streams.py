@@ -29,6 +29,7 @@ from strobe.perf.measure.timing import TimingRecorder
 from strobe.serve.block import Block, Branch, layout
 from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
+from strobe.serve.spares import SpareSessions
 
 _PHASES: Final = {
     "denoise_ms": (spans.DENOISE_STEP,),
@@ -43,12 +44,12 @@ class Stream:
 
     Args:
         name: what others call it; no secret.
+        sessions: where its session comes from, and goes when it needs none.
         origin: what it begins with.
     """
 
     name: str
-    model: Model
-    device: torch.device
+    sessions: SpareSessions
     origin: Origin
     config: EngineConfig
     generation: int = 0
@@ -66,6 +67,16 @@ class Stream:
     _held: PromptEntry | None = None
     base: int | None = None
     """Branch that the present generation began with; None: it began at frame 0."""
+
+    @property
+    def model(self) -> Model:
+        """The model that runs."""
+        return self.sessions.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.sessions.device
 
     def open(self) -> None:
         """Open the stream's session.
@@ -97,9 +108,13 @@ class Stream:
             self._asleep = replace(snapshot, pending=None)
             return
         origin = self.origin
-        start = decode_image(origin.image, self.model.defaults.frame_size) if origin.image else None
         first = next(entry.text for entry in reversed(log) if entry.frame_block == 0)
-        self._session = Session(first, preset=self.config, model=self.model, seed=origin.seed, device=self.device, start=start)
+        if origin.image:
+            start = decode_image(origin.image, self.model.defaults.frame_size)
+            preset, model, seed = self.config, self.model, origin.seed
+            self._session = Session(first, preset=preset, model=model, seed=seed, device=self.device, start=start)
+        else:
+            self._session = self.sessions.take(self.config, seed=origin.seed, prompt=first)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -215,7 +230,7 @@ class Stream:
 
     def reset(self, origin: Origin, config: EngineConfig) -> None:
         """Begin again with other words, another seed or preset; if that is refused, the stream stays as it was."""
-        other = Stream(name=self.name, model=self.model, device=self.device, origin=origin, config=config)
+        other = Stream(name=self.name, sessions=self.sessions, origin=origin, config=config)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
         check_prompts(self.model.text, [origin.prompt])
@@ -284,7 +299,7 @@ class Stream:
             ConfigError: there is none of that number.
         """
         branch = self.branch(number)
-        other = Stream(name=name, model=self.model, device=self.device, origin=branch.origin, config=self.config)
+        other = Stream(name=name, sessions=self.sessions, origin=branch.origin, config=self.config)
         other._asleep = branch.snapshot
         other._take(branch)
         return other
@@ -305,21 +320,15 @@ class Stream:
         began = perf_counter_ns()
         if self._session is not None:
             self._asleep = self._session.snapshot().to("cpu")
-            self._session.close()
+            self.sessions.give(self._session)
             self._session = self._blocks = None
         return (perf_counter_ns() - began) / 1e6
 
     def wake(self) -> None:
         """Bring the stream back to the device; what follows is bit-equal to what would have followed."""
         assert self._asleep is not None
-        origin, snapshot = self.origin, self._asleep
-        session = Session(
-            preset=snapshot.identity.config,
-            model=self.model,
-            seed=origin.seed,
-            device=self.device,
-            samples=snapshot.identity.samples,
-        )
+        snapshot = self._asleep
+        session = self.sessions.take(snapshot.identity.config, seed=self.origin.seed)
         session.restore(snapshot.to(self.device))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that who waits knows how long it took
@@ -347,9 +356,9 @@ class Stream:
             versions=versions(),
         )
 
-    def close(self) -> None:
-        """Free all that the stream holds."""
+    def close(self, *, failed: bool = False) -> None:
+        """Free all that the stream holds; the session of one that failed is not used again."""
         if self._session is not None:
-            self._session.close()
+            (Session.close if failed else self.sessions.give)(self._session)
         self._session = self._blocks = self._asleep = None
         self.branches.clear()

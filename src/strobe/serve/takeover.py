@@ -88,9 +88,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
 
     def begun(state: SavedState | None, snapshot: Snapshot | None) -> Stream:
         origin = replace(saved.origin, image=image)
-        stream = Stream(
-            name=saved.name, model=device.model, device=device.device, origin=origin, config=device.configs[origin.preset]
-        )
+        stream = Stream(name=saved.name, sessions=device.sessions, origin=origin, config=device.configs[origin.preset])
         stream.generation, stream.base = saved.generation, saved.base
         stream.resume(saved.log, snapshot, 0 if state is None else state.frame, saved.waiting)
         _ = stream.session  # on the device, so that what does not fit is known now

@@ -21,9 +21,11 @@ from strobe.engine.load import Model
 from strobe.engine.memory import free_bytes, predict
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
+from strobe.engine.session import Session
 from strobe.serve.block import Block
 from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
+from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import Stream
 
 T = TypeVar("T")
@@ -101,6 +103,7 @@ class Worker:
         """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
         self._predicted: dict[str, Cost] = {}
         self._seen: dict[tuple[str, bool], deque[float]] = {}
+        self.sessions = SpareSessions(model, device, most=0)
         self._made, self._failed = made, failed
         self._playing: dict[str, Playing] = {}
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -152,7 +155,8 @@ class Worker:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
         The others are predicted from it by their transformer passes until streams of them run. A second stream shows what one
-        more takes beside the first, and the first is moved to main memory and back, which also makes room for it there.
+        more takes beside the first, and the first is moved to main memory and back, which also makes room for it there. Where
+        sessions record graphs, as many are opened as the device has time for.
 
         Args:
             prompt: any that the model understands.
@@ -162,13 +166,10 @@ class Worker:
         steps = measured + 4
         tell(0, steps, "open a session")
         config = self.configs[self.default]
-        stream = Stream(
-            name="warm-up",
-            model=self.model,
-            device=self.device,
-            origin=Origin(prompt=prompt, seed=0, preset=self.default),
-            config=config,
-        )
+        records = resolve(config, self.model.defaults, self.device).knobs.cuda_graphs and self.device.type == "cuda"
+        self.sessions.most = 2 if records else 0
+        origin = Origin(prompt=prompt, seed=0, preset=self.default)
+        stream = Stream(name="warm-up", sessions=self.sessions, origin=origin, config=config)
         stream.open()
         try:
             times = []
@@ -195,13 +196,26 @@ class Worker:
             self._predicted[self.default] = self.costs[self.default] = replace(
                 self.costs[self.default], stream_bytes=found.stream_bytes
             )
+        if records:
+            self._fill(config, tell)
         tell(steps, steps, "ready")
         return found
+
+    def _fill(self, config: EngineConfig, tell: Callable[[int, int, str], None]) -> None:
+        """Open as many sessions as the device has time for, so that nobody waits while passes are recorded."""
+        cost = self.costs[self.default]
+        self.sessions.most = min(self.most, int(1 / cost.share) + 1)
+        while (ready := self.sessions.count(config)) < self.sessions.most:
+            free = free_bytes(self.device)
+            if free is not None and free < 2 * cost.stream_bytes:
+                return
+            tell(ready, self.sessions.most, f"record session {ready + 1} of {self.sessions.most}")
+            self.sessions.give(Session(preset=config, model=self.model, device=self.device))
 
     def _moved(self, stream: Stream) -> WarmUp:
         """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""
         before = self._allocated()
-        other = Stream(name="one more", model=self.model, device=self.device, origin=stream.origin, config=stream.config)
+        other = Stream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
         other.open()
         try:
             other.make()
@@ -230,15 +244,18 @@ class Worker:
     def admission(self, preset: str) -> Admission:
         """Decide whether one more stream fits. On the device's thread."""
         awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
-        free = free_bytes(self.device)
-        return admit(
-            preset,
-            awake,
-            self.costs,
-            free_bytes=2**62 if free is None else free,
-            start_buffer_s=self.start_buffer_s,
-            most=self.most,
-        )
+        config = self.configs[preset]
+
+        def decide() -> Admission:
+            free = free_bytes(self.device)
+            if free is None or self.sessions.count(config):
+                free = 2**62
+            return admit(
+                preset, awake, self.costs, free_bytes=free, start_buffer_s=self.start_buffer_s, most=self.most
+            )  # fmt: skip
+
+        found = decide()
+        return decide() if found.reason_kind == "memory" and self.sessions.clear(keep=config) else found
 
     def open(self, name: str, origin: Origin) -> Stream:
         """Open a stream that `admission` let in. On the device's thread.
@@ -246,7 +263,7 @@ class Worker:
         Raises:
             StrobeError: the prompt or the picture is refused.
         """
-        stream = Stream(name=name, model=self.model, device=self.device, origin=origin, config=self.configs[origin.preset])
+        stream = Stream(name=name, sessions=self.sessions, origin=origin, config=self.configs[origin.preset])
         stream.open()
         self.adopt(stream)
         return stream
@@ -271,12 +288,12 @@ class Worker:
         self.stream(name)
         return self._playing[name].painted
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, *, failed: bool = False) -> None:
         """Close a stream. On the device's thread."""
         with self._wake:
             playing = self._playing.pop(name, None)
         if playing is not None:
-            playing.stream.close()
+            playing.stream.close(failed=failed)
 
     def go(self, name: str, branch: int) -> Stream:
         """Take a stream back to a branch. On the device's thread. Raises: see `Stream.go`."""
@@ -299,6 +316,7 @@ class Worker:
             pass
         for name in list(self._playing):
             self.drop(name)
+        self.sessions.clear()
 
     def _next(self) -> bool:
         """Do the work that came first, or else make a frame block; return whether more is to come.
@@ -349,7 +367,7 @@ class Worker:
         try:
             block = playing.stream.make()
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
-            self.drop(name)
+            self.drop(name, failed=True)
             self._failed(name, error)
             return
         self._learn(playing.stream.origin.preset, block)

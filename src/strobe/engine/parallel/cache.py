@@ -178,9 +178,9 @@ class SharedCache:
         step = self._cache.rewrite(end, keep_sink=keep_sink)
         return self._step(step, f"window before latent frame {step.positions[-1] + 1} again")
 
-    def reset(self) -> None:
-        """Forget every frame."""
-        self._cache.reset()
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; see `KVCache.reset`."""
+        self._cache.reset(erase=erase)
 
     def snapshot(self) -> CacheState:
         """Gather the whole cache; all ranks call it.
