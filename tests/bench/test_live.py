@@ -132,3 +132,16 @@ def test_a_stall_that_lasts_until_the_viewer_leaves_counts() -> None:
     assert playback.paint(0.25) is None and playback.stalls == 1
     playback.end(3.1)
     assert playback.stall_s == pytest.approx(3.0)
+
+
+def test_a_new_prompt_ends_a_stall() -> None:
+    playback = Playback(fps=10, start_buffer_s=1.0)
+    for frame in range(10):
+        playback.arrive(picture(frame), 0.0)
+    while playback.paint(5.0) is not None:
+        pass
+    assert playback.stalls == 1  # since 1.0, when the eleventh picture was due
+    playback.arrive(picture(10, epoch=1), 6.0)
+    assert playback.paint(6.0) is not None and playback.stall_s == pytest.approx(5.0)
+    playback.end(30.0)
+    assert playback.stall_s == pytest.approx(5.0)

@@ -56,13 +56,12 @@ class Playback:
     def arrive(self, picture: Picture, now: float) -> None:
         """Add a picture that has arrived."""
         if picture.epoch > self._epoch:
-            self._epoch, self._due = picture.epoch, now
+            self._epoch = picture.epoch
             self._waiting.clear()
+            self._play(now)
         self._waiting.append((now, picture))
         if self._due is None and len(self._waiting) >= max(1, round(self.start_buffer_s * self.fps)):
-            self._due = now
-            if self._dry is not None:
-                self.stall_s, self._dry = self.stall_s + now - self._dry, None
+            self._play(now)
 
     def paint(self, now: float) -> Picture | None:
         """Return the picture that is due, if one is; else None."""
@@ -79,8 +78,13 @@ class Playback:
         self._due += 1 / self.fps
         return picture
 
+    def _play(self, now: float) -> None:
+        """Start the clock; a stall ends."""
+        self._due = now
+        self.end(now)
+
     def end(self, now: float) -> None:
-        """Count the stall that lasts until the viewer leaves."""
+        """Count a stall until now: it is over, or the viewer leaves."""
         if self._dry is not None:
             self.stall_s, self._dry = self.stall_s + now - self._dry, None
 

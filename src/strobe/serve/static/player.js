@@ -202,19 +202,23 @@ export class Player {
       if (!first) {
         for (const item of this.queue) item.image.close();
         this.queue = [];
-        if (this.playing) this.due = now;
+        if (this.playing) this.begin(now);
       }
     }
     this.queue.push({ meta, image });
     if (meta.codec === "jpeg") this.say({ type: "received", frame: meta.frame, generation: meta.generation });
     if (this.due === null && this.playing && this.queue.length >= Math.max(1, Math.round((this.bufferMs / 1000) * this.fps))) {
-      this.due = now;
-      if (this.dry !== null) {
-        this.stallMs += now - this.dry;
-        this.dry = null;
-        this.on.stall?.(false);
-      }
+      this.begin(now);
     }
+  }
+
+  // Starts the clock; a stall ends.
+  begin(now) {
+    this.due = now;
+    if (this.dry === null) return;
+    this.stallMs += now - this.dry;
+    this.dry = null;
+    this.on.stall?.(false);
   }
 
   tick(now) {
