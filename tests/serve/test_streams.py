@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 import strobe
+from fake_gpu import FakeGpu
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.load import Model, load
 from strobe.engine.presets import preset
+from strobe.serve.block import GpuClock
 from strobe.serve.protocol import MARKS
 from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import Origin, Stream
@@ -137,3 +141,20 @@ def test_branches_are_bounded_and_numbered(model: Model) -> None:
         stream.mark("one more")
     with pytest.raises(ConfigError, match="no branch 99"):
         stream.go(99)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gpu_s_time_for_a_block_is_its_own_whatever_the_host_waits_for(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Two streams take turns: with late frames, no call waits for the work that it launches."""
+    gpu, lengths = FakeGpu(monkeypatch), (90, 30)
+    clocks, found = [GpuClock(torch.device("cuda"), late=late) for _ in lengths], []
+
+    def work(number: int, turn: int) -> None:
+        gpu.kernel(10**6 * (lengths[number] + (20 if turn == 3 and number == 0 else 0)))
+        if not late:
+            gpu.synchronize()
+
+    for turn in range(6):
+        found.append([round(clock.timed(partial(work, number, turn))[1]) for number, clock in enumerate(clocks)])
+    longer = 4 if late else 3  # that of turn 3 is handed out one turn later
+    assert found == [[110 if turn == longer else 90, 30] for turn in range(6)]

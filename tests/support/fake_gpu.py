@@ -32,6 +32,9 @@ class FakeGpu:
             def record(self, stream: object = None) -> None:
                 self.at_ns = max(gpu.now_ns, gpu.idle_at_ns)
 
+            def synchronize(self) -> None:
+                gpu.now_ns = max(gpu.now_ns, self.at_ns)
+
             def elapsed_time(self, end: Event) -> float:
                 return (end.at_ns - self.at_ns) / 1e6
 

@@ -22,9 +22,7 @@ class Metrics:
         on: Any = {"registry": self.registry}
         self.streams = Gauge("strobe_streams", "Streams by state.", ["state"], **on)
         self.viewers = Gauge("strobe_viewers", "Connections that watch a stream.", **on)
-        self.blocks = Histogram(
-            "strobe_block_seconds", "Time that the device was held for a frame block.", buckets=_SECONDS, **on
-        )
+        self.blocks = Histogram("strobe_block_seconds", "Time that the device worked for a frame block.", buckets=_SECONDS, **on)
         self.phases = Histogram(
             "strobe_block_phase_seconds", "Parts of a frame block, where they are taken apart.", ["phase"], buckets=_SECONDS, **on
         )

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Final
 
@@ -26,7 +27,7 @@ from strobe.engine.snapshot import Snapshot
 from strobe.engine.video import decode_image
 from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
-from strobe.serve.block import Block, Branch, layout
+from strobe.serve.block import Block, Branch, GpuClock, layout
 from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
 from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
 from strobe.serve.spares import SpareSessions
@@ -60,6 +61,7 @@ class Stream:
     _session: Session | None = None
     _blocks: Iterator[FrameBlock] | None = None
     _asleep: Snapshot | None = None
+    _clock: GpuClock | None = None
     _next_epoch: int = 1
     _waiting: tuple[int, PromptAck, int] | None = None
     _next_branch: int = 1
@@ -121,6 +123,7 @@ class Stream:
         """Open the session's iterator of frame blocks, with the prompts of a log that is made again."""
         assert self._session is not None
         self._blocks = self._session.stream(switches=switches_from(self._replay, self._session.next_block))
+        self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
 
     @property
     def asleep(self) -> bool:
@@ -150,19 +153,11 @@ class Stream:
         woken_ms = (perf_counter_ns() - asked) / 1e6 if asleep else 0.0
         self._answer_held()
         assert self._blocks is not None
-        began, recorder = perf_counter_ns(), TimingRecorder(self.device) if self.device.type == "cpu" else None
-        if recorder is None:
-            block, phases = next(self._blocks), {}
+        phases: dict[str, float] = {}
+        if self._clock is not None:
+            block, block_ms = self._clock.timed(partial(next, self._blocks))
         else:
-            recorder.start_clip()
-            with recording(recorder):
-                block = next(self._blocks)
-            regions = recorder.finish_clip()
-            phases = {
-                phase: sum(region.value_ns for region in regions if region.name in names) / 1e6
-                for phase, names in _PHASES.items()
-            }
-        block_ms = (perf_counter_ns() - began) / 1e6
+            block, block_ms, phases = self._make_on_cpu(self._blocks)
         self._settle()
         entered = next((entry for entry in self.log if entry.frame_block == block.index), None)
         epoch = max(entry.epoch for entry in self.log if entry.frame_block <= block.index)
@@ -182,6 +177,18 @@ class Stream:
         self.frames_made += len(made.frames)
         self.blocks_made = block.index + 1
         return made
+
+    def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock, float, dict[str, float]]:
+        """Return the next frame block, the ms that it took, and those of its phases."""
+        began, recorder = perf_counter_ns(), TimingRecorder(self.device)
+        recorder.start_clip()
+        with recording(recorder):
+            block = next(blocks)
+        regions = recorder.finish_clip()
+        phases = {
+            phase: sum(region.value_ns for region in regions if region.name in names) / 1e6 for phase, names in _PHASES.items()
+        }
+        return block, (perf_counter_ns() - began) / 1e6, phases
 
     def prompt(self, text: str, mode: Mode, over: int) -> tuple[int, int | None]:
         """Steer the stream; a prompt that still waits is replaced.
@@ -242,7 +249,9 @@ class Stream:
         finally:
             if not opened:
                 self._asleep = before
-        self._session, self._blocks, self.origin, self.config = other._session, other._blocks, origin, config
+        self._session, self._blocks, self._clock, self.origin, self.config = (
+            other._session, other._blocks, other._clock, origin, config,
+        )  # fmt: skip
         self.log, self.frames_made, self.blocks_made, self._next_epoch = other.log, 0, 0, 1
         self._replay, self._held, self._waiting, self.base = (), None, None, None
         self.generation += 1
