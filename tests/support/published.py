@@ -12,6 +12,7 @@ from strobe.perf.report.attention_bench.advice import advice_report
 from strobe.perf.report.attention_bench.build import bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
+from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.tree_bench.build import tree_report
 
@@ -42,6 +43,9 @@ DOORS: Final[dict[str, Door]] = {
     "engine-h200/soak": soak_report,
     "engine-h200/batch": ablation_report,
     "engine-h200/turbo-fp8-sparse": ablation_report,
+    "serve-h200/balanced": serve_report,
+    "serve-h200/turbo": serve_report,
+    "serve-h200/ultra": serve_report,
     "attention-cpu/bfloat16-d128": bench_report,
     "attention-cpu/bfloat16-d64": bench_report,
     "attention-cpu/float32-d128": bench_report,
