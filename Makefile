@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults junk mutants fuzz docs-check-full lint type bench docs pictures lock clean
+.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
 
 setup: $(READY)
 
@@ -71,6 +71,10 @@ faults: setup
 # A real `strobe serve` among 200 sockets that send 10,000 messages of junk, and over 1,000 sessions: deadlines, memory, file handles.
 junk: setup
 	PYTHONPATH=tests/support $(BIN)/python tests/support/measure_junk.py
+
+# How long a picture takes from the encoder to a browser's pixels, on loopback and over a slow line, and ten minutes of the page itself.
+transport: setup
+	PYTHONPATH=tests/support $(BIN)/python tests/support/measure_transport.py
 
 # Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
 SEED ?= 0

@@ -112,7 +112,7 @@ def run_snippet(snippet: Snippet, folder: Path) -> None:
 def _allowed(arguments: list[str] | None) -> tuple[int, ...]:
     """Exit codes that are no failure."""
     judges = arguments is not None and (
-        "--require" in arguments or arguments[0] == "lint" or arguments[:2] == ["presets", "pick"]
+        {"--require", "--check"} & set(arguments) or arguments[0] == "lint" or arguments[:2] == ["presets", "pick"]
     )
     return (0, 1) if judges else (0,)
 
