@@ -32,7 +32,7 @@ from strobe.serve.block import Block
 from strobe.serve.prompt_log import PromptEntry
 from strobe.serve.scheduler import Cost
 from strobe.serve.streams import Stream
-from strobe.serve.worker import WarmUp, Worker
+from strobe.serve.worker import Worker
 
 HEIGHT, WIDTH, FPS = 480, 832, 16
 AT_ONCE: Final = 12
@@ -150,11 +150,10 @@ def stand_in(pictures: Pictures) -> dict[str, Any]:
     return {"open": start, "make": make, "prompt": prompt, "reset": reset}
 
 
-def warm_up(self: Worker, prompt: str, tell: Any) -> WarmUp:
+def warm_up(self: Worker, prompt: str, tell: Any) -> None:
     """Costs of a source that takes no time."""
     cost = Cost(block_s=0.01, longest_s=0.01, content_s=AT_ONCE / FPS, stream_bytes=0)
     self.costs = dict.fromkeys(self.configs, cost)
-    return WarmUp(suspend_ms=0.0, wake_ms=0.0, stream_bytes=None)
 
 
 @contextlib.contextmanager

@@ -55,16 +55,16 @@ class Playing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
-    """What the start measured of a stream of the default preset.
+    """What the start measured of a stream of the default preset on a GPU.
 
     Args:
         suspend_ms, wake_ms: time that the device is held to move it to main memory, and to bring it back.
-        stream_bytes: device memory of one more such stream; None on a CPU, which does not count it.
+        stream_bytes: device memory of one more such stream.
     """
 
     suspend_ms: float
     wake_ms: float
-    stream_bytes: int | None
+    stream_bytes: int
 
 
 class Worker:
@@ -151,16 +151,19 @@ class Worker:
                 playing.painted, playing.running = frame, running
                 self._wake.notify()
 
-    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> WarmUp:
+    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> WarmUp | None:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
-        The others are predicted from it by their transformer passes until streams of them run. A second stream shows what one
-        more takes beside the first, and the first is moved to main memory and back, which also makes room for it there. Where
-        sessions record graphs, as many are opened as the device has time for.
+        The others are predicted from it by their transformer passes until streams of them run. On a GPU a second stream shows
+        what one more takes beside the first, and the first is moved to main memory and back, which also makes room for it there.
+        Where sessions record graphs, as many are opened as the device has time for.
 
         Args:
             prompt: any that the model understands.
             tell: called with steps done, steps in all and what comes next.
+
+        Returns:
+            what was measured of a stream of the default preset on a GPU; None on a CPU, where a viewer would wait for it.
         """
         measured = _MEASURED.get(self.device.type, 2)
         steps = measured + 4
@@ -178,8 +181,10 @@ class Worker:
                 if number == measured + 1:
                     stream.prompt(prompt, "recache", 4)
                 times.append(stream.make().block_ms / 1e3)
-            tell(measured + 3, steps, "suspend and wake")
-            found = self._moved(stream)
+            found = None
+            if self.device.type == "cuda":
+                tell(measured + 3, steps, "suspend and wake")
+                found = self._moved(stream)
         finally:
             stream.close()
         steady = sorted(times[1 : 1 + measured])[measured // 2]
@@ -192,7 +197,7 @@ class Worker:
                 content_s=self.content_s,
                 stream_bytes=self._stream_bytes(other),
             )
-        if found.stream_bytes is not None:
+        if found is not None:
             self._predicted[self.default] = self.costs[self.default] = replace(
                 self.costs[self.default], stream_bytes=found.stream_bytes
             )
@@ -214,12 +219,12 @@ class Worker:
 
     def _moved(self, stream: Stream) -> WarmUp:
         """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""
-        before = self._allocated()
+        before = torch.cuda.memory_allocated(self.device)
         other = Stream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
         other.open()
         try:
             other.make()
-            after = self._allocated()
+            after = torch.cuda.memory_allocated(self.device)
         finally:
             other.close()
         times = []
@@ -228,11 +233,7 @@ class Worker:
             began = perf_counter()
             stream.wake()
             times.append((suspend_ms, 1e3 * (perf_counter() - began)))
-        return WarmUp(suspend_ms=times[-1][0], wake_ms=times[-1][1], stream_bytes=after - before if before or after else None)
-
-    def _allocated(self) -> int:
-        """Return the device memory that tensors take; 0 on a CPU."""
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return WarmUp(suspend_ms=times[-1][0], wake_ms=times[-1][1], stream_bytes=after - before)
 
     def _passes(self, config: EngineConfig) -> int:
         return sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
