@@ -92,11 +92,18 @@ def test_import_strobe_loads_no_torch() -> None:
     assert not loaded("import strobe; strobe.__version__; dir(strobe)") & heavy
 
 
-def test_operators_and_engine_load_no_compiler() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "strobe.dense_attention, strobe.video_sparse_attention, strobe.tree_attention, strobe.Session",
+        "next(strobe.Session('a red circle moving left', preset='turbo', device='cpu').stream())",
+    ],
+    ids=["import", "stream"],
+)
+def test_operators_and_engine_load_no_compiler(code: str) -> None:
     """It takes over a second in every process, and most compile nothing."""
-    names = "strobe.dense_attention, strobe.video_sparse_attention, strobe.tree_attention, strobe.Session"
     listing = "print(*(name for name in sys.modules if name.partition('.')[0] == 'sympy' or name == 'torch._dynamo'))"
-    result = run(f"import strobe; {names}\n{listing}")
+    result = run(f"import strobe; {code}\n{listing}")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "\n"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -254,11 +255,18 @@ def _made_anew(config: ResolvedConfig) -> int:
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
     """Return the bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
     weights = sum(tensor.numel() for tensor in (*vae.parameters(), *vae.buffers())) * dtype.itemsize
+    kind: Any = type(vae)
+    return weights, _memories(kind, vae.config, dtype) * batch * latent_size[0] * latent_size[1]
+
+
+@lru_cache
+def _memories(kind: Any, sizes: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of a decoder's memories for one latent cell."""
     with torch.device("meta"):
-        copy: nn.Module = type(vae)(vae.config)  # type: ignore[arg-type]
-    bare = copy.to(dtype)
-    assert isinstance(bare, type(vae))
-    return weights, predict_state_bytes(bare, batch, latent_size)
+        bare: nn.Module = kind(sizes)
+    made = bare.to(dtype)
+    assert isinstance(made, kind)
+    return predict_state_bytes(made, 1, (1, 1))
 
 
 def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import VaeStride
@@ -129,14 +130,19 @@ def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def predict_state_bytes(vae: VideoDecoder, batch: int, latent_size: tuple[int, int]) -> int:
-    """Return the bytes of a stream's memories in the steady state, without computing a frame.
+    """Return the bytes of a stream's memories in the steady state, from those of a frame of one latent cell.
 
     Args:
-        vae: an autoencoder on the meta device, in its dtype.
+        vae: an autoencoder on the meta device, in its dtype. It is copied to the CPU with whatever is there as weights:
+            arithmetic on the meta device would import torch's compiler, which takes longer.
         batch: streams in lockstep.
         latent_size: height and width of a latent frame.
     """
-    decoder = StreamingDecoder(vae)
-    for _ in range(2):
-        decoder.push(torch.empty(batch, 1, vae.latent_channels, *latent_size, device="meta"))
-    return decoder.state_bytes
+    assert isinstance(vae, nn.Module)
+    real = copy.deepcopy(vae)
+    real.load_state_dict({name: torch.empty(t.shape, dtype=t.dtype) for name, t in vae.state_dict().items()}, assign=True)
+    decoder = StreamingDecoder(real)
+    with torch.inference_mode():
+        for _ in range(2):
+            decoder.push(torch.zeros(1, 1, vae.latent_channels, 1, 1))
+    return decoder.state_bytes * batch * latent_size[0] * latent_size[1]

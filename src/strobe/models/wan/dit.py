@@ -13,7 +13,7 @@ from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
-from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate
+from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate, random_modulation
 from strobe.models.wan.text import TextKV, distinct_rows
 from strobe.models.wan.transformer import CausalTransformer, Modulation
 
@@ -24,7 +24,7 @@ class Head(nn.Module):
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
         self.head = nn.Linear(config.dim, config.patch[0] * config.patch[1] * config.latent_channels)
-        self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
+        self.modulation = nn.Parameter(random_modulation(2, config.dim))
 
 
 def sinusoid(timesteps: Tensor, dim: int) -> Tensor:

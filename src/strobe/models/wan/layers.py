@@ -43,6 +43,12 @@ Piece = Callable[..., Tensor | tuple[Tensor, ...]]
 KeyValues = tuple[Tensor, Tensor]
 
 
+def random_modulation(rows: int, dim: int) -> Tensor:
+    """Draw a learned offset of the modulation [1, rows, dim]; on the meta device nothing is drawn, for that imports sympy."""
+    empty = torch.empty(1, rows, dim)
+    return empty if empty.is_meta else torch.randn(1, rows, dim) / dim**0.5
+
+
 class KeyValueStep(Protocol):
     """The cache as a layer uses it: store this block's keys and values, return those to attend to."""
 
@@ -209,7 +215,7 @@ class WanLayer(nn.Module):
         self.ffn = nn.Sequential(
             nn.Linear(config.dim, config.ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(config.ffn_dim, config.dim)
         )
-        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
+        self.modulation = nn.Parameter(random_modulation(6, config.dim))
 
     def before(self, x: Tensor, mod: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the attention section up to the cache: queries, keys and values `[B, S, H, D]`."""
