@@ -43,7 +43,7 @@ def _check(data: bytes, folder: Path) -> None:
         case b"hang":
             time.sleep(60)
         case b"grow":
-            bytearray(MEMORY_BYTES + (50 << 20))
+            bytearray(MEMORY_BYTES + (4 << 30))  # more than the process may free meanwhile
         case b"die":
             import os
 
