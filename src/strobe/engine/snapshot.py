@@ -69,9 +69,10 @@ class Snapshot:
 
         From a GPU they go to page-locked main memory, and from there back: several times as fast as through pageable memory.
         """
-        target, source = torch.device(device), self.cache.keys.device
+        target, sources = torch.device(device), set[torch.device]()  # transformer and decoder may have a device each
 
         def moved(tensor: Tensor) -> Tensor:
+            sources.add(tensor.device)
             return tensor.to(target, non_blocking=True)
 
         def if_there(tensor: Tensor | None) -> Tensor | None:
@@ -96,8 +97,9 @@ class Snapshot:
                 sink_keys=moved(self.cache.sink_keys),
             ),
         )
-        if source.type == "cuda" and target.type == "cpu":
-            torch.cuda.synchronize(source)  # what is read on the host must have arrived
+        for source in sources if target.type == "cpu" else ():
+            if source.type == "cuda":
+                torch.cuda.synchronize(source)  # what is read on the host must have arrived
         return copy
 
     def save(self, path: str | Path) -> None:

@@ -367,7 +367,9 @@ class Stream:
 
     def close(self, *, failed: bool = False) -> None:
         """Free all that the stream holds; the session of one that failed is not used again."""
-        if self._session is not None:
-            (Session.close if failed else self.sessions.give)(self._session)
+        if self._session is not None and failed:
+            self._session.close()
+        elif self._session is not None:
+            self.sessions.give(self._session)
         self._session = self._blocks = self._asleep = None
         self.branches.clear()
