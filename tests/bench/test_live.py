@@ -55,7 +55,7 @@ def test_a_poisson_load_is_as_many_viewers_at_once_as_asked_for() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"levels": ()}, "viewers none"), ({"levels": (0.0,)}, "above 0"), ({"seconds": 0.0}, "seconds 0"),
+        ({"levels": ()}, "--sessions none"), ({"levels": (0.0,)}, "above 0"), ({"seconds": 0.0}, "seconds 0"),
         ({"levels": (1.5,), "arrivals": "together"}, "whole numbers"),
         ({"prompt_every_s": -1.0}, "0 for no prompts"), ({"prompt_every_s": 1e-9}, "0 for no prompts"),
     ],
@@ -104,7 +104,7 @@ def test_viewers_see_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SessionError, match="start one with strobe serve"):
+    with pytest.raises(SessionError, match="start `strobe serve`"):
         run_load(Load(levels=(1.0,), seconds=1), url="http://127.0.0.1:9/", own=False, device="", root=tmp_path, progress=quiet)
     assert not list(tmp_path.iterdir())
 

@@ -65,7 +65,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) <= 0:
-            raise ConfigError(f"viewers {', '.join(f'{level:g}' for level in self.levels) or 'none'}: give numbers above 0")
+            raise ConfigError(f"--sessions {', '.join(f'{level:g}' for level in self.levels) or 'none'}: give numbers above 0")
         if self.arrivals == "together" and any(level != int(level) for level in self.levels):
             raise ConfigError("viewers who come together are whole numbers; fractions are for --arrivals poisson")
         if min(self.seconds, self.stay_s) < 0.1 or 0 != self.prompt_every_s < 0.1:
@@ -158,7 +158,7 @@ async def _look(url: str, token: str, load: Load) -> protocol.Welcome:
             await viewer.send(protocol.Close())
             return viewer.welcome
     except OSError as error:
-        raise SessionError(f"no server at {url}: {error.strerror or error}; start one with strobe serve") from error
+        raise SessionError(str(error)) from error
 
 
 async def _levels(load: Load, url: str, token: str, welcome: protocol.Welcome, writer: RunWriter, progress: Progress) -> None:
