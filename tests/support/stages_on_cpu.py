@@ -6,6 +6,7 @@ A process of its own, because the interpreter must be chosen before Triton is im
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,8 +29,11 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -> VideoAttentionOutput:
-    """Run one call; with a gradient asked for, the plain stages run."""
+def run(
+    case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool, through: Callable[..., Any] = video_sparse_attention,
+    probe: int = 3,
+) -> VideoAttentionOutput:  # fmt: skip
+    """Run one call through a function; with a gradient asked for, the plain stages run."""
     options = {"tile": (4, 4, 4), "heads": (2, 2), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
     heads, layout, gated, rotated, sliced = (options.pop(name) for name in ("heads", "layout", "gated", "rotated", "sliced"))
     generator = torch.Generator().manual_seed(len(str(case)))
@@ -51,9 +55,20 @@ def run(case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool) -
     angles = torch.rand(rows[0], 16, generator=generator).to(device) * 6
     rope = (angles.cos(), angles.sin()) if rotated else None
     q.requires_grad_(not fused)
-    return video_sparse_attention(
-        q, k, v, **options, q_layout=layout, kv_layout=layout, gate=gate, rope=rope, impl="reference", return_lse=True, probe=3
+    found: VideoAttentionOutput = through(
+        q,
+        k,
+        v,
+        **options,
+        q_layout=layout,
+        kv_layout=layout,
+        gate=gate,
+        rope=rope,
+        impl="reference",
+        return_lse=True,
+        probe=probe,
     )
+    return found
 
 
 def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
@@ -69,6 +84,29 @@ def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
     assert found.lse is not None and expected.lse is not None and found.recall is not None and expected.recall is not None
     for got, want in ((found.out, expected.out), (found.lse, expected.lse), (found.recall, expected.recall)):
         torch.testing.assert_close(got, want.detach(), atol=limit, rtol=limit)
+
+
+def compare_compiled(case: dict[str, Any], device: str) -> None:
+    """Check that a compiled call is one operator in one graph, and gives what the call gives uncompiled, bit by bit."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(video_sparse_attention, fullgraph=True, backend=backend)
+    found, expected = (
+        run(case, device, torch.float32, fused=True, through=each, probe=0) for each in (compiled, video_sparse_attention)
+    )
+    assert len(graphs) == 1 and torch.ops.strobe.video_sparse_attention.default in graphs[0], graphs
+    assert torch.ops.strobe.block_sparse_forward.default not in graphs[0], graphs
+    assert found.lse is not None and expected.lse is not None
+    assert torch.equal(found.out, expected.out) and torch.equal(found.lse, expected.lse), case
+    assert torch.equal(found.selection.counts, expected.selection.counts), case
+    used = torch.arange(found.selection.indices.shape[-1], device=device) < expected.selection.counts[..., None]
+    assert torch.equal(found.selection.indices[used], expected.selection.indices[used]), case
+    assert found.selection.uniform_count == expected.selection.uniform_count
 
 
 def compare_selection(columns: int, device: str) -> None:
@@ -97,5 +135,7 @@ if __name__ == "__main__":
     for dtype in (torch.float16,) if place == "cpu" else (torch.float16, torch.bfloat16):
         for case in CASES[1:2] if place == "cpu" else CASES:
             compare(case, place, dtype)
+    for case in CASES:
+        compare_compiled(case, place)
     for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):
         compare_selection(columns, place)

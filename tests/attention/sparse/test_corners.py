@@ -179,3 +179,28 @@ def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, An
     if grad:
         found.square().sum().backward()
         assert q.grad is not None and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("topk", [[2], [1, 3]])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_operator_that_a_compiler_calls_says_what_it_returns(topk: list[int], gated: bool) -> None:
+    q, k, v = draw(2, 90, 2, 16)
+    angles = torch.linspace(0, 6, 90 * 8).reshape(90, 8)
+    gate, cos, sin = (q.flip(1), angles.cos(), angles.sin()) if gated else (None, None, None)
+    arguments = (q, k, v, gate, cos, sin, GRID, GRID, (4, 4, 4), (4, 4, 4), topk, gated, True, 0, 0, 1, 0.25,
+                 "raster", "raster", "reference", gated)  # fmt: skip
+    operator: Any = torch.ops.strobe.video_sparse_attention.default
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=checks)
+    out, lse, indices = operator(*arguments)
+    rope = None if cos is None or sin is None else (cos, sin)
+    options: dict[str, Any] = {
+        "gate": gate,
+        "rope": rope,
+        "forced": Forced(own=True),
+        "softmax_scale": 0.25,
+        "topk": topk[0] if len(topk) == 1 else topk,
+    }
+    expected = video(q, k, v, **options, impl="reference", return_lse=gated)
+    assert torch.equal(out, expected.out) and torch.equal(indices, expected.selection.indices)
+    assert lse.numel() == 0 if expected.lse is None else torch.equal(lse, expected.lse)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from math import prod
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
@@ -128,6 +129,8 @@ def video_sparse_attention(
     found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
     if rope is not None:
         _check_rope(rope, q)
+    if found.opaque and probe == 0:
+        return _as_one_operator(call, found, (q, k, v), gate, rope)
     with ambient(q):
         spread = None if gate is None else _spread(gate, q)
         out, fine, selection, tiled = attend(found.plan, (q, k, v), (found.q_rows, found.kv_rows), rope, spread)
@@ -136,6 +139,93 @@ def video_sparse_attention(
     return VideoAttentionOutput(
         out=out, lse=lse, selection=selection, recall=recall, q_tiles=found.q_tiles, kv_tiles=found.kv_tiles
     )
+
+
+def _as_one_operator(
+    call: VideoCall,
+    found: VideoPlan,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    gate: Tensor | None,
+    rope: tuple[Tensor, Tensor] | None,
+) -> VideoAttentionOutput:
+    """Put the call into a compiler's graph as one operator."""
+    q, per_head = tensors[0], found.plan.wish.per_head
+    one_number = not isinstance(call.topk, tuple)
+    topk = list(per_head[:1] if one_number else per_head)
+    cos, sin = (None, None) if rope is None else rope
+    out, lse, indices = _video(
+        *tensors, gate, cos, sin,
+        list(found.q_tiles.grid), list(found.kv_tiles.grid), list(found.q_tiles.tile), list(found.kv_tiles.tile), topk,
+        call.coarse, call.forced.own, call.forced.first_frames, call.forced.last_frames, call.estimator.parts,
+        found.plan.spec.softmax_scale, *call.layouts, call.impl, call.return_lse,
+    )  # fmt: skip
+    counts = torch.tensor(topk, dtype=torch.int32, device=q.device)[:, None].expand(q.shape[0], q.shape[2], indices.shape[2])
+    selection = BlockSelection(
+        indices=indices,
+        counts=counts,
+        block=found.q_tiles.block,
+        q_sizes=found.q_rows.ragged_sizes,
+        kv_sizes=found.kv_rows.ragged_sizes,
+        finite_padding=True,
+        known_count=topk[0] if min(topk) == max(topk) else None,
+        known_bound=found.kv_tiles.num_tiles,
+    )
+    return VideoAttentionOutput(
+        out=out,
+        lse=lse if call.return_lse else None,
+        selection=selection,
+        recall=None,
+        q_tiles=found.q_tiles,
+        kv_tiles=found.kv_tiles,
+    )
+
+
+@torch.library.custom_op("strobe::video_sparse_attention", mutates_args=())
+def _video(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    grid: Sequence[int],
+    kv_grid: Sequence[int],
+    tile: Sequence[int],
+    kv_tile: Sequence[int],
+    topk: Sequence[int],
+    coarse: bool,
+    own: bool,
+    first_frames: int,
+    last_frames: int,
+    parts: int,
+    softmax_scale: float,
+    q_layout: str,
+    kv_layout: str,
+    impl: str,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out `[B, S_q, H, D]`, lse float32 `[B, H, S_q]` (empty unless asked for), and indices int32 `[B, H, N_q, K]`.
+
+    A compiler calls it for calls without gradients whose stages run fused on the device. `topk` holds one number or one per head.
+    """
+    found = video_sparse_attention(
+        q, k, v, grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk[0] if len(topk) == 1 else topk,
+        gate=gate, coarse=coarse, forced=Forced(own=own, first_frames=first_frames, last_frames=last_frames),
+        estimator=Estimator(parts=parts), rope=None if cos is None or sin is None else (cos, sin), softmax_scale=softmax_scale,
+        q_layout=cast(Layout, q_layout), kv_layout=cast(Layout, kv_layout), impl=impl, return_lse=return_lse,
+    )  # fmt: skip
+    lse = q.new_empty(0, dtype=torch.float32) if found.lse is None else found.lse
+    return found.out.contiguous(), lse.contiguous(), found.selection.indices
+
+
+@_video.register_fake
+def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, rows, heads, _ = q.shape
+    grid, tile, topk, return_lse = arguments[5], arguments[7], arguments[9], arguments[-1]
+    tiles = prod(-(-size // step) for size, step in zip(grid, tile, strict=True))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, rows) if return_lse else 0, dtype=torch.float32, device=q.device)
+    return out, lse, torch.empty((batch, heads, tiles, max(topk)), dtype=torch.int32, device=q.device)
 
 
 def explain_video(

@@ -57,13 +57,18 @@ class VideoCall(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class VideoPlan:
-    """Both grids in tiles, the place of their rows, and the plan of the stages."""
+    """Both grids in tiles, the place of their rows, and the plan of the stages.
+
+    Args:
+        opaque: a compiler traces the call, and takes it as one operator: its stages run fused, as they do uncompiled.
+    """
 
     q_tiles: TileLayout
     kv_tiles: TileLayout
     q_rows: Grid
     kv_rows: Grid
     plan: Plan
+    opaque: bool = False
 
 
 def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
@@ -143,6 +148,7 @@ def _plan_of_traced(call: VideoCall) -> VideoPlan:
         q_rows=found.q_rows,
         kv_rows=found.kv_rows,
         plan=Plan(wish=found.plan.wish, spec=fine, choice=chosen_impl(fine, call.impl), fused=False),
+        opaque=found.plan.fused,
     )
 
 
