@@ -61,6 +61,8 @@ HEAD: Final = "head"
 RENOISE: Final = "renoise"
 TEXT_KV: Final = "text_kv"
 
+ATTENTION_OPERATOR: Final = frozenset({ATTENTION_TILE, ATTENTION_SELECT, ATTENTION_KERNEL, ATTENTION_FINISH})
+"""Regions of an attention operator: the kernel, and what it needs around it."""
 PIECES: Final[dict[str, str]] = {
     PATCH_EMBEDDING: "latents to tokens",
     CONDITIONS: "modulation and rotations, as far as a pass works them out",

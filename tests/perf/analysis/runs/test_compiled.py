@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from strobe.perf.analysis.ledger.parts import Part, part_of
 from strobe.perf.analysis.runs.compiled import named
 from strobe.perf.analysis.runs.replays import Pass, passes_of
@@ -13,28 +15,34 @@ from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
          ("gemm", "attention"), ("flash", "cross_attention/cross_attention_kernel"), ("gemm", "ffn"))  # fmt: skip
 """Kernels of a layer with their regions: self- and cross-attention run kernels of one name."""
+NONE: frozenset[str] = frozenset()
 
 
-def trace(steps: int, layers: int, *, compiled: bool, flash: int | None = None) -> Trace:
-    """Forward passes, kernel by kernel. Compiled, the layers have no regions and their products other names; `flash` attention
-    kernels are left out of each pass at the end."""
+Kernels = tuple[tuple[str, str], ...]
+
+
+def trace(
+    steps: int, layers: int, *, compiled: bool, flash: int | None = None, layer: Kernels = LAYER, marked: frozenset[str] = NONE
+) -> Trace:
+    """Forward passes, kernel by kernel. Compiled, the layers have no regions but the innermost in `marked`, and their products
+    other names; `flash` attention kernels are left out of each pass at the end. A name is followed by its grid: `flash 64`."""
     regions, events, clock = [], [], 0
 
     def region(name: str, index: int | None, start: int, end: int) -> Region:
         return Region(name=name, index=index, start_ns=start, end_ns=end, thread=0)
 
     for step in range(steps):
-        begun, kernels = clock, list(LAYER) * layers
+        begun, kernels = clock, list(layer) * layers
         if flash is not None:
             kernels = [each for at, each in enumerate(kernels) if each[0] != "flash" or at < len(kernels) - 2 * flash]
         for name, path in kernels:
             start, clock = clock + 1, clock + 10
             called = HostEvent("cudaLaunchKernel", start, start + 2, 0)
-            if not compiled:
-                for depth, part in enumerate(path.split("/")):
+            for depth, part in enumerate(path.split("/")):
+                if not compiled or part in marked:
                     regions.append(region(part, None, start - (depth == 0), start + 5 - depth))
-            shown = f"compiled_{name}" if compiled and name == "gemm" else name
-            events.append(DeviceEvent(shown, "kernel", 1_000 + start, 1_000 + start + 8, 0, 7, len(events), called))
+            shown, _, grid = (f"compiled_{name}" if compiled and name == "gemm" else name).partition(" ")
+            events.append(DeviceEvent(shown, "kernel", 1_000 + start, 1_000 + start + 8, 0, 7, len(events), called, grid))
         regions += [region("frame_block", step, begun, clock), region("denoise_step", step, begun, clock)]
         regions += [region("dit_forward", None, begun, clock)]
         clock += 5
@@ -71,6 +79,35 @@ def test_attention_kernels_are_told_from_cross_attention_by_their_order() -> Non
     found = regions_of(named(timeline(trace(3, 2, compiled=True)), eager_passes()))
     layer = [(f"compiled_{name}", "matrix products") if name == "gemm" else (name, path.split("/")[-1]) for name, path in LAYER]
     assert found == layer * 6
+
+
+def test_attention_of_other_sizes_is_told_apart_when_the_compiler_reorders_it() -> None:
+    video, audio = ("flash 64x32", "attention/attention_kernel"), ("flash 8x32", "cross_attention/cross_attention_kernel")
+    text = ("flash 64x32", "cross_attention/cross_attention_kernel")  # after the video's, which it depends on
+    passes = passes_of(trace(1, 2, compiled=False, layer=(video, audio, text)))
+    found = regions_of(named(timeline(trace(2, 2, compiled=True, layer=(audio, video, text))), passes))
+    assert [region for _, region in found] == ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"] * 4
+    other = (audio, video, ("flash 32x32", text[1]))  # the compiler took another variant for one of them
+    found = regions_of(named(timeline(trace(1, 2, compiled=True, layer=other)), passes))
+    assert [region for _, region in found] == ["attention kernels"] * 6, "by its name alone, for the order proves nothing"
+
+
+def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> None:
+    sparse = (("tile 64", "attention/attention_tile"), ("copy 64", "attention/attention_select"),
+              ("bsa 64", "attention/attention_kernel"), ("copy 64", "ffn"), LAYER[4])  # fmt: skip
+    passes = passes_of(trace(1, 2, compiled=False, layer=sparse))
+    marked = frozenset({"attention_tile", "attention_select", "attention_kernel"})
+    found = named(timeline(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
+    layer = ["attention_tile", "attention_select", "attention_kernel", "other kernels", "cross_attention_kernel"]
+    assert [region for _, region in regions_of(found)] == layer * 2
+    inside = [found.paths[number] for number in found.path.tolist()]
+    assert [("attention" in path, "dit_forward" in path) for path in inside[:4]] == [(True, True)] * 3 + [(False, True)]
+
+
+def test_passes_without_launches_are_told_apart_by_names_alone() -> None:
+    passes = tuple(msgspec.structs.replace(one, launches=()) for one in eager_passes())
+    found = regions_of(named(timeline(trace(1, 1, compiled=True)), passes))
+    assert {region for name, region in found if name == "flash"} == {"attention kernels"}
 
 
 def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:

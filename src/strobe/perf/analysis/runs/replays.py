@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from strobe.core.errors import DataError
-from strobe.core.spans import DIT_FORWARD
+from strobe.core.spans import ATTENTION_OPERATOR, CROSS_ATTENTION_KERNEL, DIT_FORWARD
 from strobe.perf.analysis.device.device_work import EventView
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Path, timeline_of
@@ -33,6 +33,8 @@ from strobe.perf.trace.events import Region, Trace
 LEAST: Final = Fraction(9, 10)
 """Least share of a replay's kernels, each stream's in order, that must match a pass without the graph to label any."""
 UNMATCHED: Final = "in no piece of the pass without graphs"
+ATTENTION_KERNELS: Final = ATTENTION_OPERATOR | {CROSS_ATTENTION_KERNEL}
+"""Innermost regions of kernels that torch.compile does not fuse with others."""
 _FEWEST: Final = 2
 """Fewest events of one launch call that make it a graph launch."""
 
@@ -82,12 +84,14 @@ class Pass(msgspec.Struct, frozen=True):
         names: its kernels in order of launch.
         paths: the regions that each was launched in, with numbers of layers.
         entered: the regions it entered, and how often.
+        launches: of attention kernels the full name with grid and block, which tell calls of other sizes apart; else empty.
     """
 
     stage: str
     names: tuple[str, ...]
     paths: tuple[Path, ...]
     entered: tuple[tuple[Path, int], ...]
+    launches: tuple[str, ...] = ()
 
 
 Passes: TypeAlias = tuple[Pass, ...]
@@ -214,6 +218,12 @@ def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
     return tuple(kernel_name(names[own[row]]).group for row in rows)
 
 
+def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+    """Return the full kernel names of some events, each with grid and block."""
+    events, work = timeline.trace.device_events, timeline.work
+    return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
+
+
 def passes_of(trace: Trace) -> Passes:
     """Return all distinct passes of a run without graphs."""
     timeline = timeline_of(trace, None, layers=True)
@@ -242,7 +252,15 @@ def passes_of(trace: Trace) -> Passes:
         if (path[0], names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
             entered = tuple(sorted(_inside(timeline, region).items()))
-            passes[path[0], names] = Pass(stage=path[0], names=names, paths=paths, entered=entered)
+            of_attention = [not ATTENTION_KERNELS.isdisjoint(path[-1:]) for path in paths]
+            launches = launches_of(timeline, order)
+            passes[path[0], names] = Pass(
+                stage=path[0],
+                names=names,
+                paths=paths,
+                entered=entered,
+                launches=tuple(text if own else "" for text, own in zip(launches, of_attention, strict=True)),
+            )
     return tuple(passes.values())
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from strobe.core.spans import ATTENTION, DENOISE_STEP
+from strobe.core.spans import ATTENTION, ATTENTION_OPERATOR, DENOISE_STEP
 from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.compare import stage_totals
-from strobe.perf.analysis.runs.compiled import OPERATOR
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.dit_page.pairs import Paired
@@ -51,7 +50,7 @@ def per_step(subject: Subject) -> PerStep | str:
     kernel = sum(ns for label, ns in owned.items() if ATTENTION in label.path and is_attention_kernel(label))
     if not kernel:
         return "the trace shows no attention kernel in a section of self-attention"
-    operator = sum(ns for label, ns in owned.items() if ATTENTION in label.path and not OPERATOR.isdisjoint(label.path))
+    operator = sum(ns for label, ns in owned.items() if ATTENTION in label.path and not ATTENTION_OPERATOR.isdisjoint(label.path))
     section = sum(ns for label, ns in owned.items() if ATTENTION in label.path)
     return PerStep(
         step=statistics.fmean(each.total_ns / each.calls for each in totals),
