@@ -64,6 +64,8 @@ def obstacle(marks: frozenset[str]) -> str:
         return "needs a network"
     if "gpu" in marks and not torch.cuda.is_available():
         return "needs a GPU"
+    if "gpus" in marks and torch.cuda.device_count() < 4:
+        return "needs four GPUs"
     return ""
 
 

@@ -16,12 +16,12 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*/README.md")))
-MARKS: Final = ("slow", "gpu", "network", "needs-files")
+MARKS: Final = ("slow", "gpu", "gpus", "network", "needs-files")
 SHELLS: Final = ("", "sh", "bash")
 _FENCE: Final = re.compile(
     r"(?:^<!-- docs-check: (?P<comment>.*?)-->\n)?^(?P<fence>`{3,})(?P<language>\w*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S
 )
-_MARK: Final = re.compile(rf"({'|'.join(MARKS)})((?:\s+\"[^\"]+\")*)\s*")
+_MARK: Final = re.compile(rf"({'|'.join(MARKS)})\b((?:\s+\"[^\"]+\")*)\s*")
 _COMMAND: Final = re.compile(r"(?:\$ )?((?:strobe|torchrun|make|python -m strobe)\s.*)")
 _REMARK: Final = re.compile(r"\s+#\s(?P<text>[^\"']*)$")
 _INLINE: Final = re.compile(r"`(strobe [a-z][^`]*)`")

@@ -120,7 +120,7 @@ def _allowed(arguments: list[str] | None) -> tuple[int, ...]:
 def _as_a_server(arguments: list[str], folder: Path) -> str:
     """Start a server on a free port, read its page, end it with Ctrl-C; return what went wrong, empty if nothing."""
     words = [sys.executable, "-m", "strobe", *arguments, *(() if "--port" in arguments else ("--port", "0"))]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONPATH": _package_path(), "PYTHONUNBUFFERED": "1"}
     output = folder / "server.txt"
     with output.open("w") as said:
         process = subprocess.Popen(
@@ -143,6 +143,11 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
     return "" if status == 200 and code == 0 else f"page {status}, exit {code}: {output.read_text()[-600:]}"
 
 
+def _package_path() -> str:
+    """The sources first, then where this process finds its other packages."""
+    return os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+
+
 def hears_ctrl_c() -> None:
     """Restore SIGINT in a new process, because a shell lets its background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -156,7 +161,7 @@ def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...], timeou
         (programs / name).chmod(0o755)
     environment = os.environ | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": _package_path(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     process = subprocess.Popen(

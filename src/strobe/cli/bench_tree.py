@@ -99,7 +99,7 @@ def tree(
 
     ```
     strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling  # slow
-    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20 -o gpu  # gpu
+    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20 -o gpu  # gpus
     strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch -o peer  # slow
     ```
 
