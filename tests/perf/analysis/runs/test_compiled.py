@@ -104,6 +104,43 @@ def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> N
     assert [("attention" in path, "dit_forward" in path) for path in inside[:4]] == [(True, True)] * 3 + [(False, True)]
 
 
+def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() -> None:
+    flash, cross = ("flash 64", "attention/attention_kernel"), ("flash 64", "cross_attention/cross_attention_kernel")
+    copy, kept = ("copy 8", cross[1]), ("clear 1", cross[1])
+    passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
+    found = regions_of(named(timeline(trace(2, 2, compiled=True, layer=(flash, kept, cross))), passes))
+    assert [region for _, region in found] == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
+    half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
+    found = regions_of(named(timeline(trace(1, 1, compiled=True, layer=half)), passes))
+    assert [region for name, region in found if name == "copy"] == ["other kernels"]
+    assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
+
+
+def test_attention_outside_every_attention_region_is_told_apart_too() -> None:
+    text, flash = ("flash 8", "refiner"), ("flash 64", "attention/attention_kernel")
+    passes = passes_of(trace(1, 1, compiled=False, layer=(text, flash)))
+    found = regions_of(named(timeline(trace(2, 1, compiled=True, layer=(text, flash))), passes))
+    assert [region for _, region in found] == ["refiner", "attention_kernel"] * 2
+
+
+def test_flex_attention_is_the_same_kernel_with_other_operators_fused_into_it() -> None:
+    alone, fused = "triton_tem_fused_flex_attention_1 4x2", "triton_tem_fused__to_copy_flex_attention_slice_sort_10 4x2"
+    passes = passes_of(trace(1, 1, compiled=False, layer=((alone, "attention/attention_kernel"),)))
+    found = regions_of(named(timeline(trace(1, 1, compiled=True, layer=((fused, "attention/attention_kernel"),))), passes))
+    assert [region for _, region in found] == ["attention_kernel"]
+
+
+def test_a_kernel_that_writes_the_log_sum_exp_only_compiled_is_the_same_kernel() -> None:
+    name, layer = "kernel_cutlass_flash_fwd_object_at__tensor000o1_", (("gemm", "attention"),)
+    eager, compiled = (
+        (*layer, (f"{name}{last} 256x12", "attention/attention_kernel")) for last in ("None__0", "tensorptrf32__0")
+    )
+    found = regions_of(
+        named(timeline(trace(1, 1, compiled=True, layer=compiled)), passes_of(trace(1, 1, compiled=False, layer=eager)))
+    )
+    assert found[-1][1] == "attention_kernel"
+
+
 def test_passes_without_launches_are_told_apart_by_names_alone() -> None:
     passes = tuple(msgspec.structs.replace(one, launches=()) for one in eager_passes())
     found = regions_of(named(timeline(trace(1, 1, compiled=True)), passes))

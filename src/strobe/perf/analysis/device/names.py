@@ -11,7 +11,8 @@ The rules, in order:
 3. A plain name ends before its tile shape (`_128x64`, `_tilesize64x64x64`, `_MT256x192x64`) or cuDNN's `_knob_`: nvjet, cutlass,
    cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, which is listed with its group.
 4. What a code generator appends is cut: the counter of Inductor and XLA (`triton_poi_fused_add_12`), the argument list of Triton
-   (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits.
+   (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
+   template kernels of FlexAttention the operators fused into them are cut.
 5. Copies and memsets keep their names.
 """
 
@@ -39,7 +40,9 @@ _GENERATED: Final = re.compile(r"triton_|.*fus(?:ed|ion)")
 _COUNTER: Final = re.compile(r"[._]\d+$")
 _TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[0-9dce]*$")
 _CUTE_ARGUMENTS: Final = "_object_at_"
+_CUTE_LIST: Final = re.compile(rf"{_CUTE_ARGUMENTS}\S*")
 _HASH: Final = re.compile(r"_(?!(?:b?f\d+)+(?:_|$))(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?=_|$)")  # bf16bf16 is none
+_FLEX: Final = re.compile(r"triton_tem_fused_(?:\w*_)?(flex_(?:attention|decoding))(?:_\w*)?")
 _CAST: Final = re.compile(r"\([\w:]+\)-?\d+")
 _COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE)
 
@@ -69,6 +72,19 @@ def kernel_name(raw: str) -> KernelName:
     is_cpp = full.startswith("void ") or "::" in full or ("<" in full and " -> " not in full)
     group = _cpp_group(_ANONYMOUS.sub("", full)) if is_cpp or re.search(r"\S\(", full) else _plain_group(full)
     return KernelName(group or full, full)
+
+
+def comparable(launch: str) -> str:
+    """Cut from a full name, with or without a grid behind it, what differs between two launches of one kernel.
+
+    That is what torch.compile fused into a template kernel, and a CuTe kernel's list of arguments, which says whether it
+    writes the log-sum-exp.
+    """
+    return _CUTE_LIST.sub("", _FLEX.sub(_template, launch))
+
+
+def _template(found: re.Match[str]) -> str:
+    return f"triton_tem_fused_{found[1]}"
 
 
 def _without_suffixes(raw: str) -> str:
@@ -113,7 +129,7 @@ def _runtime() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | No
 
 
 def _plain_group(name: str) -> str:
-    name = name.partition(_CUTE_ARGUMENTS)[0]
+    name = _FLEX.sub(_template, name).partition(_CUTE_ARGUMENTS)[0]
     tile = _TILE.search(name)
     if tile and tile.start():
         name = name[: tile.start()]

@@ -3,8 +3,9 @@
 No region lies inside what a compiler generated. But attention operators are not fused with anything: a compiled pass launches the
 same attention kernels as the pass uncompiled. It may reorder those that do not depend on each other, such as attention of video
 and audio. So the n-th launch of a kernel over one grid is the n-th of that launch uncompiled, if the pass holds all of them as
-often. An operator that marks its regions while it runs says itself what its kernels are. All other kernels are labelled by the
-kind of work in their names.
+often. What an operator does besides, such as copies to another layout, may be fused with its neighbours; where it is launched as
+often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself what its kernels
+are. All other kernels are labelled by the kind of work in their names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from strobe.core.spans import ATTENTION_OPERATOR, DIT_FORWARD
 from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
+from strobe.perf.analysis.device.names import comparable
 from strobe.perf.analysis.runs.replays import ATTENTION_KERNELS, Pass, Passes, launches_of, names_of, without_layers
 from strobe.perf.analysis.runs.timeline import DeviceTimeline, Path
 
@@ -35,7 +37,7 @@ class _Kernel(NamedTuple):
         row: in the timeline of the compiled run; -1 in the uncompiled pass.
         path: regions it was launched in.
         name: normalised.
-        launch: full name with grid and block.
+        launch: full name with grid and block, without what a compiler may change.
         marked: the attention operator's region that a compiled run marked around it; empty for none.
     """
 
@@ -60,7 +62,7 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     for kernels in _by_pass(timeline):
         marked = {(each.name, each.marked) for each in kernels if each.marked}
         found = _by_region(kernels, passes)
-        own = [each for each in kernels if each.name in told and not each.marked]
+        own = [each for each in kernels if not each.marked and (each.name in told or _is_attention(each.name))]
         for one in passes:
             key = [each for each in _key(one, told) if (each.name, each.path[-1]) not in marked]
             if matched := _by_launch(own, key):
@@ -87,11 +89,20 @@ def _key(one: Pass, names: frozenset[str]) -> list[_Kernel]:
     """Return the attention kernels of an uncompiled pass in order of launch."""
     launches = one.launches or ("",) * len(one.names)
     kernels = zip(one.names, one.paths, launches, strict=True)
-    return [_Kernel(-1, without_layers(path), name, launch, "") for name, path, launch in kernels if name in names]
+    found = [_Kernel(-1, without_layers(path), name, comparable(launch), "") for name, path, launch in kernels]
+    return [each for each in found if each.name in names or _is_attention(each.name)]
+
+
+def _is_attention(name: str) -> bool:
+    """Say whether a kernel computes attention, by its name."""
+    return kernel_kind(name) is KernelKind.ATTENTION
 
 
 def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path]:
-    """Match kernels launch by launch; empty unless each launch is there as often."""
+    """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often.
+
+    If the uncompiled pass has no such kernel, each launch of any kernel must be there as often.
+    """
     if not all(each.launch for each in key):
         return {}
     rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)
@@ -99,9 +110,11 @@ def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path
         rows[each.launch].append(each.row)
     for each in key:
         paths[each.launch].append(each.path)
-    if {text: len(found) for text, found in rows.items()} != {text: len(found) for text, found in paths.items()}:
+    needed = {each.launch for each in (*own, *key) if _is_attention(each.name)} or {*rows, *paths}
+    if any(len(rows[text]) != len(paths[text]) for text in needed):
         return {}
-    return {row: path for text, found in rows.items() for row, path in zip(found, paths[text], strict=True)}
+    alike = {text: found for text, found in rows.items() if len(found) == len(paths[text])}
+    return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
 def _by_region(kernels: Sequence[_Kernel], passes: Passes) -> dict[int, Path]:
@@ -120,5 +133,5 @@ def _by_pass(timeline: DeviceTimeline) -> list[list[_Kernel]]:
     for row, name, launch in zip(rows, names_of(timeline, rows), launches_of(timeline, rows), strict=True):
         at, path = bisect_right(starts, int(timeline.work.start[row])) - 1, timeline.paths[timeline.path[row]]
         if at >= 0:
-            found[at].append(_Kernel(row, path, name, launch, path[-1] if path[-1] in ATTENTION_OPERATOR else ""))
+            found[at].append(_Kernel(row, path, name, comparable(launch), path[-1] if path[-1] in ATTENTION_OPERATOR else ""))
     return found

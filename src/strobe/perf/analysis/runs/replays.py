@@ -26,6 +26,7 @@ import numpy as np
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION_OPERATOR, CROSS_ATTENTION_KERNEL, DIT_FORWARD
 from strobe.perf.analysis.device.device_work import EventView
+from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, DeviceTimeline, Path, timeline_of
 from strobe.perf.trace.events import Region, Trace
@@ -84,7 +85,7 @@ class Pass(msgspec.Struct, frozen=True):
         names: its kernels in order of launch.
         paths: the regions that each was launched in, with numbers of layers.
         entered: the regions it entered, and how often.
-        launches: of attention kernels the full name with grid and block, which tell calls of other sizes apart; else empty.
+        launches: of attention's kernels the full name with grid and block, which tell calls of other sizes apart; else empty.
     """
 
     stage: str
@@ -252,7 +253,10 @@ def passes_of(trace: Trace) -> Passes:
         if (path[0], names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
             entered = tuple(sorted(_inside(timeline, region).items()))
-            of_attention = [not ATTENTION_KERNELS.isdisjoint(path[-1:]) for path in paths]
+            of_attention = [
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(name) is KernelKind.ATTENTION
+                for name, path in zip(names, paths, strict=True)
+            ]
             launches = launches_of(timeline, order)
             passes[path[0], names] = Pass(
                 stage=path[0],
