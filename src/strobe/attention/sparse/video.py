@@ -153,7 +153,7 @@ def _as_one_operator(
     one_number = not isinstance(call.topk, tuple)
     topk = list(per_head[:1] if one_number else per_head)
     cos, sin = (None, None) if rope is None else rope
-    out, lse, indices = _video(
+    out, lse, indices = torch.ops.strobe.video_sparse_attention.default(
         *tensors, gate, cos, sin,
         list(found.q_tiles.grid), list(found.kv_tiles.grid), list(found.q_tiles.tile), list(found.kv_tiles.tile), topk,
         call.coarse, call.forced.own, call.forced.first_frames, call.forced.last_frames, call.estimator.parts,
@@ -180,7 +180,6 @@ def _as_one_operator(
     )
 
 
-@torch.library.custom_op("strobe::video_sparse_attention", mutates_args=())
 def _video(
     q: Tensor,
     k: Tensor,
@@ -218,14 +217,20 @@ def _video(
     return found.out.contiguous(), lse.contiguous(), found.selection.indices
 
 
-@_video.register_fake
-def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
     grid, tile, topk, return_lse = arguments[5], arguments[7], arguments[9], arguments[-1]
     tiles = prod(-(-size // step) for size, step in zip(grid, tile, strict=True))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, rows) if return_lse else 0, dtype=torch.float32, device=q.device)
     return out, lse, torch.empty((batch, heads, tiles, max(topk)), dtype=torch.int32, device=q.device)
+
+
+# Without the layers of `torch.library.custom_op`, which take as long as a kernel's launch and serve gradients, which it has none of.
+_OPERATORS: Final = torch.library.Library("strobe", "FRAGMENT")
+_OPERATORS.define(f"video_sparse_attention{torch.library.infer_schema(_video, mutates_args=())}")
+_OPERATORS.impl("video_sparse_attention", _video, "CompositeExplicitAutograd")
+torch.library.register_fake("strobe::video_sparse_attention", _shapes, lib=_OPERATORS)
 
 
 def explain_video(
