@@ -63,3 +63,12 @@ def test_a_compiled_function_that_calls_an_operator_is_timed_like_any_other() ->
     torch._dynamo.reset()
     found = strobe.compare({"eager": attend, "compiled": compiled}, rounds=2, trace=True)
     assert [each["samples"] for each in found.rows()] == [4, 4]
+
+
+def test_names_of_the_caller_stay_what_they_are(tmp_path: Path) -> None:
+    """A function may be called `clamp`, `clip` or `palindromes of clips`: only the instrument's own words are replaced."""
+    x = torch.ones(10)
+    found = strobe.compare({"clamp": lambda x: x.clamp(0, 1), "clip": lambda x: x.clip(0, 1)}, inputs=(x,), rounds=2)
+    page = found.report(tmp_path / "page.md").read_text()
+    assert "clip against clamp" in page and "No account for clip: " in page
+    assert "No account for sample" not in page and "no traced sample in this run" in page

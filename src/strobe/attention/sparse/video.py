@@ -226,7 +226,7 @@ def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, lse, torch.empty((batch, heads, tiles, max(topk)), dtype=torch.int32, device=q.device)
 
 
-# Without the layers of `torch.library.custom_op`, which take as long as a kernel's launch and serve gradients, which it has none of.
+# Without the layers of `torch.library.custom_op`: they take as long as a launch, and serve gradients, which it has none of.
 _OPERATORS: Final = torch.library.Library("strobe", "FRAGMENT")
 _OPERATORS.define(f"video_sparse_attention{torch.library.infer_schema(_video, mutates_args=())}")
 _OPERATORS.impl("video_sparse_attention", _video, "CompositeExplicitAutograd")

@@ -10,7 +10,6 @@ import msgspec
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, own_code
 from strobe.perf.records.record import Header
-from strobe.perf.report.blocks.calls_words import in_words_of_calls
 from strobe.perf.report.blocks.fields import Field, Unit, count, numeric, table_of, time
 from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
@@ -62,8 +61,8 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         None if programs else _outputs(head, found),
         _samples(found),
         None if programs or not findings else _account(findings),
-        in_words_of_calls(kernels_section(study)) if run.traces else None,
-        in_words_of_calls(_settings(study, found)),
+        kernels_section(study, calls=True) if run.traces else None,
+        _settings(study, found),
         _notes(head),
     )
     report = Report(
@@ -241,7 +240,7 @@ def _account(findings: Sequence[Finding]) -> Section:
         if isinstance(finding.ledger, Ledger):
             blocks += [
                 msgspec.structs.replace(block, collapsed=False) if isinstance(block, Table) else block
-                for block in ledger_blocks(finding, finding.ledger)
+                for block in ledger_blocks(finding, finding.ledger, calls=True)
             ]
         else:
             missing.append(f"No account for {finding.candidate.label}: {finding.ledger}.")
@@ -249,7 +248,7 @@ def _account(findings: Sequence[Finding]) -> Section:
         missing.append('trace=True takes traces; on a CPU strobe.span("name") around parts of the code is enough.')
         blocks.append(Notes(tuple(missing)))
     lead = "Where the samples spent their time, and what the difference is made of. The lines add up exactly."
-    return in_words_of_calls(Section("account", "Where the difference went", lead, tuple(blocks)))
+    return Section("account", "Where the difference went", lead, tuple(blocks))
 
 
 def _settings(study: RunStudy, found: Sequence[OwnCode]) -> Section:

@@ -143,7 +143,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     """Read the variant's last trace that times can be read from; a text says why it cannot be used."""
     records = [record for record in run.traces if record.variant == name and not record.options]
     if not records:
-        return "no traced clip in this run"
+        return f"no traced {'sample' if run.header.kind == 'calls' else 'clip'} in this run"
     record = records[-1]
     path = run.folder / record.path
     try:

@@ -185,7 +185,7 @@ def test_timed_lines_have_the_t_interval_of_their_pairs() -> None:
     assert found.lines["outside"].low == pytest.approx((12 - 4.968275) / 2, abs=1e-6)
     assert found.lines["outside"].high == pytest.approx((12 + 4.968275) / 2, abs=1e-6)
     assert found.total is not None and (found.total.low, found.total.high) == (2, 2) and found.samples == (3,)
-    assert paired_spread({"outside": [10]}, [4], 2) == Spread(why_none="fewer than two pairs of clips")
+    assert paired_spread({"outside": [10]}, [4], 2) == Spread(why_none="fewer than two pairs")
 
 
 def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_ones_have_none() -> None:
@@ -207,4 +207,4 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
     traced = clip_ledger(side(0, False), side(1, False), sums)
     assert traced.spread == paired_spread({}, [10, 12, 14], 2) and traced.lines == timed.lines
     assert clip_ledger(side(0, True), side(1, False), sums) == clip_ledger(side(0, False), side(1, True), sums) == traced
-    assert clip_ledger(side(0, False), side(1, False), sums[:1]).spread.why_none == "fewer than two pairs of clips"
+    assert clip_ledger(side(0, False), side(1, False), sums[:1]).spread.why_none == "fewer than two pairs"

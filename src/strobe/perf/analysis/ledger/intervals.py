@@ -110,7 +110,7 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:
-        return Spread(why_none="fewer than two pairs of clips")
+        return Spread(why_none="fewer than two pairs")
 
     def interval(values: Sequence[int]) -> Interval:
         low, high = mean_bounds(values)

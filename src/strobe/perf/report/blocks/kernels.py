@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.perf.analysis.runs.kernels import KernelRow, KernelTable, kernel_table
+from strobe.perf.report.blocks.calls_words import line_word
 from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_of, time
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Block, Code, Notes, Section, Table
@@ -15,28 +16,28 @@ MAX_ROWS: Final = 20
 MAX_CANDIDATE_ROWS: Final = 12
 
 
-def kernels_section(study: RunStudy) -> Section:
+def kernels_section(study: RunStudy, calls: bool = False) -> Section:
     """Build the section with one kernel table per variant; the reference's is open."""
     blocks: list[Block] = []
     missing = []
     for subject in study.subjects:
         if isinstance(subject.profile, Profile):
-            blocks.append(_table(subject, subject.profile, kernel_table(subject.profile.partition)))
+            blocks.append(_table(subject, subject.profile, kernel_table(subject.profile.partition), calls))
         else:
             missing.append(f"{subject.label}: {subject.profile}")
     if missing:
         blocks.append(Notes(tuple(missing)))
     lead = (
-        "Calls inside the traced frame blocks by section and name. Only the exclusive column adds up: it counts every nanosecond "
-        "once."
+        f"Calls inside the traced {'samples' if calls else 'frame blocks'} by section and name. Only the exclusive column adds "
+        "up: it counts every nanosecond once."
     )
     return Section("kernels", "Kernels and operators", lead, tuple(blocks))
 
 
-def _table(subject: Subject, profile: Profile, found: KernelTable) -> Table:
+def _table(subject: Subject, profile: Profile, found: KernelTable, calls: bool) -> Table:
     whole = share_of(found.exclusive_ns, "no busy time")
     fields: tuple[Field[KernelRow], ...] = (
-        Field("section", lambda row: row.region),
+        Field("section", lambda row: line_word(row.region, calls)),
         Field(found.kind, lambda row: row.name, Code),
         count("calls", lambda row: row.calls.n, total=sum),
         time("exclusive", lambda row: row.exclusive_ns, "ms", "time no other row counts", total=sum),
@@ -44,11 +45,9 @@ def _table(subject: Subject, profile: Profile, found: KernelTable) -> Table:
         *spread(lambda row: row.calls, "µs", quiet=True),
         time("sum", lambda row: row.calls.sum_ns, "ms", "of durations; an operator's includes the operators it calls"),
     )
-    blocks = profile.partition.indices
-    caption = (
-        f"{found.kind.capitalize()}s of {subject.label}: {len(found.rows)} rows over frame blocks {blocks[0]} to {blocks[-1]}, "
-        f"on {profile.partition.device}."
-    )
+    first, last = profile.partition.indices[0], profile.partition.indices[-1]
+    where = "" if calls else f" over frame blocks {first} to {last}"
+    caption = f"{found.kind.capitalize()}s of {subject.label}: {len(found.rows)} rows{where}, on {profile.partition.device}."
     beside = tuple(
         f"Beside, thread {item.thread}, {' / '.join(item.path) or 'no section'}: {time_text(item.busy_ns)} ms busy, not counted."
         for item in profile.partition.overlap

@@ -122,8 +122,10 @@ def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
 
 
 def _files(run: RunRecords) -> list[tuple[str, Cell]]:
+    calls = run.header.kind == "calls"
     rows: list[tuple[str, Cell]] = [
-        (f"trace of {trace.variant}, frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}"
+        (f"trace of {trace.variant}"
+         + ("" if calls else f", frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}")
          + (f", with {' and '.join(trace.options)}: no times" if trace.options else ""),
          Code(f"{trace.path} (SHA-256 {trace.sha256[:16]})"))
         for trace in run.traces
