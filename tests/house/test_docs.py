@@ -129,3 +129,23 @@ def test_flags_in_the_list_of_commands_are_flags() -> None:
     """Verbs of verbs once had the library's negative forms there, which are refused."""
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert set(re.findall(r"--(?:no|empty)-[a-z-]+", page)) == {"--no-compile", "--no-details", "--no-switch", "--no-trace"}
+
+
+def test_every_module_in_the_tree_of_the_house_exists() -> None:
+    """Outside parentheses the tree of docs/architecture.md holds names of modules and folders alone."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree, package = page[page.index("src/strobe/\n") : page.index("\ntests/")], ROOT / "src" / "strobe"
+    bare, before = tree, ""
+    while bare != before:
+        bare, before = re.sub(r"\([^()]*\)", "", bare), bare
+    room, named = "", set()
+    for line in bare.splitlines()[1:]:
+        if found := re.match(r"  (\w+)(?:/|\.py)\s", line):
+            room, line = found[1], line[found.end() :]
+        if (package / room).is_dir():
+            named |= {(room, name) for name in re.findall(r"[a-z_0-9]+", line)}
+    there = {
+        (path.relative_to(package).parts[0], path.stem) for path in package.rglob("*") if path.is_dir() or path.suffix == ".py"
+    }
+    assert {"attention", "engine", "perf", "cli"} <= {room for room, _ in named}
+    assert named <= there, sorted(named - there)
