@@ -41,7 +41,7 @@ def plugged(operator: str, ours: Sequence[Impl[Any]]) -> tuple[Impl[Any], ...]:
 
 
 def registered() -> tuple[Plugin, ...]:
-    """What other packages register, of both operators; imports them."""
+    """Import and return what other packages register, of both operators."""
     return tuple(plugin for operator, group in ATTENTION.items() for plugin in plugins(group, partial(_fault, operator)))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Viewers:
-    """What the viewers do.
+    """Behaviour of the viewers.
 
     Args:
         sessions: viewers at once, on average; several loads run one after another.

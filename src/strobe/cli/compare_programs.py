@@ -22,7 +22,7 @@ SEPARATOR: Final = "--"
 @Parameter(name="*", group="Programs")
 @dataclass(frozen=True, kw_only=True)
 class ProgramFlags:
-    """How programs are run.
+    """Flags for running programs.
 
     Args:
         names: one for each command, for the tables and --require; by default the commands themselves.

@@ -107,7 +107,7 @@ def _of_others() -> tuple[Path, ...]:
 
 
 def from_file(path: Path, commands: tuple[str, ...], flags: Flags) -> dict[str, Words]:
-    """What a file says about the flags of a verb.
+    """Return the defaults that a file sets for the flags of a verb.
 
     Args:
         commands: the verb, such as `("bench", "attention")`.
@@ -221,7 +221,7 @@ def _flag(key: str) -> str:
 
 
 def _from_environment(commands: tuple[str, ...], flags: Flags) -> dict[str, Words]:
-    """What variables say about the flags of a verb; a list is split as a shell splits words."""
+    """Return the defaults that environment variables set for the flags of a verb; a list is split as a shell splits words."""
     found = {}
     for where in ((ANY,), commands):
         start = "_".join(("strobe", *where, "")).replace("-", "_").upper()

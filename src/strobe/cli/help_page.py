@@ -1,4 +1,4 @@
-"""How `--help` looks: the docstrings' paragraphs, commands and code on a terminal.
+"""Layout of `--help`: the docstrings' paragraphs, commands and code on a terminal.
 
 The command line reads its docstrings as plain text and this draws them: the library's own reader of Markdown takes as long to
 import as all the rest of a page.

@@ -47,7 +47,7 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
 
 
 def _whole(hint: object) -> bool:
-    """Whether a flag of that type takes whole numbers only."""
+    """Return whether a flag of that type takes whole numbers only."""
     inside = [each for each in get_args(hint) if each not in (None, NoneType, Ellipsis)]
     return hint is int or (bool(inside) and all(map(_whole, inside)))
 
@@ -114,7 +114,7 @@ app = command_line()
 
 
 def is_verb(line: App, words: Sequence[str]) -> bool:
-    """Whether the words are a verb, or a verb and a verb of it, and nothing else."""
+    """Return whether the words are a verb, or a verb and a verb of it, and nothing else."""
     for word in words:
         if word not in line:
             return False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def follows() -> bool:
-    """Whether another process leads, so that this one writes and prints nothing."""
+    """Return whether another process leads, so that this one writes and prints nothing."""
     return read_settings().rank > 0
 
 
@@ -26,7 +26,7 @@ def said_by_rank_0(output: Output) -> Output:
 
 
 def says(code: int, error: BaseException) -> bool:
-    """Whether this process prints the error, so that each is printed once.
+    """Return whether this process prints the error, so that each is printed once.
 
     Rank 0 prints every error. On the other ranks, local rank 0 of each machine prints what is missing there, and any rank prints
     an error, other than of the command line, that rank 0 may not know.

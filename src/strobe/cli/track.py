@@ -31,7 +31,7 @@ FIGURES: Final = ("last/first", "last/previous", "steps", "worse_steps", "failed
 @Parameter(name="*", group="Case")
 @dataclass(frozen=True, kw_only=True)
 class CaseFlags:
-    """Which commits, and what is done with each.
+    """Commits to measure, and commands for each.
 
     Args:
         commits: A..B, both ends with it, along first parents, or one commit.
@@ -60,7 +60,7 @@ class CaseFlags:
 @Parameter(name="*", group="Time")
 @dataclass(frozen=True, kw_only=True)
 class TimeFlags:
-    """How long it may take.
+    """Limits of time.
 
     Args:
         timeout: seconds of one run of the command.
@@ -88,7 +88,7 @@ class TimeFlags:
 @Parameter(name="*", group="Report")
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags:
-    """What is said of the history.
+    """Flags of the history's report.
 
     Args:
         least: a change of a figure by less than this share is no step.

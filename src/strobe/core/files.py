@@ -136,7 +136,7 @@ def found_inside(folder: Path, name: str) -> Path | None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is a device, a pipe or below /dev or /proc, so that no other file can be renamed to it."""
+    """Return whether a path is a device, a pipe or below /dev or /proc, so that no other file can be renamed to it."""
     parent = path.parent.resolve()
     if parent == Path("/dev") or parent.is_relative_to("/proc"):
         return True

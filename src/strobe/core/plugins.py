@@ -1,4 +1,4 @@
-"""What other installed packages add, by entry points of a group; a package that is broken ends nothing."""
+"""Plug-ins of other installed packages, by entry points of a group; a package that is broken ends nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plugin:
 
 
 def plugins(group: str, fault: Callable[[object], str]) -> tuple[Plugin, ...]:
-    """What other packages register in a group, sorted by name; those that are broken say why.
+    """Return what other packages register in a group, sorted by name; those that are broken say why.
 
     Args:
         fault: what is wrong with an object that an entry point names, such as that it is an int; empty if nothing is.

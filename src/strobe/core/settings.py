@@ -86,7 +86,7 @@ def environment(prefix: str) -> dict[str, str]:
 
 
 def config_folder() -> Path | None:
-    """Where programs look for what a user has set: `XDG_CONFIG_HOME`, or `~/.config`; None without a home."""
+    """Return the folder of a user's settings: `XDG_CONFIG_HOME`, or `~/.config`; None without a home."""
     return _user_folder("XDG_CONFIG_HOME", ".config")
 
 

@@ -59,7 +59,7 @@ def _fault(found: object) -> str:
 
 
 def broken() -> str:
-    """What is to be said of families that are broken where a model is asked for and not found; empty if all are well."""
+    """Return the sentence about broken families for a model that is not found; empty if all are well."""
     return "".join(f"; family {plugin} is broken: {plugin.broken}" for plugin in registered() if plugin.broken)
 
 

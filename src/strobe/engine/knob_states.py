@@ -1,4 +1,4 @@
-"""What a knob does for a model on a device, and why it does nothing."""
+"""Effect of a knob for a model on a device, and the reason where it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frame block sees of those before it, by the cache policy of a configuration."""
+"""The past that a frame block sees, by the cache policy of a configuration."""
 
 from __future__ import annotations
 

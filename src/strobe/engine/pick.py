@@ -66,7 +66,7 @@ class Rate:
         return max(self.blocks_ns) / median(self.blocks_ns)
 
     def holds(self, fps: float) -> bool:
-        """Whether every frame block comes within its playback time, with the margin."""
+        """Return whether every frame block comes within its playback time, with the margin."""
         return self.slowest_fps >= needed_fps(fps)
 
 

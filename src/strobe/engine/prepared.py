@@ -84,7 +84,7 @@ class Shelf:
         self._lock = threading.Lock()
 
     def holds(self, config: ResolvedConfig) -> bool:
-        """Whether a stream of this configuration would find the weights on their device."""
+        """Return whether a stream of this configuration would find the weights on their device."""
         found = self._held.get(_key(config))
         return found is not None and not found.changed
 

@@ -127,14 +127,14 @@ def _is_text(text: Tensor, like: Tensor, batch: int, width: int) -> bool:
 
 
 def _are_ends(ends: Tensor | None, batch: int, number: int) -> bool:
-    """Whether there are that many pixel frames, or none where none are expected."""
+    """Return whether there are that many pixel frames, or none where none are expected."""
     if ends is None or not number:
         return ends is None and not number
     return ends.dtype == torch.float32 and ends.dim() == 5 and ends.shape[:3] == (batch, number, 3)
 
 
 def _are_latents(tensor: Tensor, latents: tuple[int, ...], frames: range) -> bool:
-    """Whether `tensor` is float32 [B, F, C, Y, X] with a number of frames in `frames`."""
+    """Return whether `tensor` is float32 [B, F, C, Y, X] with a number of frames in `frames`."""
     if tensor.dtype != torch.float32 or tensor.dim() != 5:
         return False
     return tensor.shape[1] in frames and (tensor.shape[0], *tensor.shape[2:]) == latents

@@ -37,7 +37,7 @@ class TextEncoder(Protocol):
         ...
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Whether `encode` takes almost no time: the texts are known, or the encoder is small."""
+        """Return whether `encode` takes almost no time: the texts are known, or the encoder is small."""
         ...
 
     def place(self, device: torch.device) -> None:

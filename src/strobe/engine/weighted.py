@@ -67,7 +67,7 @@ def check_prompts(encoder: TextEncoder, prompts: Sequence[str]) -> None:
 
 
 def prompts_ready(encoder: TextEncoder, prompts: Sequence[str]) -> bool:
-    """Whether `encode_prompts` takes almost no time."""
+    """Return whether `encode_prompts` takes almost no time."""
     return encoder.ready(_parts(prompts))
 
 

@@ -1,4 +1,4 @@
-"""Where the weights of a model are: on the disk, or on the hub."""
+"""Places of a model's weights: on the disk, or on the hub."""
 
 from __future__ import annotations
 

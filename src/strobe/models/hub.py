@@ -21,7 +21,7 @@ _ADDRESS: Final = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/\
 
 
 def is_address(place: str | Path | None) -> bool:
-    """Whether a place is named on the hub, not on the disk."""
+    """Return whether a place is named on the hub, not on the disk."""
     return str(place).startswith(START)
 
 

@@ -1,4 +1,4 @@
-"""What a stream on the device hands out: frame blocks, and branches to return to."""
+"""Outputs of a stream on the device: frame blocks, and branches to return to."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOGINS_A_MINUTE: Final = 20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's loopback."""
+    """Return whether a name or address is this machine's loopback."""
     name = host.strip("[]").lower()
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -95,7 +95,7 @@ class Guard:
         return None
 
     def knows(self, headers: Headers) -> bool:
-        """Whether the request has the token, or the cookie that replaces it."""
+        """Return whether the request has the token, or the cookie that replaces it."""
         if self._token is None:
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")

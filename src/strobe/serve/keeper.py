@@ -63,7 +63,7 @@ class Keeper:
         self._snapshots = ThreadPoolExecutor(1, thread_name_prefix="strobe-keep")
 
     def has(self, name: str) -> bool:
-        """Whether a stream is kept."""
+        """Return whether a stream is kept."""
         return name in self._kept
 
     def begin(self, secret: str, saved: SavedStream, image: bytes) -> None:

@@ -41,7 +41,7 @@ class Listening(uvicorn.Server):
         self._server = server
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end now."""
+        """Return whether to end now."""
         return await super().on_tick(counter) or self._server.error is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

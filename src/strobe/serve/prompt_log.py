@@ -1,4 +1,4 @@
-"""What a stream's frames depend on: prompt, seed, preset and picture that it begins with, and the log of its prompts."""
+"""Inputs of a stream's frames: prompt, seed, preset and picture that it begins with, and the log of its prompts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ DRAIN_S: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """What every replica runs.
+    """Settings of every replica.
 
     Args:
         model: loads it, on the replica's machine.

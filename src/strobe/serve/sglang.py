@@ -48,7 +48,7 @@ Whole = Annotated[int, Meta(ge=0, lt=1 << 53)] | Annotated[float, Meta(ge=0.0, l
 
 
 class _Init(Struct, kw_only=True, tag="init"):
-    """What is read of `init`; the sampler's fields are the preset's here."""
+    """Fields that are read of `init`; the sampler's are the preset's here."""
 
     prompt: Text
     seed: Whole | None = 42
@@ -75,7 +75,7 @@ _events = msgspec.msgpack.Decoder(_Event)
 
 @dataclass(kw_only=True)
 class _Sent:
-    """What was sent of a frame block."""
+    """Parts of a frame block that were sent."""
 
     batches: int = 0
     frames: int = 0

@@ -77,7 +77,7 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of the stream."""
         return self.sessions.device
 
     def open(self) -> None:

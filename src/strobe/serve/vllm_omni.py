@@ -48,7 +48,7 @@ class _Image(Struct, kw_only=True):
 
 
 class _Start(Struct, kw_only=True, tag="session.start"):
-    """What is read of `session.start`; the sampler's fields are the preset's here."""
+    """Fields that are read of `session.start`; the sampler's are the preset's here."""
 
     prompt: Text
     model: str | None = None

@@ -55,7 +55,7 @@ class Playing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
-    """What the start measured of a stream of the default preset on a GPU.
+    """Measurements of a stream of the default preset, taken at the start on a GPU.
 
     Args:
         suspend_ms, wake_ms: time that the device is held to move it to main memory, and to bring it back.
@@ -341,7 +341,7 @@ class Worker:
         return True
 
     def _demands(self) -> list[Demand]:
-        """What each stream needs; one that makes again what its viewer has seen waits for those with less than half a buffer."""
+        """Return what each stream needs; one that remakes what its viewer has seen waits for those under half a buffer."""
         fps = self.model.defaults.fps
         return [
             Demand(

@@ -193,7 +193,7 @@ def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) 
 
 
 def _fuses(q: Tensor, history: History) -> bool:
-    """Whether the stages can run in the fused kernels; never under torch.compile, which fuses the plain ones itself."""
+    """Return whether the stages can run in the fused kernels; never under torch.compile, which fuses the plain ones itself."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         return False
     graded = torch.is_grad_enabled() and q.requires_grad

@@ -71,7 +71,7 @@ class BlockSelection:
         )
 
     def within(self, num_kv_blocks: int) -> bool:
-        """Whether the host knows that every index in use is below `num_kv_blocks`."""
+        """Return whether the host knows that every index in use is below `num_kv_blocks`."""
         return self.index_bound is not None and self.index_bound <= num_kv_blocks
 
     def used(self, num_kv_blocks: int) -> Tensor:

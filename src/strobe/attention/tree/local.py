@@ -67,7 +67,7 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
 
 
 def _one_product(q: Tensor, k: Tensor) -> bool:
-    """Whether two matrix products are faster than a fused kernel: on a CPU, few rows for each key head, dtype already wide."""
+    """Return whether two matrix products beat a fused kernel: on a CPU, few rows for each key head, dtype already wide."""
     return q.device.type == "cpu" and q.dtype.itemsize >= 4 and q.shape[1] * q.shape[2] <= 4 * k.shape[2]
 
 

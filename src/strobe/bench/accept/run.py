@@ -42,7 +42,7 @@ _CLIP: Final = "clips/clip.mp4"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is accepted, and how.
+    """The model to accept, and the settings.
 
     Args:
         model: as loaded.

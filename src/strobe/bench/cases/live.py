@@ -43,7 +43,7 @@ WARM_UP_S: Final = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What viewers do.
+    """Behaviour of the viewers that load a server.
 
     Args:
         levels: viewers at once on average, one level after another.
@@ -246,7 +246,7 @@ def _served(level: float, wall_ns: int, first: Mapping[str, float], last: Mappin
 
 
 class _Seen:
-    """What a viewer notes beside its playback."""
+    """Notes of a viewer beside its playback."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -47,7 +47,7 @@ SEED: Final = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsPlan:
-    """How much is measured.
+    """Amount of measuring.
 
     Args:
         rounds: palindromes `B C1 C2 C2 C1 B` of samples; an interval needs 2.
@@ -295,7 +295,7 @@ class _Run:
         return Counter(region.name for region in regions)
 
     def _regions(self, clip: record.Clip) -> tuple[record.Regions, ...]:
-        """What the sample spent in the caller's regions; a line without any where only other functions have some."""
+        """Return the sample's time in the caller's regions; a line without any where only other functions have some."""
         found = region_records(clip, self._recorder.inside(), self._region_ns)
         if found or not self._marked:
             return found

@@ -1,4 +1,4 @@
-"""What candidates are called with: equal for all of them, whatever one of them does to it."""
+"""Arguments of candidates: equal for all of them, whatever one of them does to its own."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Inputs:
         return copied(self._make()) if self._make is not None else copied(self._kept)
 
     def unchanged(self, used: object) -> bool:
-        """Whether arguments that a call has had are as they were."""
+        """Return whether arguments that a call has had are as they were."""
         return self._make is not None or same(used, self._kept)
 
     def most(self) -> int:
-        """How many may be made ahead."""
+        """Largest number of inputs made ahead."""
         return max(1, MAX_COPIES_BYTES // max(1, num_bytes(self.one()))) if self.fresh else 1 << 30
 
 
@@ -100,7 +100,7 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two copies of one value are still equal; what is not copied always is."""
+    """Return whether two copies of one value are still equal; what is not copied always is."""
     if isinstance(one, torch.Tensor):
         return _equal(one.detach(), other.detach())
     if isinstance(one, torch.Generator):

@@ -1,4 +1,4 @@
-"""Whether two candidates give the same: numbers, tensors, arrays, text, and what is nested of them."""
+"""Comparison of two candidates' outputs: numbers, tensors, arrays, text, and what is nested of them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _name(value: Any) -> str:
 
 
 def _differ(own: Any, other: Any, tolerance: float | None) -> tuple[str, float]:
-    """Why two values are not the same, and their relative error."""
+    """Return why two values are not the same, and their relative error."""
     if isinstance(own, _EXACT) or isinstance(other, _EXACT) or isinstance(own, list):
         return ("" if type(own) is type(other) and own == other else f"{_short(own)}, expected {_short(other)}"), 0.0
     if isinstance(own, int) and isinstance(other, int):

@@ -59,7 +59,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramsPlan:
-    """How much is measured.
+    """Amount of measuring.
 
     Args:
         rounds: palindromes `B C1 C2 C2 C1 B` of runs; an interval needs 2.
@@ -237,7 +237,7 @@ class _Run:
         return found
 
     def _failed(self, took: dict[str, Any]) -> str:
-        """Why a run is none; empty if it is one."""
+        """Return why a run has failed; empty if it has not."""
         if "not_started" in took:
             return f"it could not be started: {took['not_started']}"
         status: int = took["exit_status"]

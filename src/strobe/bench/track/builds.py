@@ -18,7 +18,7 @@ from strobe.perf.records.history import EnvironmentKind, FailedAt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is done with every commit.
+    """Commands for every commit.
 
     Args:
         command: command line that is measured, in the commit's worktree.

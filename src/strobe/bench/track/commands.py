@@ -23,7 +23,7 @@ _TOLD_LINES: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ran:
-    """What became of a command.
+    """Result of a command.
 
     Args:
         code: of the process, negative: the signal; None: it ran out of time, or never began.

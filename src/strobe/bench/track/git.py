@@ -1,4 +1,4 @@
-"""What is read of a git repository, and the worktrees that are made of it. Names go to git as arguments, after the last option.
+"""Reading of a git repository, and worktrees made of it. Names go to git as arguments, after the last option.
 
 Hooks of the repository are not run, and its own working tree is neither read nor written.
 """

@@ -49,7 +49,7 @@ _LOCK: Final = ".lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tracking:
-    """What is followed, and where it is kept.
+    """The case to follow, and the folder that keeps it.
 
     Args:
         repo: a clone of the repository.

@@ -105,7 +105,7 @@ def read_defaults(output: Output) -> dict[str, Any]:
 
 
 def read_plugins() -> list[dict[str, str]]:
-    """What other packages add, and what of it is broken."""
+    """Return what other packages add, and what of it is broken."""
     from strobe.attention import plugged as attention
     from strobe.engine import family
     from strobe.perf.report import plugged as report

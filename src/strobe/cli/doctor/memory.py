@@ -1,4 +1,4 @@
-"""What a stream will hold on a device, part by part, and on each of several."""
+"""Memory that a stream will hold on a device, part by part, and on each of several."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _article(word: str) -> str:
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Whether the scene shows a colour and shape that training never combined."""
+    """Return whether the scene shows a colour and shape that training never combined."""
     return (scene.colour, scene.shape) in HELD_OUT
 
 

@@ -125,11 +125,11 @@ class PromptCache:
             ) from error
 
     def holds(self, key: Key) -> bool:
-        """Whether there is an entry, valid or not."""
+        """Return whether there is an entry, valid or not."""
         return (self.folder / key.file).is_file()
 
     def is_empty(self) -> bool:
-        """Whether there are no entries at all."""
+        """Return whether there are no entries at all."""
         return not self._entries()
 
     def get(self, key: Key) -> Tensor | None:
@@ -252,7 +252,7 @@ class PromptEncoder:
         return torch.stack([F.pad(found[prompt], (0, 0, 0, self.length - len(found[prompt]))) for prompt in cleaned])
 
     def ready(self, prompts: Sequence[str]) -> bool:
-        """Whether the embeddings of all prompts are kept."""
+        """Return whether the embeddings of all prompts are kept."""
         return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
 
     def place(self, device: torch.device) -> None:

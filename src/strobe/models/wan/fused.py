@@ -125,7 +125,7 @@ class FusedPass:
         return Affine(shift=mod[..., 0, :], scale=mod[..., 1, :])
 
     def _fp8(self, index: int) -> bool:
-        """Whether layer `index` takes its normed input in FP8."""
+        """Return whether layer `index` takes its normed input in FP8."""
         if index == len(self.layers):
             return False
         attention = self.layers[index].self_attn
@@ -198,7 +198,7 @@ def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
 
 
 def _takes_rows(linear: nn.Module) -> bool:
-    """Whether a layer takes its input quantised row by row."""
+    """Return whether a layer takes its input quantised row by row."""
     return isinstance(linear, Fp8Linear) and linear.scaling == "rows"
 
 
@@ -207,7 +207,7 @@ def _weights(norm: nn.LayerNorm) -> Affine:
 
 
 def _has_epilogue(up: nn.Module, x: Tensor) -> bool:
-    """Whether bias and GELU can be fused into the matrix product: on CUDA only, which has GELU by tanh (a CPU has erf)."""
+    """Return whether bias and GELU can be fused into the matrix product: on CUDA only, which has GELU by tanh (a CPU has erf)."""
     return type(up) is nn.Linear and x.is_cuda and x.dtype == up.weight.dtype
 
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a transformer; `strobe.models.wan.dit.CausalWan` is one."""
+"""Interface of a transformer for the engine; `strobe.models.wan.dit.CausalWan` is one."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class _Reader:
         return [pattern for pattern in self._patterns if pattern.contains in lowered]
 
     def _is_full(self, line: Line) -> bool:
-        """Whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
+        """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
         return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
 
     def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:

@@ -25,7 +25,7 @@ UNIT: Final = rf"(?i:{'|'.join(sorted(_UNIT_OF, key=len, reverse=True))})(?![^\W
 
 
 def is_unit(text: str) -> bool:
-    """Whether the text spells a unit."""
+    """Return whether the text spells a unit."""
     return text.lower() in _UNIT_OF
 
 

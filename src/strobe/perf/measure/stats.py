@@ -148,7 +148,7 @@ def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
 
 
 def proven(op: Operator, bound: float, ratio: float, interval: Interval | None, delta_ns: float | None) -> bool:
-    """Whether a ratio (reference time / candidate time) meets a bound beyond doubt; gates use it.
+    """Return whether a ratio (reference time / candidate time) meets a bound beyond doubt; gates use it.
 
     The whole interval must meet the bound. A bound that claims a difference (above 1 with `>=` or `>`, below 1 with `<=` or `<`,
     and 1 itself with `>` or `<`) also needs one that exceeds `FLOOR` and `FLOOR_NS`, as in `judge`. Without an interval nothing
@@ -167,7 +167,7 @@ def proven(op: Operator, bound: float, ratio: float, interval: Interval | None, 
 
 
 def _real(ratio: float, delta_ns: float | None) -> bool:
-    """Whether a difference exceeds both `FLOOR` and `FLOOR_NS`."""
+    """Return whether a difference exceeds both `FLOOR` and `FLOOR_NS`."""
     return abs(math.log(ratio)) > math.log1p(FLOOR) and (delta_ns is None or abs(delta_ns) > FLOOR_NS)
 
 

@@ -1,4 +1,4 @@
-"""What `strobe track` keeps: figures of one case over commits of a repository, line by line.
+"""Records of `strobe track`: figures of one case over commits of a repository, line by line.
 
 A history is a folder; every session that measured something has a folder of its own in `sessions`, with `measurements.jsonl`,
 whose lines are the structs below, sealed like those of a run. Nothing is rewritten: histories of two machines are merged by
@@ -44,7 +44,7 @@ class Host(RecordPart, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What must be equal for two measurements to be held against each other."""
+        """Return the facts that must be equal for two measurements to be compared."""
         return (self.cpu_name, self.cores, self.memory_gib, self.gpus, self.driver, self.python)
 
 

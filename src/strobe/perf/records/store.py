@@ -171,7 +171,7 @@ def rotate(folder: Path) -> Path | None:
 
 
 def superseded(folder: Path) -> bool:
-    """Whether `rotate` moved the folder out of the way of a later run, which is there."""
+    """Return whether `rotate` moved the folder out of the way of a later run, which is there."""
     stem, dot, number = folder.name.rpartition(".")
     return bool(dot) and number.isdecimal() and folder.with_name(stem).is_dir()
 
@@ -236,7 +236,7 @@ class RunRecords:
 
     @property
     def made(self) -> str:
-        """How much of what was to be measured is there, in words: `25 of 50 timed clips`."""
+        """Return the finished share of a run in words: `25 of 50 timed clips`."""
         if self.memory:
             return f"{len(self.memory)} frame blocks"
         timed = sum(clip.phase == "timed" for clip in self.clips)

@@ -46,7 +46,7 @@ _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "
 
 
 def is_attention_run(run: RunRecords) -> bool:
-    """Whether the records are of single attention calls, with no other region timed."""
+    """Return whether the records are of single attention calls, with no other region timed."""
     return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
 
 

@@ -78,7 +78,7 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
 
 
 def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
-    """What one call or run of each takes, and how much faster than the baseline that is."""
+    """Build the table of one call or run of each, and its speedup over the baseline."""
     programs, on_gpu = head.kind == "programs", head.machine.on_gpu
     unit = _unit(found)
     fields: list[Field[OwnCode]] = [

@@ -10,7 +10,7 @@ from strobe.perf.report.study import RunStudy
 
 
 def registered() -> tuple[Plugin, ...]:
-    """What other packages register."""
+    """Return what other packages register."""
     return plugins(REPORT, lambda found: "" if callable(found) else f"it is a {type(found).__name__}, not a function")
 
 

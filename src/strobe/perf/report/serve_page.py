@@ -128,7 +128,7 @@ def _loads(found: Sequence[LoadFigures]) -> Section:
 
 
 def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
-    """What the server's device and encoders did; nothing if it does not show its counters."""
+    """Build the section on the server's device and encoders; nothing if it does not show its counters."""
     lines = [each.served for each in found if each.served is not None]
     if not lines:
         return ()

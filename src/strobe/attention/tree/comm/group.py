@@ -77,11 +77,11 @@ class Comm:
         return self._backends.get(device_type, "none")
 
     def direct(self, device: torch.device) -> bool:
-        """Whether messages of this device are sent directly to their receiver under a tag."""
+        """Return whether messages of this device are sent directly to their receiver under a tag."""
         return device.type == "cpu" and self.backend("cpu") == "gloo"
 
     def timed(self, device: torch.device) -> bool:
-        """Whether a wait may have a timeout; with NCCL only if blocking waits are set, because its timeout makes the CPU wait."""
+        """Return whether a wait may have a timeout; with NCCL only under blocking waits: its timeout makes the CPU wait."""
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 

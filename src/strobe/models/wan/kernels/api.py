@@ -296,7 +296,7 @@ def _check_inference(x: Tensor) -> None:
 
 
 def _interpreted() -> bool:
-    """Whether Triton runs on the CPU, in its interpreter."""
+    """Return whether Triton runs on the CPU, in its interpreter."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)

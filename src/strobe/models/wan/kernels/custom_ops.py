@@ -59,7 +59,7 @@ def home(impl: str) -> Kernels:
 
 
 def seen(x: Tensor) -> bool:
-    """Whether a compiler, a dispatch mode or a tensor subclass sees the call, so that it has to be a custom operator."""
+    """Return whether a compiler, a dispatch mode or a tensor subclass sees the call, so that it has to be a custom operator."""
     return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack()) or type(x) is not Tensor
 
 

@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_other_part(file: Path) -> bool:
-    """Whether a file is a text encoder, autoencoder or LoRA in the same folder, by its name."""
+    """Return whether a file is a text encoder, autoencoder or LoRA in the same folder, by its name."""
     return file.name.startswith(("Wan2.", "models_t5", "models_clip", "lora"))
 
 
@@ -183,5 +183,5 @@ def _models(loaded: dict[Any, Any], deep: int = 2) -> dict[str, dict[Any, Any]]:
 
 
 def _is_model(held: dict[Any, Any]) -> bool:
-    """Whether there are tensors named like parameters, with a dot; those of an optimiser have none."""
+    """Return whether there are tensors named like parameters, with a dot; those of an optimiser have none."""
     return any(isinstance(tensor, Tensor) and "." in str(name) for name, tensor in held.items())

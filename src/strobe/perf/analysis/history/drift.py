@@ -1,4 +1,4 @@
-"""What the machine did between sessions and within one, as the commits tell that were measured again."""
+"""Drift of the machine between sessions and within one, from the commits that were measured again."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _rounds(session: SessionRecords, name: str, column: Mapping[str, int], ancho
 
 
 def _column(tables: Sequence[Values], at: int) -> list[float]:
-    """What there is of one commit."""
+    """Return the values of one commit."""
     values = np.concatenate([each[:, at] for each in tables])
     return [float(value) for value in values[~np.isnan(values)]]
 

@@ -1,4 +1,4 @@
-"""Where a series changes its level.
+"""Steps: places where a series changes its level.
 
 The levels of the commits are cut into segments by least squares, exactly, by dynamic programming; how many segments there are
 is tested. One more is taken as long as the largest change within a segment is larger than chance makes it, in both of two ways:
@@ -113,7 +113,7 @@ def _relative(series: Series, side: Sequence[int]) -> Iterator[float]:
 
 
 def best_cuts(levels: Values, most: int) -> list[list[int]]:
-    """Where `0, 1, ..., most` cuts leave the least sum of squares: exactly, by dynamic programming.
+    """Return the places of `0, 1, ..., most` cuts that leave the least sum of squares: exactly, by dynamic programming.
 
     Returns:
         for each number of cuts, the places where a segment begins.
@@ -158,7 +158,7 @@ def largest_change(levels: Values) -> Values:
 
 
 def _search(series: Series, levels: Values) -> list[int]:
-    """Where segments begin after the first."""
+    """Return the places where segments begin after the first."""
     if series.exact:
         return [at for at in range(1, len(levels)) if abs(levels[at] - levels[at - 1]) >= EXACT]
     candidates = best_cuts(levels, min(MOST, len(levels) - 1))
@@ -169,7 +169,7 @@ def _search(series: Series, levels: Values) -> list[int]:
 
 
 def chance(series: Series, levels: Values, segments: Sequence[range]) -> float:
-    """How often segments without any step change as much as these do; 1 where nothing can be told."""
+    """Return the share of segments without any step that change as much as these do; 1 where nothing can be told."""
     flat = all(np.ptp(levels[list(each)]) < EXACT for each in segments)
     if flat:
         return 1.0
@@ -201,7 +201,7 @@ def _by_rounds(series: Series, levels: Values, segments: Sequence[range]) -> flo
 
 
 def _share_rounds(series: Series, segment: range) -> bool:
-    """Whether each commit of a segment was measured in a round with another one of it."""
+    """Return whether each commit of a segment was measured in a round with another one of it."""
     tied: set[int] = set()
     for each in series.rounds:
         for row in each.logs:

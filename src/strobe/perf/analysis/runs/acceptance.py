@@ -60,7 +60,7 @@ class Acceptance:
 
 
 def is_acceptance(run: RunRecords) -> bool:
-    """Whether the run accepts a model."""
+    """Return whether the run accepts a model."""
     return run.header.kind == "accept"
 
 

@@ -1,4 +1,4 @@
-"""What one call of a function, or one run of a program, takes: from the samples of a run of the caller's own code."""
+"""Time of one call of a function, or one run of a program, from the samples of a run of the caller's own code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OwnCode:
 
 
 def is_own_code(run: RunRecords) -> bool:
-    """Whether the records are of functions or programs of the caller's own."""
+    """Return whether the records are of functions or programs of the caller's own."""
     return run.header.kind in KINDS
 
 

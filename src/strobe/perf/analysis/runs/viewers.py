@@ -16,7 +16,7 @@ HELD: Final = 0.99
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadFigures:
-    """What the viewers of one load saw. Times are ns, pooled over all viewers who were let in.
+    """Figures of the viewers of one load. Times are ns, pooled over all viewers who were let in.
 
     Args:
         load: viewers at once on average, as asked for.
@@ -50,7 +50,7 @@ class LoadFigures:
 
 
 def is_load(run: RunRecords) -> bool:
-    """Whether the run loaded a server."""
+    """Return whether the run loaded a server."""
     return run.header.kind == "serve"
 
 

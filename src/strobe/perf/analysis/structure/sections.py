@@ -59,7 +59,7 @@ class Edge:
 
     @property
     def hint(self) -> str:
-        """What may have been meant by a name that no event has: a kind or a source that is written nearly so; else empty."""
+        """Return a kind or source that is spelled nearly like a name that no event has; else empty."""
         if self.source != "name":
             return ""
         head, colon, rest = self.what.partition(":")

@@ -265,5 +265,5 @@ def _unranked(cell: CellRun, gain: float | None, cost: int | None) -> str:
 
 
 def _is_judged(entry: LogEntry) -> bool:
-    """Whether the effect on the pictures is known: the gate found equal values, or quality was measured."""
+    """Return whether the effect on the pictures is known: the gate found equal values, or quality was measured."""
     return entry.exact or entry.score is not None

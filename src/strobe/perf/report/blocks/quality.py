@@ -95,7 +95,7 @@ def _block_ns(found: Mapping[str, Latencies | str], subject: Subject) -> float |
 
 
 def _equal(line: Quality) -> bool:
-    """Whether the pictures equal the reference's, so that the metric has no finite value."""
+    """Return whether the pictures equal the reference's, so that the metric has no finite value."""
     return line.value is None and line.n > 0 and bool(line.reference)
 
 
@@ -119,7 +119,7 @@ def _pictured(
 
 
 def _differ(points: list[tuple[Subject, float, float | None]]) -> bool:
-    """Whether the points differ in quality: if all have the same value, a plot would add nothing to the table."""
+    """Return whether the points differ in quality: if all have the same value, a plot would add nothing to the table."""
     finite = [value for _, _, value in points if value is not None]
     return bool(finite) and (len(finite) < len(points) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
 

@@ -25,7 +25,7 @@ from strobe.perf.report.study import RunStudy
 
 
 def is_dit_run(run: RunRecords) -> bool:
-    """Whether the records are of forward passes over a whole clip."""
+    """Return whether the records are of forward passes over a whole clip."""
     work = run.header.workload
     return work is not None and work.unit == UNIT
 

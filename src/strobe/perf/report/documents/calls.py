@@ -1,4 +1,4 @@
-"""What `strobe.compare` returns: a run of the caller's own functions, its tables and its page."""
+"""Result of `strobe.compare`: a run of the caller's own functions, its tables and its page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHOWN: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedCalls:
-    """What `strobe.compare` found.
+    """Result of `strobe.compare`.
 
     Args:
         folder: the run folder; `strobe report` renders it again. Without `out=` it is removed with this value.
@@ -100,7 +100,7 @@ class ComparedCalls:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each function."""
+        """Return the table that a notebook shows: a row for each function."""
         rows = [{key: row[key] for key in _SHOWN} for row in self.rows()]
         return html_table("time of one call, against " + self.document.calls[0].reference, rows)
 

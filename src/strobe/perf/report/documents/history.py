@@ -1,4 +1,4 @@
-"""What `strobe track ... --json` prints of a history."""
+"""The JSON of `strobe track`."""
 
 from __future__ import annotations
 

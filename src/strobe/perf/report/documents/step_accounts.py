@@ -24,7 +24,7 @@ from strobe.perf.trace import find_traces
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepAccount:
-    """Where the time of a step went.
+    """Account of a step.
 
     Args:
         name: of the step: figure and commit.

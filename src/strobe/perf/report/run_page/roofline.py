@@ -68,7 +68,7 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
 
 
 def _recached(run: RunRecords, profile: Profile) -> bool:
-    """Whether a prompt switch lies in the traced frame blocks, whose pass over the whole window has another cost."""
+    """Return whether a prompt switch lies in the traced frame blocks, whose pass over the whole window has another cost."""
     prompts = () if run.header.workload is None else run.header.workload.prompts
     return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
 

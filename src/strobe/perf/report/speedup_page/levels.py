@@ -249,7 +249,7 @@ def _eaten(account: Account) -> Iterator[str]:
 
 
 def kernel_moved(account: Account) -> bool:
-    """Whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
+    """Return whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
     ledger = account.ledger
     return ledger.kernel_saved_ns > 0 and abs(ledger.saved_ns) <= MAX_REALISED * ledger.kernel_saved_ns
 

@@ -56,7 +56,7 @@ def change_text(ratio: float, interval: Interval | None) -> str:
 
 
 def is_worse(figure: Followed, ratio: float) -> bool:
-    """Whether a change of the value is one to the worse."""
+    """Return whether a change of the value is one to the worse."""
     return (ratio < 1) if figure.higher else (ratio > 1)
 
 

@@ -60,7 +60,7 @@ def decide(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
 
 
 def dominates(other: LogEntry, entry: LogEntry) -> bool:
-    """Whether another entry of the group is at least as fast and as good, and better in one of the two."""
+    """Return whether another entry of the group is at least as fast and as good, and better in one of the two."""
     if other is entry or other.group != entry.group or other.error:
         return False
     pairs = (other.speed, entry.speed), (other.score, entry.score)
