@@ -1,4 +1,4 @@
-"""Work of a stream that spans two frame blocks: decoding, and changes prepared ahead."""
+"""Work of a stream that spans two frame blocks: decoding, changes prepared ahead, and all that a stream has in hand."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from strobe.engine.blended import BlendedText
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import Decoded
 from strobe.engine.frame_block import FrameBlock
+from strobe.engine.noise import BlockNoise
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState
 
@@ -49,6 +50,29 @@ class PreparedChange:
     change: Change
     kept: CacheState | None
     ready: tuple[Blend, BlendedText] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InHand:
+    """Everything that a stream has in hand beside its state and its cache; a stream that begins has none of it.
+
+    Args:
+        text: of the frame block to come, for the prompts it was read for.
+        half_way: the cache has moved on from the state.
+        decoding: the last frame block made; the state's decoder is that before what is left of it.
+        ready: decoded, not handed out.
+        worked_ns: time worked since the last frame block was handed out, ns.
+        ahead: a change made ready before its frame block.
+        drawn: number and noise of the frame block to come.
+    """
+
+    text: tuple[Blend, BlendedText] | None = None
+    half_way: bool = False
+    decoding: Decoding | None = None
+    ready: FrameBlock | None = None
+    worked_ns: int = 0
+    ahead: PreparedChange | None = None
+    drawn: tuple[int, BlockNoise] | None = None
 
 
 def joined_ends(held: Tensor | None, new: Tensor | None, config: ResolvedConfig) -> Tensor | None:

@@ -26,7 +26,7 @@ from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.past import new_past
-from strobe.engine.pending import Decoding, PreparedChange, joined_ends, undelivered
+from strobe.engine.pending import Decoding, InHand, PreparedChange, joined_ends, undelivered
 from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import StreamState, check_state
@@ -94,14 +94,7 @@ class Stream:
         self._past = new_past(self._cache, config, self._decoder)
         self._dit.runner.place(self.arena)
         self._decoder.place(self.arena)
-        self._text: tuple[Blend, BlendedText] | None = None
-        self._half_way = False  # the cache has moved on from `state`
-        self._decoding: Decoding | None = None  # of the last frame block made; `state.decoder` is that before what is left of it
-        self._ready: FrameBlock | None = None  # decoded, not handed out
-        self._worked_ns = 0  # since the last frame block was handed out
-        self._ahead: PreparedChange | None = None  # a change made ready before its frame block
-        self._drawn: tuple[int, BlockNoise] | None = None  # noise of the frame block to come
-        self._draws_ahead = config.device.type == "cuda"  # the CPU draws it while the GPU is at the one before
+        self._now = InHand()
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
         self.state = self._begun(start if start is None else start.to(config.device))
@@ -123,15 +116,15 @@ class Stream:
         """
         if self.share is not None or self.weights_hash != self.model.weights_hash:
             raise SessionError("a stream on several devices or with LoRAs of its own does not begin again; open another session")
-        self._ahead = self._decoding = self._ready = self._drawn = self._text = None
+        self._now = InHand()
         self._cache.reset(erase=True)
         self._past = new_past(self._cache, self.config, self._decoder)
-        self.seed, self.state, self._worked_ns, self._half_way = seed, self._begun(None), 0, False
+        self.seed, self.state = seed, self._begun(None)
 
     @property
     def next_block(self) -> int:
         """Number of the next frame block to hand out; `state.next_block` is the next one to make."""
-        return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
+        return self.state.next_block - (self._now.ready is not None) - (self._now.decoding is not None)
 
     @torch.inference_mode()
     def rehearse(self) -> None:
@@ -151,12 +144,12 @@ class Stream:
             SessionError: there is no prompt yet.
         """
         began, index = perf_counter_ns(), self.state.next_block
-        assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
+        assert self._now.ready is None or self._now.decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
             if self.share is not None:
                 change = self.share.follow(index, self.weights_hash, change)
             blend, text = self._read(change, encoded)
-            self._half_way = True
+            self._now = replace(self._now, half_way=True)
             frames, rest = self.config.latents_of(index), self.state.start
             if self.config.num_recomputed:
                 self._settle()  # what could not be decoded before
@@ -174,14 +167,15 @@ class Stream:
             made = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history)
             self.state = replace(made, start=start, ahead=ahead, stale=False)
             del made  # or the decoder's memories before this one would be held too
-            self._decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
-            self._half_way = False
-            if self._draws_ahead:
+            decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
+            self._now = replace(self._now, half_way=False, decoding=decoding)
+            del decoding, pieces  # or they would outlive what is settled
+            if self.config.device.type == "cuda":  # the CPU draws it while the GPU is at the one before
                 coming = index + 1 + self.config.num_ahead // self.config.frame_block
-                self._drawn = coming, self._draw(coming)
+                self._now = replace(self._now, drawn=(coming, self._draw(coming)))
             if not self.config.knobs.late_frames:
                 self._settle()
-        self._worked_ns += perf_counter_ns() - began
+        self._now = replace(self._now, worked_ns=self._now.worked_ns + perf_counter_ns() - began)
 
     @torch.inference_mode()
     def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
@@ -196,50 +190,54 @@ class Stream:
         began = perf_counter_ns()
         if self.share is not None:
             raise SessionError("a session on several devices makes no prompt ready ahead; it takes effect at its frame block")
-        if self._ahead is not None and self._ahead.change is change and self._ahead.ready is not None:
+        if (ahead := self._now.ahead) is not None and ahead.change is change and ahead.ready is not None:
             return
         self._put_back()
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
         changed = (switched or self.state.stale) and not self.config.num_recomputed
         kept = self._cache.snapshot() if changed else None
-        self._ahead = PreparedChange(change=change, kept=kept)
-        self._ahead = replace(self._ahead, ready=self._derive(change, encoded))
-        self._half_way = False
-        self._worked_ns += perf_counter_ns() - began
+        ahead = PreparedChange(change=change, kept=kept)
+        self._now = replace(self._now, ahead=ahead)
+        ahead = replace(ahead, ready=self._derive(change, encoded))
+        worked_ns = self._now.worked_ns + perf_counter_ns() - began
+        self._now = replace(self._now, ahead=ahead, half_way=False, worked_ns=worked_ns)
 
     def _put_back(self) -> None:
         """Restore the cache as it was before `prepare`."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self._now = self._now.ahead, replace(self._now, ahead=None)
         if ahead is not None and ahead.kept is not None:
             self._cache.restore(ahead.kept)
-            self._half_way = False
+            self._now = replace(self._now, half_way=False)
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
         began = perf_counter_ns()
-        if self._ready is None:
+        if self._now.ready is None:
             self._settle()
-        block, self._ready = self._ready, None
+        block = self._now.ready
         assert block is not None, "advance() first"
-        worked, self._worked_ns = self._worked_ns + perf_counter_ns() - began, 0
-        return replace(block, elapsed_ns=worked)
+        worked_ns = self._now.worked_ns + perf_counter_ns() - began
+        self._now = replace(self._now, ready=None, worked_ns=0)
+        return replace(block, elapsed_ns=worked_ns)
 
     def _settle(self) -> None:
         """Wait for the frames being decoded, and put the decoder's memories into `state`."""
-        waiting = self._decoding
+        waiting = self._now.decoding
         if waiting is None:
             return
         pieces, left = waiting.pieces, waiting.latents[:, waiting.num_done :]
-        self._decoding = waiting = replace(waiting, pieces=None)
+        waiting = replace(waiting, pieces=None)
+        self._now = replace(self._now, decoding=waiting)
         for frames, num, decoder, ends in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
             waiting = replace(waiting, made=(*waiting.made, frames), num_done=waiting.num_done + num)
             ends = joined_ends(self.state.ends, ends, self.config)
-            self.state, self._decoding = replace(self.state, decoder=decoder, ends=ends), waiting  # both or neither
+            state, now = replace(self.state, decoder=decoder, ends=ends), replace(self._now, decoding=waiting)
+            self.state, self._now = state, now  # both or neither
         with torch.inference_mode(False):  # so that their owner may draw on them
             pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
-        self._ready, self._decoding = block, None
+        self._now = replace(self._now, ready=block, decoding=None)
 
     def snapshot(self) -> tuple[StreamState, CacheState]:
         """Copy state and cache.
@@ -249,12 +247,12 @@ class Stream:
         """
         self._whole()
         self._settle()
-        frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
-        cache = (self._ahead and self._ahead.kept) or self._cache.snapshot()
+        frames = None if self._now.ready is None else self._now.ready.samples.clone()  # its owner may draw on it
+        cache = (self._now.ahead and self._now.ahead.kept) or self._cache.snapshot()
         return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), cache
 
     def _whole(self) -> None:
-        if self._half_way:
+        if self._now.half_way:
             raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
@@ -264,15 +262,15 @@ class Stream:
             SessionError: state and cache do not go together, or not with this stream, which stays as it is.
         """
         check_state(state, cache, self.config, (len(self.samples), *self._frame_shape), self.model.dit.config.text_dim)
-        decoder, before, device = self._decoder.adopt(state.decoder), self._half_way, self.config.device
-        self._half_way = True
+        decoder, before, device = self._decoder.adopt(state.decoder), self._now, self.config.device
+        self._now = replace(before, half_way=True)
         try:
             self._cache.restore(cache)
         except ShapeError as error:
-            self._half_way = before
+            self._now = before
             raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
-        self._ahead = None
-        self._decoding = None  # what is under way is of no more use, and nobody waits for it
+        self._now = replace(before, half_way=True, ahead=None, decoding=None)  # nobody waits for what was being made
+        del before  # with what it held
         self.state = replace(
             state,
             undelivered=None,
@@ -283,9 +281,8 @@ class Stream:
             ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
             start=state.start if state.start is None else state.start.to(device),
         )
-        self._ready = undelivered(replace(self.state, undelivered=state.undelivered), self.config)
-        self._worked_ns = 0
-        self._half_way = False
+        ready = undelivered(replace(self.state, undelivered=state.undelivered), self.config)
+        self._now = replace(self._now, ready=ready, worked_ns=0, half_way=False)
 
     @property
     def loras(self) -> tuple[Lora, ...]:
@@ -310,7 +307,7 @@ class Stream:
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
         if self.loras == self.model.loras:
             self.weights_hash = self.model.weights_hash
-        self._text, self.state = None, replace(self.state, stale=True)
+        self._now, self.state = replace(self._now, text=None), replace(self.state, stale=True)
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -344,7 +341,8 @@ class Stream:
             self._prepared.release(self._dit)
         for name in ("_cache", "_past"):
             vars(self).pop(name, None)
-        self._decoding = self._decoding and replace(self._decoding, pieces=None)
+        decoding = self._now.decoding
+        self._now = replace(self._now, decoding=decoding and replace(decoding, pieces=None))
         self.state = replace(self.state, decoder=(False, ()))
         self.arena.close()
 
@@ -354,7 +352,7 @@ class Stream:
         return shape.channels, shape.height, shape.width
 
     def _noise(self, index: int) -> BlockNoise:
-        drawn, self._drawn = self._drawn, None
+        drawn, self._now = self._now.drawn, replace(self._now, drawn=None)
         return drawn[1] if drawn is not None and drawn[0] == index else self._draw(index)
 
     def _draw(self, index: int) -> BlockNoise:
@@ -365,9 +363,9 @@ class Stream:
 
     def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Return the text that `prepare` derived for this change, or derive it now."""
-        ahead = self._ahead
+        ahead = self._now.ahead
         if ahead is not None and ahead.ready is not None and ahead.change is change:
-            self._ahead = None
+            self._now = replace(self._now, ahead=None)
             return ahead.ready
         self._put_back()
         return self._derive(change, encoded)
@@ -376,14 +374,15 @@ class Stream:
         """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""
         with span(TEXT):
             blend = self._blend(change, encoded)
-            if self._text is None or self._text[0] is not blend:
-                self._text = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
-            text = self._text[1]
+            held = self._now.text
+            if held is None or held[0] is not blend:
+                held = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
+                self._now = replace(self._now, text=held)
         switched = change is not None and change.mode == "recache"
         if (switched or self.state.stale) and self.state.next_block > 0:
-            self._half_way = True
-            self._past.renew(self._dit, text.kept, self.config.latents_of(self.state.next_block).start, self.state)
-        return blend, text
+            self._now = replace(self._now, half_way=True)
+            self._past.renew(self._dit, held[1].kept, self.config.latents_of(self.state.next_block).start, self.state)
+        return blend, held[1]
 
     def _blend(self, change: Change | None, encoded: Tensor | None) -> Blend:
         before = self.state.blend
