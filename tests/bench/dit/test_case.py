@@ -69,7 +69,9 @@ def test_marks_leave_nothing_behind() -> None:
     before = module.dispatch_attention_fn, processors.dense_attention
     regions(case, "dense")
     assert (module.dispatch_attention_fn, processors.dense_attention) == before
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in case._make("dense").transformer.modules())
+    assert not any(
+        each._forward_hooks or each._forward_pre_hooks for each in case._make(case._variants["dense"]).transformer.modules()
+    )
     blocks = case.blocks("dense")  # nobody listens: nothing is hooked
     next(blocks)
     assert module.dispatch_attention_fn is before[0]
@@ -82,7 +84,7 @@ def test_variants_share_the_weights_and_leave_the_given_transformer_alone() -> N
     case = case_of(loaded)
     for name in ("dense", "vsa-50"):
         case.prepare(name)
-    weights = [next(case._make(name).transformer.parameters()).data_ptr() for name in ("dense", "vsa-50")]
+    weights = [next(case._make(case._variants[name]).transformer.parameters()).data_ptr() for name in ("dense", "vsa-50")]
     assert set(weights) == {next(loaded.transformer.parameters()).data_ptr()}
     assert {name: type(each) for name, each in loaded.transformer.attn_processors.items()} == stock
 

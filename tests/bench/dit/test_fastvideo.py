@@ -72,7 +72,7 @@ def test_the_peer_passes_the_gate_and_computes_what_vsa_does(operators: Operator
     case = case_of("wan-1.3b", "dense", "dense-strobe", "vsa", "fastvideo")
     gate = case.gate("fastvideo-50")
     assert gate.passed and "every key tile selected" in gate.rule
-    peer, dense = case._output("fastvideo-50"), case._output("dense")
+    peer, dense = (case._output(case._variants[name]) for name in ("fastvideo-50", "dense"))
     own = case._fresh(case._variants["dense-strobe"], compiled=False)
     own.handle.restore()
     with pytest.warns(UserWarning, match="not measured"), sparsify(own.transformer, sparsity=0.5, tile=(4, 4, 4)):

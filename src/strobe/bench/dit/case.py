@@ -32,9 +32,8 @@ OURS: Final = "dense-strobe"
 SPARSE: Final = "vsa"
 FASTVIDEO: Final = "fastvideo"
 ATTENTIONS: Final = (DENSE, OURS, SPARSE, FASTVIDEO)
-COMPILED: Final = "-compile"
-_ALL_TILES: Final = 1e-9
-"""Sparsity at which every key tile is selected: the sparse kernels compute dense attention."""
+_STOCK: Final = ("", False)  # key of the output of diffusers' own attention
+_ALL_TILES: Final = 1e-9  # sparsity at which every key tile is selected: the sparse kernels compute dense attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +83,7 @@ def variants_of(
     kinds += [(word, share) for word in (SPARSE, FASTVIDEO) if word in words for share in dict.fromkeys(sparsity)]
     found = tuple(
         Attends(
-            name=f"{word}{f'-{100 * share:g}' if share else ''}{COMPILED if mode else ''}",
+            name=f"{word}{f'-{100 * share:g}' if share else ''}{'-compile' if mode else ''}",
             eager_name=f"{word}-{100 * share:g}" if share else word,
             attention=word,
             sparsity=share,
@@ -152,8 +151,8 @@ class DitCase:
                 raise ImplUnavailableError(
                     self._backend, str(error).splitlines()[0], ["native"], what="attention backend of diffusers"
                 ) from error
-        self._made: dict[str, _Made] = {}
-        self._outputs: dict[str, Tensor] = {}
+        self._made: dict[tuple[str, bool], _Made] = {}
+        self._outputs: dict[tuple[str, bool], Tensor] = {}
         self._eager_now, self._compiler = False, compiler
         self.device = device
         self.baseline, *candidates = self._variants
@@ -194,13 +193,13 @@ class DitCase:
 
     def prepare(self, name: str) -> None:
         """Build the variant unless it exists."""
-        self._make(name)
+        self._make(self._variants[name])
 
     def blocks(self, name: str) -> Iterator[object]:
         """Run the forward passes of a clip, one per item."""
         variant = self._variants[name]
         eager = self._eager_now or not variant.compiled
-        made = self._make(name.removesuffix(COMPILED) if variant.compiled and eager else name)
+        made = self._make(variant, eager=eager)
         with marked(made.transformer) if eager and listened() else nullcontext():
             for step in range(self._steps):
                 with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD):
@@ -213,7 +212,7 @@ class DitCase:
 
     def settings(self, name: str) -> record.Variant:
         """Return the settings of a variant: attention, sparsity, steps, dtype, compilation, kernel cost."""
-        variant, made = self._variants[name], self._make(name)
+        made = self._make(variant := self._variants[name])
         kernel, tokens = self._kernel_cost(variant, made)
         return record.Variant(
             name=name,
@@ -234,7 +233,7 @@ class DitCase:
         if self._loaded.random:
             yield from scoring.not_measured(name, RANDOM)
             return
-        error = gate.relative_error(self._output(name), self._output(self.baseline))
+        error = gate.relative_error(self._output(self._variants[name]), self._output(self._variants[self.baseline]))
         yield record.Quality(
             variant=name,
             metric="forward_error",
@@ -266,11 +265,12 @@ class DitCase:
         found: torch.dtype = self._loaded.arguments["hidden_states"].dtype
         return found
 
-    def _make(self, name: str) -> _Made:
-        if name not in self._made:
-            variant = self._variants.get(name) or self._variants[f"{name}{COMPILED}"]  # the eager twin of a compiled one
-            self._made[name] = self._fresh(variant, compiled=name in self._variants and variant.compiled)
-        return self._made[name]
+    def _make(self, variant: Attends, *, eager: bool = False) -> _Made:
+        """Build a variant unless it exists; `eager`: its uncompiled twin."""
+        key = variant.eager_name, variant.compiled and not eager
+        if key not in self._made:
+            self._made[key] = self._fresh(variant, compiled=key[1])
+        return self._made[key]
 
     def _fresh(self, variant: Attends, *, compiled: bool, sparsity: float | None = None) -> _Made:
         """Build modules over the shared weights, with their attention."""
@@ -293,7 +293,7 @@ class DitCase:
             self._forward(made)  # which tells it the grid
             made.impl = impl or handle.report().layers[0].impl
         elif handle is not None:
-            made.impl = self._make(variant.eager_name).impl
+            made.impl = self._make(variant, eager=True).impl
         return made
 
     def _forward(self, made: _Made) -> Tensor:
@@ -312,29 +312,30 @@ class DitCase:
 
     # The gate.
 
-    def _output(self, name: str) -> Tensor:
-        if name not in self._outputs:
-            self._outputs[name] = self._forward(self._make(name)).cpu()
-        return self._outputs[name]
+    def _output(self, variant: Attends, *, eager: bool = False) -> Tensor:
+        key = variant.eager_name, variant.compiled and not eager
+        if key not in self._outputs:
+            self._outputs[key] = self._forward(self._make(variant, eager=eager)).cpu()
+        return self._outputs[key]
 
     def _held(self, variant: Attends) -> Held:
         limit = tolerance("latents", self._dtype)
         dtype = str(self._dtype).removeprefix("torch.")
         stock = self._stock_output()
         if variant.compiled:
-            found, expected = self._output(variant.name), self._output(variant.eager_name)
+            found, expected = self._output(variant), self._output(variant, eager=True)
             what = "the same as uncompiled"
         elif not variant.sparsity:
-            found, expected, what = self._output(variant.name), stock, "the same as diffusers' own attention"
+            found, expected, what = self._output(variant), stock, "the same as diffusers' own attention"
         else:
-            own = self._make(variant.name)
+            own = self._make(variant)
             assert own.handle is not None
             layer, attn = next(iter(own.handle.layers.items()))
             if variant.attention == SPARSE:
                 held = gate.recorded(self._choice(own, attn), self.device)
                 if not held.passed:
                     return Held(False, f"{layer}: {held.rule}", held.detail)
-            if not self._output(variant.name).isfinite().all():
+            if not self._output(variant).isfinite().all():
                 return Held(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
             found, expected = self._forward(whole).cpu(), stock
@@ -344,11 +345,11 @@ class DitCase:
         return Held(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
 
     def _stock_output(self) -> Tensor:
-        if "" not in self._outputs:
+        if _STOCK not in self._outputs:
             with torch.no_grad():
                 found: Any = self._loaded.transformer(**self._loaded.arguments, return_dict=False)
-            self._outputs[""] = found[0].cpu()
-        return self._outputs[""]
+            self._outputs[_STOCK] = found[0].cpu()
+        return self._outputs[_STOCK]
 
     def _choice(self, made: _Made, attn: Any) -> Any:
         """Return the choice of the fine-stage impl, as `gate.recorded` needs it."""
@@ -362,7 +363,7 @@ class DitCase:
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
-        made = self._make(variant.eager_name)
+        made = self._make(variant, eager=True)
         assert made.handle is not None
         attn = next(iter(made.handle.layers.values()))
         return "; ".join(f"{name}: {reason}" for name, reason in self._choice(made, attn).passed_over)

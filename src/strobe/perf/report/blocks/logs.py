@@ -151,12 +151,13 @@ def _units(summary: SeriesSummary) -> str:
 
 def unit_notes(resolved: Iterable[Resolved]) -> Iterator[str]:
     """Yield notes on the source of a table's units; units that differ from the label come first, in capitals."""
-    seen: dict[str, list[str]] = {}
+    seen: dict[tuple[bool, str], list[str]] = {}
     for each in resolved:
         for choice in each.choices:
             head = "UNIT NOT AS LABELLED" if choice.differs else "UNIT CONTRADICTED" if choice.violated else "unit"
-            seen.setdefault(f"{head}: {choice.text}", []).append(each.series.title)
-    for text, titles in sorted(seen.items(), key=lambda item: item[0].startswith("unit")):
+            as_labelled = not (choice.differs or choice.violated)
+            seen.setdefault((as_labelled, f"{head}: {choice.text}"), []).append(each.series.title)
+    for (_, text), titles in sorted(seen.items(), key=lambda item: item[0][0]):
         yield f"{'; '.join(dict.fromkeys(titles))}: {text}"
 
 
