@@ -95,6 +95,7 @@ class Stream:
         self._dit.runner.place(self.arena)
         self._decoder.place(self.arena)
         self._now = InHand()
+        self._draws_ahead = config.device.type == "cuda"  # the CPU draws noise while the GPU is at the frame block before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
         self.state = self._begun(start if start is None else start.to(config.device))
@@ -170,7 +171,7 @@ class Stream:
             decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
             self._now = replace(self._now, half_way=False, decoding=decoding)
             del decoding, pieces  # or they would outlive what is settled
-            if self.config.device.type == "cuda":  # the CPU draws it while the GPU is at the one before
+            if self._draws_ahead:
                 coming = index + 1 + self.config.num_ahead // self.config.frame_block
                 self._now = replace(self._now, drawn=(coming, self._draw(coming)))
             if not self.config.knobs.late_frames:
