@@ -1,6 +1,7 @@
 """Measure how soon a Wan model is ready to stream from files in the page cache, and the main memory it takes.
 
-Weights are drawn and written once, in Wan's own names and in bfloat16; the text encoder is left out, because its weights are read at the first prompt.
+Weights are drawn and written once, in Wan's own names and in bfloat16.
+The text encoder is left out: its weights are read at the first prompt.
 Each run is a process of its own. Memory of the process itself and of mapped files is read from /proc every 10 ms.
 
 Usage: python tests/support/measure_ready.py FOLDER [--model wan-1.3b] [--preset balanced] [--device cuda] [--size 480x832]
