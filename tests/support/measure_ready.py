@@ -4,8 +4,8 @@ Weights are drawn and written once, in Wan's own names and in bfloat16.
 The text encoder is left out: its weights are read at the first prompt.
 Each run is a process of its own. Memory of the process itself and of mapped files is read from /proc every 10 ms.
 
-Usage: python tests/support/measure_ready.py FOLDER [--model wan-1.3b] [--preset balanced] [--device cuda] [--size 480x832]
-       [--runs 3]
+Usage: python tests/support/measure_ready.py FOLDER [--model wan-1.3b] [--vae tiny] [--preset balanced] [--device cuda]
+       [--size 480x832] [--runs 3]
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from strobe.cli.model import parse_size
 from strobe.engine import load, wan_family
 from strobe.engine.session import Session
 from strobe.engine.weights import Weights
+from strobe.models.vae import taew
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import key_names, random_wan_vae
 from strobe.models.wan.config import SIZES
@@ -36,13 +37,13 @@ from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
 
 FILE: Final = "diffusion_pytorch_model.safetensors"
-VAE: Final = "autoencoder/Wan2.1_VAE.safetensors"
+VAES: Final = {"tiny": "autoencoder/taew2_1.safetensors", "wan": "autoencoder/Wan2.1_VAE.safetensors"}
 PROMPT: Final = "a fox in the snow"
 PARTS: Final = ("imported", "loaded", "opened", "first_frames")
 HELD: Final = ("RssAnon", "RssFile")
 
 
-def write(folder: Path, model: str) -> None:
+def write(folder: Path, model: str, vae: str) -> None:
     """Write drawn weights of transformer and autoencoder, unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / FILE).exists():
@@ -50,11 +51,13 @@ def write(folder: Path, model: str) -> None:
         dit = random_transformer(SIZES[model if recipe is None else recipe.size])
         before = "model." if model == "krea" else ""  # a recipe that is told by its names
         save_file({before + name: tensor for name, tensor in dit.state_dict().items()}, folder / FILE)
-    if not (folder / VAE).exists():
-        (folder / VAE).parent.mkdir(exist_ok=True)
-        names = key_names(WanVAEConfig())[0]
-        state = random_wan_vae(WanVAEConfig(), 0).state_dict()
-        save_file({names[name]: tensor.contiguous() for name, tensor in state.items()}, folder / VAE)
+    if not (folder / VAES[vae]).exists():
+        (folder / VAES[vae]).parent.mkdir(exist_ok=True)
+        if vae == "tiny":
+            names, drawn = taew.key_names(taew.TaewConfig()), taew.random_taew(taew.TaewConfig(), 0)
+        else:
+            names, drawn = key_names(WanVAEConfig())[0], random_wan_vae(WanVAEConfig(), 0)
+        save_file({names[name]: tensor.contiguous() for name, tensor in drawn.state_dict().items()}, folder / VAES[vae])
 
 
 def warm(folder: Path) -> int:
@@ -90,7 +93,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     at = {"imported": since_start()}
     recipe = options.model if options.model in RECIPES else None
     size = options.model if recipe is None else RECIPES[recipe].size
-    weights = Weights(path=folder, vae=str(folder / VAE), frame_size=parse_size(options.size), recipe=recipe)
+    weights = Weights(path=folder, vae=str(folder / VAES[options.vae]), frame_size=parse_size(options.size), recipe=recipe)
     with patch.object(load, "text_encoder", lambda *_: PromptNoise(SIZES[size])), patch.object(wan_family, "Umt5Files"):
         model = load.load(options.model, weights)
     at["loaded"] = since_start()
@@ -109,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="wan-1.3b")
+    parser.add_argument(
+        "--vae", choices=VAES, default="tiny", help="autoencoder: the tiny one, or Wan's, which is compiled first"
+    )
     parser.add_argument("--preset", default="balanced")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="480x832")
@@ -118,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.inside:
         sys.stdout.write(json.dumps(measure(options.folder, options)) + "\n")
         return 0
-    write(options.folder, options.model)
+    write(options.folder, options.model, options.vae)
     what = "Seconds since the process began, CPU seconds, GB in memory"
     sys.stdout.write(f"{warm(options.folder) / 1e9:.2f} GB of files, read once. {what}:\n")
     words = [sys.executable, __file__, *(argv or sys.argv[1:]), "--inside"]
