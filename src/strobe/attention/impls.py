@@ -259,13 +259,14 @@ class Impl(Generic[Spec]):
 
     def untested(self, card: Card, gates: Sequence[Gate]) -> str:
         """Say why `auto` must not choose the implementation on a card although it could run; empty if it may."""
+        said = str(card)  # torch.compile traces this, and follows no dataclass inside of an f-string
         match self.standing(card, gates):
             case "none":
-                return f"its gate has not been run on {card} with these kernels; strobe doctor --gate runs it"
+                return f"its gate has not been run on {said} with these kernels; strobe doctor --gate runs it"
             case "red":
                 found = self.gate(card, gates)
                 assert found is not None
-                return f"its gate failed on {card}, at {found.failed}"
+                return f"its gate failed on {said}, at {found.failed}"
             case _:
                 return ""
 

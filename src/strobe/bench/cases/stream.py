@@ -206,6 +206,7 @@ class StreamCase:
             attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
+            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded.parts, config)),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:

@@ -210,6 +210,9 @@ class Variant(Line, frozen=True, kw_only=True):
         int | None,
         Meta(description="bytes of that pool used by tensors and recorded passes when this was written; null: no pool"),
     ] = None
+    predicted_bytes: Annotated[
+        int | None, Meta(description="memory that one session was predicted to take on its device, bytes; null: not predicted")
+    ] = None
     text_encoder_bytes: Annotated[int | None, Meta(description="bytes of the text encoder's weights; null: not known")] = None
     text_encoder_on_device: Annotated[bool | None, Meta(description="`peak_bytes` counts these weights; null: not known")] = None
     contestant: Annotated[Contestant | None, Meta(description="implementation and its work in a grid; null elsewhere")] = None

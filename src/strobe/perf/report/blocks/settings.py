@@ -203,6 +203,10 @@ def _variants(study: RunStudy) -> Table:
             own = cell(subject.settings)
             cells.append(own if reference is None or reference is subject else _muted_if_same(own, cell(reference.settings)))
         rows.append(Row((Text(name), *cells)))
+    if any(subject.settings.predicted_bytes is not None for subject in study.subjects):
+        rows.append(
+            Row((Text("memory of one session, predicted"), *(_bytes(each.settings.predicted_bytes) for each in study.subjects)))
+        )
     rows.append(Row((Text("peak memory so far, largest of its clips"), *(_bytes(_peak(subject)) for subject in study.subjects))))
     notes = ("Grey: the same as the reference of the run.", "Peak memory: of the device on CUDA, of the whole process on a CPU.")
     return Table("Settings of every variant as it ran.", heads, tuple(rows), notes)
