@@ -88,3 +88,8 @@ def _turned(x: Tensor, angle: Tensor) -> Tensor:
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angle.cos(), angle.sin()
     return torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).flatten(-2)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Return `||found - expected|| / ||expected||`."""
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()

@@ -1,11 +1,15 @@
-"""The same attention in Gluon: one warp loads, two groups of four warps attend with 64 queries each.
+"""Attention in eight bits in Gluon, for Hopper: one warp loads, two groups of four warps attend with 64 queries each.
 
-A group asks for its next logits before it adds up what the last weights gave, so the matrix units work while it adds. With
-`paced` the groups ask in turns, so that one computes weights while the matrix units work for the other.
+A group asks for its next logits before it adds up what the last weights gave, so the matrix units work while it adds. The groups
+ask in turns, so that one computes weights while the matrix units work for the other. What is rounded, how work is split and what
+is merged are `impl/triton.py`'s.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,13 +19,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-MAGIC = gl.constexpr(12582912.0)
-LOG2_127 = gl.constexpr(6.988684686772166)
-FP8_SHIFT = gl.constexpr(8.0)
-NEVER = gl.constexpr(-1e30)
-GROUP = gl.constexpr(64)
+from strobe.attention.dense.eight.impl import triton
+from strobe.attention.dense.eight.rounded import BLOCK, RoundedKeys
+from strobe.attention.types import AttentionOutput, AttentionSpec
+
+_FP8_SHIFT = gl.constexpr(8.0)
+_NEVER = gl.constexpr(-1e30)
+_GROUP = gl.constexpr(64)
 """Queries of a group of four warps."""
+_ROWS: Final = 128
+_STAGES: Final = 3
+"""Blocks of keys in the ring: two, three and four are within 2 % of each other at all lengths measured."""
+_REGISTERS: Final = 168
+"""Of a thread before the groups trade them: those that attend then have 240, the one that loads 24."""
 
 
 @gluon.jit
@@ -43,10 +55,10 @@ def _loads(
 ):  # fmt: skip
     """Load queries once, and keys and values block by block into a ring."""
     head, tile, begin, end = where
-    row = head * num_q + tile * (GROUP * groups)
+    row = head * num_q + tile * (_GROUP * groups)
     mbarrier.expect(q_ready, groups * q_desc.block_type.nbytes)
     for group in gl.static_range(groups):
-        tma.async_copy_global_to_shared(q_desc, [row + group * GROUP, 0], q_ready, q_smem.index(group))
+        tma.async_copy_global_to_shared(q_desc, [row + group * _GROUP, 0], q_ready, q_smem.index(group))
     for block in range(begin, end):
         step = block - begin
         stage, turn = step % stages, (step // stages) & 1
@@ -62,7 +74,7 @@ def _loads(
 def _attend(
     group, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    pv: gl.constexpr, paced: gl.constexpr, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     """Attend with one group's queries."""
     head, tile, begin, end = where
@@ -71,16 +83,15 @@ def _attend(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
-    whole_type: gl.constexpr = gl.int32 if pv == "int8" else gl.float32
 
-    at = tile * (GROUP * groups) + group * GROUP + gl.arange(0, GROUP, layout=s_rows)
+    at = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=s_rows)
     scale = gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
     key = gl.arange(0, keys, layout=gl.SliceLayout(0, s_layout))
-    acc = gl.zeros([GROUP, dim], gl.float32, o_layout)
-    most = gl.full([GROUP], NEVER, gl.float32, s_rows)
-    total = gl.zeros([GROUP], gl.float32, s_rows)
-    no_s = gl.zeros([GROUP, keys], gl.int32, s_layout)
-    no_o = gl.zeros([GROUP, dim], whole_type, o_layout)
+    acc = gl.zeros([_GROUP, dim], gl.float32, o_layout)
+    most = gl.full([_GROUP], _NEVER, gl.float32, s_rows)
+    total = gl.zeros([_GROUP], gl.float32, s_rows)
+    no_s = gl.zeros([_GROUP, keys], gl.int32, s_layout)
+    no_o = gl.zeros([_GROUP, dim], gl.float32, o_layout)
     q = q_smem.index(group)
 
     mbarrier.wait(q_ready, 0)
@@ -95,67 +106,52 @@ def _attend(
         left = num_kv - block * keys
         if left < keys:
             s = gl.where((key < left)[None, :], s, -3e38)
-        local = gl.max(s, 1) * scale
-        now = gl.maximum(most, local)
+        now = gl.maximum(most, gl.max(s, 1) * scale)
         fade = gl.exp2(most - now)
         most = now
-        if pv == "int8":
-            p = gl.exp2(s * scale[:, None] - (local - LOG2_127)[:, None])
-            join = gl.exp2(local - now)
-            total = total * fade + gl.sum(p, 1) * join
-            small = (p + MAGIC).to(gl.int32, bitcast=True).to(gl.int8)
-        else:
-            p = gl.exp2(s * scale[:, None] - (now - FP8_SHIFT)[:, None])
-            join = fade
-            total = total * fade + gl.sum(p, 1)
-            small = p.to(gl.float8e4nv)
-        apart = small.reshape([GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([GROUP, keys])
+        p = gl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
+        total = total * fade + gl.sum(p, 1)
+        small = p.to(gl.float8e4nv)
+        apart = small.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
         weights = gl.convert_layout(apart, p_layout, assert_trivial=True)
-        if paced:
-            mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
+        mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
         mbarrier.wait(v_ready.index(stage), turn)
         found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
         more = block + 1 < end
         mbarrier.wait(k_ready.index(after), after_turn, pred=more)
         logits = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), no_s, use_acc=False, is_async=True)
-        if paced:
-            mbarrier.arrive(turns.index(1 - group), count=1)
+        mbarrier.arrive(turns.index(1 - group), count=1)
         sums = warpgroup_mma_wait(1, deps=[found])
         mbarrier.arrive(v_free.index(stage), count=1)
-        fade = gl.convert_layout(fade, o_rows)
-        if pv == "int8":
-            acc = acc * fade[:, None] + sums.to(gl.float32) * gl.convert_layout(join, o_rows)[:, None]
-        else:
-            acc = acc * fade[:, None] + sums
+        acc = acc * gl.convert_layout(fade, o_rows)[:, None] + sums
     warpgroup_mma_wait(0, deps=[logits])
 
     channel = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
-    shift: gl.constexpr = LOG2_127 if pv == "int8" else FP8_SHIFT
-    lse = (most - shift + gl.log2(total)) * 0.6931471805599453
+    lse = (most - _FP8_SHIFT + gl.log2(total)) * 0.6931471805599453
     found = acc * gl.convert_layout(1.0 / total, o_rows)[:, None]
     found = found * gl.load(v_scale_ptr + head * dim + channel)[None, :] + gl.load(v_mean_ptr + head * dim + channel)[None, :]
-    row = tile * (GROUP * groups) + group * GROUP + gl.arange(0, GROUP, layout=o_rows)
+    row = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=o_rows)
     if program < first:
         place = (row * heads + head)[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=(row < num_q)[:, None])
         gl.store(lse_ptr + head * num_q + at, lse, mask=at < num_q)
     else:
-        slot = ((program - first) * groups + group) * GROUP
-        place = (slot + gl.arange(0, GROUP, layout=o_rows))[:, None].to(gl.int64) * dim + channel[None, :]
+        slot = ((program - first) * groups + group) * _GROUP
+        place = (slot + gl.arange(0, _GROUP, layout=o_rows))[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(part_ptr + place, found.to(part_ptr.dtype.element_ty))
-        gl.store(part_lse_ptr + slot + gl.arange(0, GROUP, layout=s_rows), lse)
+        gl.store(part_lse_ptr + slot + gl.arange(0, _GROUP, layout=s_rows), lse)
 
 
 @gluon.jit
 def _first_group(
     q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    pv: gl.constexpr, paced: gl.constexpr, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
         0, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-        pv, paced, keys, dim, stages, groups,
+        keys, dim, stages, groups,
     )  # fmt: skip
 
 
@@ -163,22 +159,22 @@ def _first_group(
 def _second_group(
     q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    pv: gl.constexpr, paced: gl.constexpr, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
         1, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-        pv, paced, keys, dim, stages, groups,
+        keys, dim, stages, groups,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
-def gluon_kernel(
+def _attend_kernel(
     q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
     num_q, num_kv, heads, first, tiles, parts,
-    pv: gl.constexpr, paced: gl.constexpr, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
 ):  # fmt: skip
-    """See `kernels.attend_kernel`: a tile has 128 queries."""
+    """See the kernel of this name in `impl/triton.py`; a tile has 128 queries."""
     groups: gl.constexpr = 2
     program = gl.program_id(0)
     where = _place(program, first, tiles, parts, num_kv, keys)
@@ -205,12 +201,12 @@ def gluon_kernel(
             (_first_group, (
                 q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-                pv, paced, keys, dim, stages, groups,
+                keys, dim, stages, groups,
             )),
             (_second_group, (
                 q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-                pv, paced, keys, dim, stages, groups,
+                keys, dim, stages, groups,
             )),
             (_loads, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where,
@@ -220,3 +216,22 @@ def gluon_kernel(
         [4, 1],
         [240, 24],
     )  # fmt: skip
+
+
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
+    dim = q.shape[2]
+    descriptors = (
+        TensorDescriptor.from_tensor(x.flatten(0, 1), block, gl.NVMMASharedLayout.get_default_for(block, kind))
+        for x, block, kind in (
+            (q, [_GROUP.value, dim], gl.int8),
+            (k, [BLOCK, dim], gl.int8),
+            (v, [dim, BLOCK], gl.float8e4nv),
+        )
+    )
+    shape = {"keys": BLOCK, "dim": dim, "stages": _STAGES, "num_warps": 4, "maxnreg": _REGISTERS}
+    _attend_kernel[(programs,)](*descriptors, *rest, **shape)
+
+
+def run(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    """Attend by the kernel above, one program on a multiprocessor at a time."""
+    return triton.attend(q, kept, spec, _launch, _ROWS, 1)
