@@ -1,4 +1,4 @@
-"""The kernels of attention in eight bits, compared with the reference in Triton's interpreter: `TRITON_INTERPRET=1 python eightbit_on_cpu.py`.
+"""The kernels of attention in eight bits, compared with the reference: `TRITON_INTERPRET=1 python eightbit_on_cpu.py`.
 
 A process of its own, because the interpreter must be chosen before Triton is imported. Inputs are float16: the interpreter
 multiplies the bits of bfloat16 as integers. Every tensor that a kernel is to fill is full of NaN before.

@@ -1,4 +1,4 @@
-"""The cases of attention in eight bits: every kernel against its reference on the same rounded keys, and against plain attention."""
+"""The cases of attention in eight bits: every kernel against the reference in eight bits, and against plain attention."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keys and values in eight bits: what is kept of them, and the constants that they are rounded with.
 
 Keys lose one vector per head and values one number per channel: softmax does not see the first, and the second is added to the
-output again, exactly, for the weights of a row sum to one. Any constants are right; means make the numbers small. Queries and keys
-are turned by a Hadamard matrix first, which spreads channels that are larger than others.
+output again, exactly, for the weights of a row sum to one. Any constants are right; means make the numbers small. Queries and
+keys are turned by a Hadamard matrix first, which spreads channels that are larger than others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RoundedKeys:
 
 @lru_cache(maxsize=8)
 def hadamard(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the symmetric Hadamard matrix of ones and minus ones of a power of two, by Sylvester; turned twice is `size` times."""
+    """Return the symmetric Hadamard matrix of ones and minus ones of a power of two, by Sylvester; its square is `size`."""
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

@@ -1,8 +1,8 @@
 """Attention in eight bits in Triton, for Hopper: rounding, attention, and the merge of parts.
 
 Values lie transposed, for Hopper's matrix units read both eight-bit operands along the summed axis; and their keys stand in the
-order in which a thread holds the weights that it computed, so weights never change threads. Maxima and sums are in units of log 2.
-Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
+order in which a thread holds the weights that it computed, so weights never change threads. Maxima and sums are in units of
+log 2. Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAGIC = tl.constexpr(12582912.0)
 _FP8_SHIFT = tl.constexpr(8.0)
 _NEVER = tl.constexpr(-1e30)
 _ROWS: Final = 64
-"""Queries of a program; with four warps and two stages three programs run on a multiprocessor at a time: the fastest of six shapes."""
+"""Queries of a program. With four warps and two stages three programs run on a multiprocessor at a time: the fastest of six."""
 _RESIDENT: Final = 3
 _ROUNDED: Final = 64
 """Queries of a program that rounds them."""
