@@ -198,7 +198,17 @@ def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(impls.MISSING, "triton", None)
     found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
-    assert set(found) == {"dense:fa4", "dense:fa3", "dense:sdpa", "sparse:cudnn", "sparse:fa4", "sparse:triton", "sparse:flex"}
+    kernels = {
+        "dense:fa4",
+        "dense:fa3",
+        "sparse:cudnn",
+        "sparse:fa4",
+        "sparse:triton",
+        "sparse:flex",
+        "eightbit:gluon",
+        "eightbit:triton",
+    }
+    assert set(found) == {"dense:sdpa", *kernels}
     assert found["sparse:cudnn"].gate is None and found["sparse:cudnn"].refused.startswith("it runs on compute capability 9.x")
     assert found["sparse:flex"].gate is None and found["sparse:flex"].refused == "it takes none of the cases"
     gate, red = found["sparse:triton"].gate, found["dense:sdpa"].gate
