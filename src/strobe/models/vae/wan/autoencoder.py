@@ -218,7 +218,7 @@ def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 def _to_patches(frames: Tensor, patch: int) -> Tensor:
-    """Convert frames `[B, F, 3, Y, X]` to `[B, 3 P P, F, Y / P, X / P]`: a patch's pixels become channels, by column, then row."""
+    """Convert frames `[B, F, 3, Y, X]` to `[B, 3 P P, F, Y / P, X / P]`: a patch's pixels are channels, by column, then row."""
     cells = frames.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))
     return cells.permute(0, 2, 6, 4, 1, 3, 5).flatten(1, 3)
 

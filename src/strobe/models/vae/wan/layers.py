@@ -155,10 +155,10 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """Run the block: `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
-        skip = x if self.shortcut is None else self.shortcut(x)
-        hidden = self.conv1(F.silu(self.norm1(x), inplace=True), past)
-        out: Tensor = skip + self.conv2(F.silu(self.norm2(hidden), inplace=True), past)
-        return out
+        out = self.conv1(F.silu(self.norm1(x), inplace=True), past)
+        out = self.conv2(F.silu(self.norm2(out), inplace=True), past)
+        skipped: Tensor = (x if self.shortcut is None else self.shortcut(x)) + out  # last: it need not live beside the rest
+        return skipped
 
 
 class FrameAttention(nn.Module):
@@ -255,8 +255,8 @@ class SkippedStage(nn.Module):
         if self.scale is None:
             return out
         if self.up:
-            return out + repeated(x, self.channels, self.scale, first=past.first)
-        return out + averaged(x, self.channels, self.scale)
+            return out.add_(repeated(x, self.channels, self.scale, first=past.first))
+        return out.add_(averaged(x, self.channels, self.scale))
 
 
 def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:
