@@ -23,7 +23,6 @@ from strobe.engine.prepared import latent_shape
 from strobe.engine.quantize import LINEARS
 from strobe.engine.sparsity import frame_tiles
 from strobe.models.vae.stream import predict_state_bytes
-from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
