@@ -155,7 +155,7 @@ def test_slots_hold_what_the_buffer_holds(cuts: set[int], sink: int, spare: int)
         policy = policy.opened(own.start, size, cut=index in cuts)
         buffer.insert(own)
         kept = [frame for frame in buffer.frames if frame >= sink]
-        assert sorted(frame for frame in policy.frames if frame >= 0) == sorted(kept)
+        assert sorted(frame for frame in policy.held if frame >= 0) == sorted(kept)
         assert {policy.slot(frame) for frame in buffer.frames} == set(range(policy.filled(own.stop)))
         if index in cuts and sink:
             buffer.pin(size)

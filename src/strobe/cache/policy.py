@@ -97,7 +97,7 @@ class ShotPolicy(RingPolicy):
 
     Args:
         window, sink: see `RingPolicy`.
-        frames: frame in each slot behind the sink, in order; -1: none yet.
+        held: frame in each slot behind the sink, in order; -1: none yet.
         pinned: first of the frames that the present shot pinned, and how many they are.
         cuts: shots that have begun after the first.
 
@@ -105,7 +105,7 @@ class ShotPolicy(RingPolicy):
     as in yyang181/LongLive (multi_shot_sink, multi_shot_rope_offset: 8 with a sink of 8 in its configs/inference.yaml).
     """
 
-    frames: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     pinned: tuple[int, int] = (0, 0)
     cuts: int = 0
 
@@ -116,15 +116,15 @@ class ShotPolicy(RingPolicy):
 
     def slot(self, frame: int) -> int:
         """Return the slot of a frame that is kept."""
-        return frame if frame < self.sink else self.sink + self.frames.index(frame)
+        return frame if frame < self.sink else self.sink + self.held.index(frame)
 
     def opened(self, first: int, num_frames: int, *, cut: bool) -> ShotPolicy:
         """Return what is kept once frames `first`, ... are; with `cut` they begin a shot, which pins as many as the sink has."""
-        frames = list(self.frames or (-1,) * self.local)
+        frames = list(self.held or (-1,) * self.local)
         stays = range(self.pinned[0], sum(self.pinned))
         for frame in range(max(first, self.sink), first + num_frames):
-            oldest = min((held, slot) for slot, held in enumerate(frames) if held not in stays)
+            oldest = min((one, slot) for slot, one in enumerate(frames) if one not in stays)
             frames[oldest[1]] = frame
         if not cut:
-            return replace(self, frames=tuple(frames))
-        return replace(self, frames=tuple(frames), pinned=(first, min(self.sink, num_frames)), cuts=self.cuts + 1)
+            return replace(self, held=tuple(frames))
+        return replace(self, held=tuple(frames), pinned=(first, min(self.sink, num_frames)), cuts=self.cuts + 1)

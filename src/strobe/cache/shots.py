@@ -73,7 +73,7 @@ class ShotRing:
             ShapeError: the snapshot has another shape, or is of a cache without shots.
         """
         shots, own = state.shots, (self._empty.window, self._empty.sink)
-        if shots is None or (shots.window, shots.sink) != own or len(shots.frames) not in (0, shots.local):
+        if shots is None or (shots.window, shots.sink) != own or len(shots.held) not in (0, shots.local):
             raise ShapeError("the snapshot does not say which frames of its shots lie where; take it again with this strobe")
         self._ring.restore(state)
         self._before = self._now = shots

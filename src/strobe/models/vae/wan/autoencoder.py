@@ -219,11 +219,11 @@ def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
 
 def _to_patches(frames: Tensor, patch: int) -> Tensor:
     """Convert frames `[B, F, 3, Y, X]` to `[B, 3 P P, F, Y / P, X / P]`: a patch's pixels are channels, by column, then row."""
-    cells = frames.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))
+    cells: Tensor = frames.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))
     return cells.permute(0, 2, 6, 4, 1, 3, 5).flatten(1, 3)
 
 
 def _from_patches(x: Tensor, patch: int) -> Tensor:
     """Convert `[B, 3 P P, F, Y, X]` to frames `[B, F, 3, P Y, P X]`, the other way round."""
-    cells = x.unflatten(1, (3, patch, patch))  # [B, 3, column, row, F, Y, X]
+    cells: Tensor = x.unflatten(1, (3, patch, patch))  # [B, 3, column, row, F, Y, X]
     return cells.permute(0, 4, 1, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)

@@ -254,9 +254,9 @@ class SkippedStage(nn.Module):
             out = layer(out, past)
         if self.scale is None:
             return out
-        if self.up:
-            return out.add_(repeated(x, self.channels, self.scale, first=past.first))
-        return out.add_(averaged(x, self.channels, self.scale))
+        skip = repeated(x, self.channels, self.scale, first=past.first) if self.up else averaged(x, self.channels, self.scale)
+        both: Tensor = out.add_(skip)
+        return both
 
 
 def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:
@@ -268,7 +268,7 @@ def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:
     """
     times, height, width = scale
     x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % times, 0))
-    cells = x.unflatten(4, (-1, width)).unflatten(3, (-1, height)).unflatten(2, (-1, times))
+    cells: Tensor = x.unflatten(4, (-1, width)).unflatten(3, (-1, height)).unflatten(2, (-1, times))
     order = (0, 2, 4, 6, 1, 3, 5, 7)  # [B, F', Y', X', C, t, y, x]
     return cells.permute(order).flatten(4).unflatten(4, (channels, -1)).mean(-1).movedim(-1, 1)
 
@@ -284,7 +284,7 @@ def repeated(x: Tensor, channels: int, scale: Scale, *, first: bool) -> Tensor:
     for size in scale:
         spread.append(math.gcd(left, size))  # what is not spread over this dimension is repeated along it
         left //= spread[-1]
-    cells = x.unflatten(1, (channels, *spread))  # [B, C', t, y, x, F, Y, X]
+    cells: Tensor = x.unflatten(1, (channels, *spread))  # [B, C', t, y, x, F, Y, X]
     if x.stride(1) == 1:
         cells = cells.permute(0, 5, 2, 6, 3, 7, 4, 1)
         whole = cells.expand(-1, -1, scale[0], -1, scale[1], -1, scale[2], -1)
