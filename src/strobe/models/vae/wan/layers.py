@@ -270,7 +270,8 @@ def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:
     x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % times, 0))
     cells: Tensor = x.unflatten(4, (-1, width)).unflatten(3, (-1, height)).unflatten(2, (-1, times))
     order = (0, 2, 4, 6, 1, 3, 5, 7)  # [B, F', Y', X', C, t, y, x]
-    return cells.permute(order).flatten(4).unflatten(4, (channels, -1)).mean(-1).movedim(-1, 1)
+    means: Tensor = cells.permute(order).flatten(4).unflatten(4, (channels, -1)).mean(-1)
+    return means.movedim(-1, 1)
 
 
 def repeated(x: Tensor, channels: int, scale: Scale, *, first: bool) -> Tensor:
