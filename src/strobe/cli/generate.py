@@ -235,12 +235,12 @@ class Steering:
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
         prompts: file with a prompt per line, "4.5s: TEXT" or "block=12 soft: TEXT"; the one at 0s is the first unless PROMPT is
             given. Lines that begin with # are left out.
-        mode: how prompts switch: recache (hard), soft or interpolate.
+        mode: how prompts switch: recache (hard), soft, interpolate or shot.
     """
 
     switch: tuple[str, ...] = ()
     prompts: Path | None = None
-    mode: Literal["recache", "soft", "interpolate"] = "recache"
+    mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
 
 
 def generate(
