@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 # C0 and C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, surrogates, byte order mark
@@ -20,3 +21,15 @@ def clean(text: str) -> str:
 def clean_lines(text: str) -> str:
     r"""Make text of several lines printable: as `clean`, but for line ends and tabs; escapes are `\u001b`, as JSON has them."""
     return _NOT_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def first_of(texts: Sequence[str], most: int, others: str = "", *, between: str = ", ") -> str:
+    """Return the first of several texts and the number of the others: `a, b and 3 more`.
+
+    Args:
+        most: number of texts that are given in full.
+        others: what the others are called, such as `files`.
+        between: stands between two texts.
+    """
+    left = f" and {len(texts) - most} more {others}".rstrip() if len(texts) > most else ""
+    return between.join(texts[:most]) + left

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from strobe.core.printable import first_of
 from strobe.perf.analysis.device.operator_costs import OperatorCost
 from strobe.perf.analysis.operators.rates import Rate, Rates, operator_rates
 from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
@@ -80,9 +81,7 @@ def _notes(rates: Rates) -> Iterator[str]:
         if isinstance(rate.cost, str):
             reasons[rate.cost][rate.row.operator] = None
     for reason, names in reasons.items():
-        more = len(names) - _MOST_REASONS
-        listed = ", ".join([*names][:_MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
-        yield f"Not counted, {listed}: {reason}."
+        yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
     costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
     if rates.peaks is not None and any(
         isinstance(cost, OperatorCost) and cost.dtype == "float32" and cost.cost.flops for _, cost, _ in costed
