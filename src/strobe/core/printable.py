@@ -1,16 +1,19 @@
-"""Escaping of untrusted text, so that terminals and pages show it and do not obey it."""
+"""Text that terminals and pages can show: untrusted text escaped, long lists cut short, bytes in a unit."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 # C0 and C1 controls, soft hyphen, zero-width and bidirectional marks, line separators, surrogates, byte order mark
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\uffff]"
 )
 _NOT_IN_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+ByteUnit = Literal["KiB", "MiB", "GiB", "MB"]
+_BYTES: Final[dict[ByteUnit, float]] = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 1e6}
 
 
 def clean(text: str) -> str:
@@ -33,3 +36,8 @@ def first_of(texts: Sequence[str], most: int, others: str = "", *, between: str 
     """
     left = f" and {len(texts) - most} more {others}".rstrip() if len(texts) > most else ""
     return between.join(texts[:most]) + left
+
+
+def bytes_in(num_bytes: float, unit: ByteUnit) -> float:
+    """Convert bytes to `unit`."""
+    return num_bytes / _BYTES[unit]

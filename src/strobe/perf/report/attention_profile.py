@@ -144,17 +144,13 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
         Field("implementation", lambda row: row[1].label, Code),
         Field("reference", lambda row: row[0].label, Code),
         Field("what", lambda row: _what(row[2].stage)),
-        numeric("speedup", _ratio, "median of the ratios of laps, 95 % interval"),
+        numeric("speedup", lambda row: ratio_cell(row[2].ratio, row[2].interval), "median of the ratios of laps, 95 % interval"),
         Field("verdict", lambda row: verdict_cell(row[2].verdict)),
         count("pairs", lambda row: len(row[2].ratios)),
         numeric("ratio of minima", lambda row: row[2].floor, "fastest lap against fastest lap", show=Ratio),
     )
     lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."
     return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))
-
-
-def _ratio(row: tuple[Subject, Subject, Comparison]) -> Cell:
-    return ratio_cell(row[2].ratio, row[2].interval)
 
 
 def _rooflines(study: RunStudy) -> Section | None:

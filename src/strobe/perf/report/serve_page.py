@@ -16,7 +16,6 @@ from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, ti
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Axis,
-    Cell,
     Fact,
     Figure,
     Mark,
@@ -162,13 +161,9 @@ def _viewers(run: RunRecords) -> Section:
         count("stalls", lambda each: each.stalls),
         count("prompts seen", lambda each: len(each.prompt_to_pixel_ns)),
         count("lost", lambda each: each.lost, "pictures inside a prompt that never came"),
-        Field("answer", _answer),
+        Field("answer", lambda each: Text("let in") if not each.refusal else Text(each.refusal, "bad", each.cause)),
     )
     table = table_of("Every viewer.", fields, viewers)
     causes = Counter(each.cause for each in viewers if each.refusal)
     notes = tuple(f"{number} times: {cause}" for cause, number in causes.most_common(5))
     return Section("viewers", "Viewers", "", (table, Notes(notes)) if notes else (table,))
-
-
-def _answer(each: Viewer) -> Cell:
-    return Text("let in") if not each.refusal else Text(each.refusal, "bad", each.cause)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
@@ -32,7 +33,7 @@ from strobe.perf.report.model import (
     Time,
 )
 from strobe.perf.report.study import load_study
-from strobe.perf.report.text import bytes_cell, bytes_in
+from strobe.perf.report.text import bytes_cell
 
 _POINTS: Final = 100
 """Most points of a picture; each stands for the same number of frame blocks."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from strobe.core.printable import bytes_in
 from strobe.core.spans import NAMES
 from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
@@ -29,7 +30,6 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.text import bytes_in
 
 _NONE = Missing("not measured here", "-")
 

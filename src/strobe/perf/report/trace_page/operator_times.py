@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strobe.core.printable import first_of
+from strobe.core.printable import bytes_in, first_of
 from strobe.perf.analysis.operators.times import OperatorTime, OperatorTimes, Source
 from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
 from strobe.perf.report.model import Block, Cell, Code, Missing, Notes, Section, Table, Text
@@ -28,9 +28,8 @@ def operator_times_section(study: TraceStudy) -> Section | None:
         if len(trace.device_events) and trace.details is None
     ]
     if unread and (blocks or study.options.details is None):
-        said = (
-            f"{', '.join(unread)}: not read, because a file has more than {DETAILED_BYTES // 1_000_000} MB; --details reads them."
-        )
+        most = bytes_in(DETAILED_BYTES, "MB")
+        said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
     if not blocks:
         return None
