@@ -13,13 +13,14 @@ from torch import Tensor
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import peers
+from strobe.bench.attempt import Attempt
 from strobe.bench.attention import interleave, oracle, ours
 from strobe.bench.attention import run as running
-from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.grid import GridCell, Shape, cells, layout_of, scenario_cells, shape_named
 from strobe.bench.attention.inputs import Inputs, draw
-from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
+from strobe.bench.attention.run import Request, contestants, run_grid
+from strobe.bench.cells import Outcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.stopwatch import Speed

@@ -16,8 +16,8 @@ from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate.run import Outcome
     from strobe.bench.cases.log import Length
+    from strobe.bench.cells import Outcome
 
 
 @Parameter(name="*", group="Measurement")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from strobe.bench import peers
+from strobe.bench.attempt import Attempt
 from strobe.bench.attention import lines, oracle, ours, stages
-from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import PEER, Contestant, group_and_impl
 from strobe.bench.attention.inputs import Inputs
 from strobe.bench.attention.interleave import matmul_peak, plan_interleave
