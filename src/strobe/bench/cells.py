@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -91,7 +92,7 @@ def measure_cells(cells: Sequence[tuple[str, Measure | str]], folder: Path, devi
         if place.exists():
             rotate(place)
         with Attempt() as attempt:
-            measure(place, lambda what, number=number, name=name: progress(number, len(cells), f"{name}: {what}"))
+            measure(place, partial(_say, progress, number, len(cells), name))
             measured.append(name)
         if attempt.reason:
             failed.append(f"{name}: {attempt.reason}")
@@ -105,3 +106,7 @@ def measure_cells(cells: Sequence[tuple[str, Measure | str]], folder: Path, devi
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+
+
+def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
+    progress(number, total, f"{name}: {what}")

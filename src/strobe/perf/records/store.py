@@ -24,7 +24,7 @@ from strobe.core.printable import first_of
 from strobe.perf.records.base import Line
 from strobe.perf.records.checks import Check
 from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
-from strobe.perf.records.lines import read_lines
+from strobe.perf.records.lines import read_lines, seal
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
     Clip,
@@ -42,7 +42,6 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
-from strobe.perf.records.seal import seal
 from strobe.perf.records.upgrade import upgraded
 from strobe.perf.records.viewers import Served, Server, Viewer
 

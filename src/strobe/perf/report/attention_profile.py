@@ -18,7 +18,7 @@ from strobe.perf.records.record import Gate, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_fields, rate_number
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
@@ -176,8 +176,7 @@ def _rooflines(study: RunStudy) -> Section | None:
     if not rows:
         return None
     notes = (device_note(name, peaks), *anomaly_notes((row[0].label, row[3]) for row in rows))
-    blocks = (table_of("The kernel against the device.", fields, rows, notes=notes),)
-    return Section("roofline", "Against the device's peaks", "", blocks)
+    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
 
 
 def _effective(row: _Against) -> Number | None:

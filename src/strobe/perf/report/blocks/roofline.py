@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import Field, numeric, time
-from strobe.perf.report.model import Cell, Missing, Number, Share
+from strobe.perf.report.model import Block, Cell, Missing, Number, Section, Share
 
 T = TypeVar("T")
 _UNKNOWN = "the peak of this dtype is not known"
@@ -55,6 +55,11 @@ def rate_fields(
         missing: reason where it is None.
     """
     return tuple(field.of(found, missing) for field in (_ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)))
+
+
+def peaks_section(blocks: Sequence[Block], lead: str = "", *, folded: bool = False) -> Section | None:
+    """Build the section of any page on rates against the device's peaks; None without blocks."""
+    return Section("roofline", "Against the device's peaks", lead, tuple(blocks), folded) if blocks else None
 
 
 def rate_number(value: float) -> Number:

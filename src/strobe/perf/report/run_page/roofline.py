@@ -17,7 +17,7 @@ from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.attention import extents
 from strobe.perf.report.blocks.fields import Field, count, table_of, time
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_fields
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields
 from strobe.perf.report.model import Block, Code, Notes, Section, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
@@ -43,12 +43,9 @@ def roofline_section(study: RunStudy) -> Section | None:
         if rows:
             notes = (device_note(name, peaks), *anomaly_notes((row[0], row[4]) for row in rows))
             blocks.append(table_of(f"{subject.label}: steady stages, {subject.settings.dtype}.", fields, rows, notes=notes))
-    if not blocks:
-        return None
     note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
     lead = "How far each stage is from the best that the device could do. A rate above a peak is an error in it, and flagged."
-    blocks.append(Notes((note,)))
-    return Section("roofline", "Against the device's peaks", lead, tuple(blocks))
+    return peaks_section([*blocks, Notes((note,))] if blocks else (), lead)
 
 
 def _rows(subject: Subject, peaks: DevicePeaks | None) -> Iterator[_Measured]:

@@ -137,12 +137,12 @@ def _picture(seen: Seen) -> Iterator[Figure]:
     if not drawn:
         return
     strip = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(CLASSES)) if any(any(lane.ns[number]) for lane in strip.lanes)]
+    present = [number for number in range(len(CLASSES)) if any(any(lane[number]) for lane in strip.lanes)]
     picture = Strip(
         length_ns=strip.length_ns,
         kinds=tuple(CLASS_KINDS[CLASSES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(permille(strip.edges_ns, lane.ns[number]) for number in present))
+            StripLane(name, tuple(permille(strip.edges_ns, lane[number]) for number in present))
             for (name, _), lane in zip(drawn, strip.lanes, strict=True)
         ),
     )
@@ -150,8 +150,7 @@ def _picture(seen: Seen) -> Iterator[Figure]:
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
     alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
     named = (
-        (name, strip.edges_ns, [lane.ns[number] for number in present])
-        for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+        (name, strip.edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, strip.lanes, strict=True)
     )
     labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)

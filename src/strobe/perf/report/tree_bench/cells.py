@@ -10,11 +10,11 @@ from pathlib import Path
 
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.grid import Grid, names_in, outcome_of, read_grid
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts, RankCall, Region, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.grids import CALL, GUIDE, Links, Prediction, SentMessage, Surroundings
 from strobe.perf.records.record import Mode, Span
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.tree_bench.split import Collective, Parts, RankCall, Region, collectives, parts, typical
 
 _NOTHING_SAID = Surroundings()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts
 from strobe.perf.records.grids import SentMessage
 from strobe.perf.report.blocks.contestants import NONE, Timed, compared, reason_cell, timed_fields
 from strobe.perf.report.blocks.fields import Field, numeric, share_of, table_of, time
 from strobe.perf.report.model import Bar, Code, Figure, Number, Share, Table, Text, Waterfall
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
-from strobe.perf.report.tree_bench.split import Collective, Parts
 from strobe.perf.report.tree_bench.verdicts import Bound, bound, straggler
 
 _Sent: TypeAlias = tuple[TreeContestant, Collective, SentMessage | None, float | None]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strobe.core.printable import bytes_in
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts
 from strobe.perf.records.grids import Links
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
-from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
 HIGH_SPREAD = 0.5
