@@ -19,6 +19,7 @@ PLACES = {
     r"[\"'](?:MiB|GiB|KiB)[\"']: ?1 ?<< ?\d0": "core/printable.py",
     r"\bP99_SAMPLES: Final\b|>= P99_SAMPLES": "perf/measure/stats.py",
     r"[\"'](?:TFLOP/s|of bandwidth)[\"'],": "perf/report/blocks/roofline.py",
+    r"\bv=SCHEMA_VERSION": "perf/report/blocks/page.py",
     r"[\"']Against the device's peaks[\"']": "perf/report/blocks/roofline.py",
     r"\bWhiskers\(reference,": "perf/report/blocks/levels.py",
     r"\{len\(\w+\) - top\} more": "perf/report/blocks/fields.py",

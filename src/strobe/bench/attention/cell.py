@@ -204,14 +204,12 @@ class _Measurement:
         product()
         speeds = {name: each.speed for name, each in bound.items()} | {MATMUL: watch.probe(product)}
         spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
-        laps = plan_interleave(speeds, self._plan.seconds)
+        rounds, calls = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
-        for number in range(laps.rounds):
-            self._say(f"timing, round {number + 1} of {laps.rounds}")
+        for number in range(rounds):
+            self._say(f"timing, round {number + 1} of {rounds}")
             with ClockSampler(self._device) as sampler:
-                taken = [
-                    (name, watch.lap(runs[name], laps.calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)
-                ]
+                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
             clocks = sampler.clocks()
             for name, lap in taken:
                 clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)

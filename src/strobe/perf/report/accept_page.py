@@ -12,9 +12,9 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.damage import damage_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
 from strobe.perf.report.blocks.notes import clips_section
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Banner,
     Cell,
     Code,
@@ -55,14 +55,11 @@ def accept_report(folder: Path) -> Report:
     found, head, work = acceptance_of(run), run.header, run.header.workload
     assert work is not None
     model, clips = head.model, clips_section(study)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Acceptance of {model.name if model else 'a model'}",
         subtitle=verdict(found),
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Weights", Code(model.weights_sha256 if model else "")),
             Fact("Frame", Text(f"{work.width}x{work.height} pixels, {work.fps} a second")),
             Fact("Prompt", Code(work.prompts[0].text)),

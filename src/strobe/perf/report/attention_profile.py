@@ -17,12 +17,12 @@ from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Gate, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Cell,
     Code,
     LevelName,
@@ -60,14 +60,12 @@ def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
     compared = tuple(_compared(study))
     sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
     sizes = next((subject.settings.sizes for subject in study.subjects), {})
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(_speedup(each) for each in compared),
+    return page(
+        speedups=map(_speedup, compared),
         title="Attention: " + ", ".join(subject.label for subject in study.subjects),
         subtitle=", ".join([*(f"{name} {size}" for name, size in sizes.items()), f"on {header.machine.device_name}"]),
-        facts=(),
         banners=banners(study),
-        sections=(*(section for section in sections if section is not None), settings_section(study)),
+        sections=(*sections, settings_section(study)),
     )
 
 

@@ -25,10 +25,10 @@ from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.clocks import Clocks
 from strobe.perf.records.record import Machine
 from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.roofline import device_note, rate_fields
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Banner,
     Block,
     Code,
@@ -89,14 +89,12 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
     busy = tuple(_doubts(what))
     banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
     banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Kernel profile",
         subtitle=f"one denoise step, {what.dtype}, on {what.machine.device_name}",
-        facts=tuple(Fact(name, Text(value)) for name, value in what.facts),
-        banners=tuple(banners),
-        sections=tuple(section for section in sections if section is not None),
+        facts=(Fact(name, Text(value)) for name, value in what.facts),
+        banners=banners,
+        sections=sections,
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.fields import beside, table_of
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.quality import quality_table
-from strobe.perf.report.model import SCHEMA_VERSION, Count, Fact, Report, Section, Table, Text
+from strobe.perf.report.model import Count, Fact, Report, Section, Table, Text
 
 _LEAD = (
     "Fidelity numbers compare pixels, frame by frame, with the reference. They say how far a clip moved from it, not "
@@ -23,13 +24,10 @@ def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
         lines: what was found, variant by variant.
     """
     variants, missing = list(dict.fromkeys(line.variant for line in lines)), missing_table(lines)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Quality against {reference}",
         subtitle=", ".join(variants),
         facts=(Fact("Reference", Text(reference)), Fact("Clips compared", Count(len(variants)))),
-        banners=(),
         sections=(Section("quality", "Quality", _LEAD, (scores_table(lines), *((missing,) if missing else ()))),),
     )
 

@@ -13,8 +13,8 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.viewers import Served, Viewer
 from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Fact,
     Figure,
@@ -51,14 +51,11 @@ def serve_report(folder: Path) -> Report:
         else f"At no load did every viewer get in and have {HELD:.0%} of the pictures on time."
     )
     where = f"{server.device} of {head.machine.device_name}" if server.own else "a server that was there already"
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Viewers on one server: {server.model}, {head.baseline}",
         subtitle=answer,
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Server", Text(f"{server.url}, {where}")),
             Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {_codecs(run.viewers)}")),
             Fact("Arrivals", Text(_arrivals(run.viewers))),

@@ -13,9 +13,9 @@ from strobe.perf.records.record import Memory
 from strobe.perf.records.store import read_run
 from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, beside, table_of
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Cell,
     Count,
@@ -57,14 +57,11 @@ def soak_report(folder: Path) -> Report:
     head, work, settings = run.header, run.header.workload, run.variants[0]
     assert work is not None
     latents = len(found.blocks_ns) * work.latents_per_block
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Soak of {settings.name}",
         subtitle=f"{len(found.blocks_ns)} frame blocks, {latents} latent frames, on {head.machine.device_name}",
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Frame", Text(f"{work.width}x{work.height} pixels")),
             Fact("Prompt switches", Count(len(found.switches))),
         ),

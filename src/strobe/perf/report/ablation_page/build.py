@@ -16,8 +16,8 @@ from strobe.perf.report.blocks.fields import Field, numeric, table_of
 from strobe.perf.report.blocks.log.decide import decide
 from strobe.perf.report.blocks.log.entries import METRIC, LogEntry, read_entries
 from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Block,
     Count,
@@ -49,9 +49,8 @@ def ablation_report(folder: Path) -> Report:
     left = len(plan.cells) - len(cells)
     first, others = change_sections([cell.finding for cell in cells if cell.finding is not None])
     shown = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(speedups(entries)),
+    return page(
+        speedups=speedups(entries),
         title=f"Ablation of {plan.base}",
         subtitle=f"{len(cells)} cells on {entries[0].run.header.machine.device_name}, {plan.request.get('model', '')}",
         facts=(
@@ -61,7 +60,7 @@ def ablation_report(folder: Path) -> Report:
             Fact("not yet measured", Count(left)),
         ),
         banners=log_banners(entries, folder),
-        sections=tuple(section for section in (first, *shown, others) if section is not None),
+        sections=(first, *shown, others),
     )
 
 

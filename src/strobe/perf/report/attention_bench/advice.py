@@ -13,10 +13,10 @@ from strobe.perf.records.grids import COSINE, PEAK, RECALL, TEMPORARY
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun, read_cells
 from strobe.perf.report.attention_bench.tables import SERIALISED
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Banner,
     Cell,
     Code,
@@ -97,12 +97,9 @@ def advice_report(folder: Path) -> Report:
     sections = [_section(shape, settings) for shape, settings in _by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Video-sparse attention: three scenarios, measured",
         subtitle=f"on {machine.device_name}, torch {machine.torch}; whole operator, forward",
-        facts=(),
         banners=(stop,) if any(cell.serialised for cell in cells) else (),
         sections=(
             *(section for section in sections if section is not None),
