@@ -14,19 +14,7 @@ from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
 from strobe.perf.report.blocks.notes import clips_section
 from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
-    Banner,
-    Cell,
-    Code,
-    Fact,
-    Missing,
-    Number,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Banner, Cell, Code, Fact, Missing, Number, Paragraph, Report, Section, Table, Text
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import significant
 

@@ -22,20 +22,7 @@ from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.spread import slow_end
-from strobe.perf.report.model import (
-    Cell,
-    Code,
-    LevelName,
-    Number,
-    Paragraph,
-    Ratio,
-    Report,
-    Section,
-    Share,
-    Speedup,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Cell, Code, LevelName, Number, Paragraph, Ratio, Report, Section, Share, Speedup, Table, Text
 from strobe.perf.report.study import RunStudy, Subject
 
 _GREEN, _RED = Text("green", "good"), Text("RED", "bad")

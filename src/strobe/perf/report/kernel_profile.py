@@ -28,16 +28,7 @@ from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_
 from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.roofline import device_note, rate_fields
 from strobe.perf.report.blocks.spread import slow_end
-from strobe.perf.report.model import (
-    Banner,
-    Block,
-    Code,
-    Fact,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Banner, Block, Code, Fact, Report, Section, Table, Text
 
 ISOLATED: Final = "by itself"
 VARIES: Final = 0.02

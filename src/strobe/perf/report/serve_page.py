@@ -14,21 +14,7 @@ from strobe.perf.records.viewers import Served, Viewer
 from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
 from strobe.perf.report.blocks.page import page, run_facts
-from strobe.perf.report.model import (
-    Axis,
-    Fact,
-    Figure,
-    Mark,
-    Notes,
-    Number,
-    Plane,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Axis, Fact, Figure, Mark, Notes, Number, Plane, Report, Section, Share, Table, Text, Time
 from strobe.perf.report.text import bytes_cell
 
 _FEW: Final = 20

@@ -16,18 +16,7 @@ from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, ti
 from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
-    Banner,
-    Cell,
-    Code,
-    Missing,
-    Notes,
-    Number,
-    Report,
-    Section,
-    Share,
-    Table,
-)
+from strobe.perf.report.model import Banner, Cell, Code, Missing, Notes, Number, Report, Section, Share, Table
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell
 

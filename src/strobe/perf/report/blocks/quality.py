@@ -9,19 +9,7 @@ from typing import Final
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.fields import Field, beside, numeric, table_of
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Cell,
-    Figure,
-    Mark,
-    Missing,
-    Number,
-    Paragraph,
-    Plane,
-    Section,
-    Table,
-)
+from strobe.perf.report.model import Axis, Block, Cell, Figure, Mark, Missing, Number, Paragraph, Plane, Section, Table
 from strobe.perf.report.study import RunStudy, Subject
 
 _PICTURES: Final = 2

@@ -11,20 +11,7 @@ from strobe.perf.analysis.runs.compare import STAGES, Comparison, Side, StageTot
 from strobe.perf.report.blocks.fields import Field, beside, heads, numeric, rows_of, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Cell,
-    Figure,
-    Level,
-    Mark,
-    Missing,
-    Notes,
-    Plane,
-    Section,
-    Table,
-    Time,
-)
+from strobe.perf.report.model import Axis, Block, Cell, Figure, Level, Mark, Missing, Notes, Plane, Section, Table, Time
 from strobe.perf.report.study import RunStudy, Subject
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))

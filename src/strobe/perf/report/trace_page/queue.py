@@ -7,18 +7,7 @@ from typing import Final
 
 from strobe.perf.analysis.device.queue import LENGTHS, Queue
 from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, left_out, numeric, share_cell, table_of
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Figure,
-    Kind,
-    KindStyle,
-    Number,
-    Section,
-    Strip,
-    StripLane,
-    Table,
-)
+from strobe.perf.report.model import Block, Code, Figure, Kind, KindStyle, Number, Section, Strip, StripLane, Table
 from strobe.perf.report.trace_page.seen import Seen, seen_queues
 from strobe.perf.report.trace_page.stretches import permille, stretches_table
 from strobe.perf.report.trace_study import TraceStudy

@@ -14,18 +14,7 @@ from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, padded, rows_of, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    ExactTime,
-    Missing,
-    Notes,
-    Section,
-    Share,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Notes, Section, Share, Table, Text
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.seen import seen_steps

@@ -15,19 +15,7 @@ from strobe.perf.records.history import Revision, SessionRecords
 from strobe.perf.report.blocks.damage import damage_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
 from strobe.perf.report.blocks.page import date_fact, page
-from strobe.perf.report.model import (
-    Banner,
-    Code,
-    Column,
-    Count,
-    Fact,
-    Number,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Banner, Code, Column, Count, Fact, Number, Paragraph, Report, Section, Table, Text
 from strobe.perf.report.text import cell_text
 from strobe.perf.report.track_page.cells import SHORT, change_text, step_cell, value_cell
 from strobe.perf.report.track_page.series import series_section
