@@ -234,7 +234,8 @@ def kernels(
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     from strobe.perf.analysis.structure.focal import focal_kernels
-    from strobe.perf.report.blocks.logs import input_file, kernels_section
+    from strobe.perf.report.blocks.kernels import focal_section
+    from strobe.perf.report.blocks.logs import input_file
     from strobe.perf.report.documents.logs import kernels_document
     from strobe.perf.report.trace_study import trace_labels
 
@@ -246,7 +247,7 @@ def kernels(
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")
     inputs = [input_file(trace.path) for trace in read]
     document = {"focal": focal, "kernels": [kernels_document(*one) for one in found]}
-    _finish("Kernel latency", kernels_section(found, focal), (inputs, []), out, document, output)
+    _finish("Kernel latency", focal_section(found, focal), (inputs, []), out, document, output)
 
 
 class _Asked(NamedTuple):

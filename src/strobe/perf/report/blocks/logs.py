@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
 from strobe.perf.analysis.runs.log_rounds import StageRounds
-from strobe.perf.analysis.structure.focal import FocalKernels
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Example, Log, Series
 from strobe.perf.logs.units import Resolved, short
-from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, exact_time, heads, padded, rows_of, table_of
+from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Code, ExactTime, Missing, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Code, ExactTime, Missing, Section, Table, Text
 
 T = TypeVar("T")
 _RANGES: Final = 6
@@ -184,46 +182,6 @@ def ranges(indices: Sequence[int]) -> str:
             found.append([index + 1, index + 1])
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
     return first_of(texts, _RANGES, "stretches")
-
-
-# -------------------------------------------------------------------------------------------------------------- kernels
-
-
-FocalRow: TypeAlias = tuple[str, int, Sequence[str], Distribution | Missing]
-"""Trace, device and names of focal kernels, and their times or why there are none."""
-
-
-def focal_fields(head: str, get: Callable[[T], FocalRow]) -> tuple[Field[T], ...]:
-    """Return the columns that say which focal kernels a row is of, and how many calls; `head` stands above their names."""
-    return (
-        Field("trace", lambda row: get(row)[0]),
-        count("device", lambda row: get(row)[1]),
-        Field(head, lambda row: ", ".join(get(row)[2]), Code),
-        count("occurrences", lambda row: calls if isinstance(calls := get(row)[3], Missing) else calls.n),
-    )
-
-
-def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
-    """Build the section with one row per trace and device: calls and times of the focal kernels.
-
-    Args:
-        traces: each with its label and the focal kernels on its devices.
-        pattern: regular expression that the kernels were found by.
-    """
-    fields: tuple[Field[tuple[str, FocalKernels]], ...] = (
-        *focal_fields("kernels", lambda row: (row[0], row[1].device, row[1].names, row[1].calls)),
-        *spread(lambda row: row[1].calls, "ms", ("min", "max"), exact=True),
-        exact_time("avg", lambda row: round(row[1].calls.mean_ns)),
-        *spread(lambda row: row[1].calls, "ms", ("p50", "sum"), exact=True),
-    )
-    rows: list[Row] = []
-    for label, found in traces:
-        rows += rows_of(fields, [(label, each) for each in found])
-        if not found:
-            rows.append(padded(len(fields), Text(label), Missing("no device event has such a name", "none")))
-    lead = "Device events whose name holds the regular expression, over the whole trace. Each counts in full, overlap or not."
-    table = Table(f"Focal kernels: {pattern}", heads(fields), tuple(rows))
-    return Section("kernels", "Focal kernels", lead, (table,))
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
