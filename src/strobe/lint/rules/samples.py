@@ -220,7 +220,6 @@ RULES: Final = (
     Rule(
         id="statistics-order",
         meaning="Minimum, percentiles and maximum of one sample rise, and its mean lies between the outer ones.",
-        severity="error",
         check=statistics_order,
     ),
     Rule(
