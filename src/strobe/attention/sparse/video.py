@@ -19,8 +19,8 @@ from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid
-from strobe.attention.sparse.tiled import attend
-from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, plan_of
+from strobe.attention.sparse.tiled import attend, graded
+from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, key_of, plan_of, plan_seen, see_plan
 from strobe.attention.types import AttentionOutput, TensorMeta, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -107,30 +107,36 @@ def video_sparse_attention(
         ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    call = _call_of(
-        (q, k, v),
-        (gate, rope),
-        grid=grid,
-        kv_grid=kv_grid,
-        tile=tile,
-        kv_tile=kv_tile,
-        topk=topk,
-        sparsity=sparsity,
-        coarse=coarse,
-        forced=forced,
-        estimator=estimator,
-        softmax_scale=softmax_scale,
-        q_layout=q_layout,
-        kv_layout=kv_layout,
-        impl=impl,
-        return_lse=return_lse,
-        probe=probe,
-    )
-    found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
-    if rope is not None:
-        _check_rope(rope, q)
-    if found.opaque and probe == 0:
-        return _as_one_operator(call, found, (q, k, v), gate, rope)
+    options = (grid, kv_grid, tile, kv_tile, topk, sparsity, coarse, softmax_scale, q_layout, kv_layout, impl, return_lse)
+    key = key_of((q, k, v), gate, rope, options, (forced, estimator, probe))
+    found = None if key is None else plan_seen(key, q.device)
+    if found is None:
+        call = _call_of(
+            (q, k, v),
+            (gate, rope),
+            grid=grid,
+            kv_grid=kv_grid,
+            tile=tile,
+            kv_tile=kv_tile,
+            topk=topk,
+            sparsity=sparsity,
+            coarse=coarse,
+            forced=forced,
+            estimator=estimator,
+            softmax_scale=softmax_scale,
+            q_layout=q_layout,
+            kv_layout=kv_layout,
+            impl=impl,
+            return_lse=return_lse,
+            probe=probe,
+        )
+        found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
+        if rope is not None:
+            _check_rope(rope, q)
+        if found.opaque and probe == 0:
+            return _as_one_operator(call, found, (q, k, v), gate, rope)
+        if key is not None:
+            see_plan(key, found)
     with ambient(q):
         spread = None if gate is None else _spread(gate, q)
         out, fine, selection, tiled = attend(found.plan, (q, k, v), (found.q_rows, found.kv_rows), rope, spread)
@@ -207,13 +213,15 @@ def _video(
 
     A compiler calls it for calls without gradients whose stages run fused on the device. `topk` holds one number or one per head.
     """
+    forced = Forced(own=own, first_frames=first_frames, last_frames=last_frames) if own or first_frames or last_frames else _FREE
     found = video_sparse_attention(
-        q, k, v, grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk[0] if len(topk) == 1 else topk,
-        gate=gate, coarse=coarse, forced=Forced(own=own, first_frames=first_frames, last_frames=last_frames),
-        estimator=Estimator(parts=parts), rope=None if cos is None or sin is None else (cos, sin), softmax_scale=softmax_scale,
-        q_layout=cast(Layout, q_layout), kv_layout=cast(Layout, kv_layout), impl=impl, return_lse=return_lse,
+        q, k, v, grid=tuple(grid), kv_grid=tuple(kv_grid), tile=tuple(tile), kv_tile=tuple(kv_tile),
+        topk=topk[0] if len(topk) == 1 else topk, gate=gate, coarse=coarse, forced=forced,
+        estimator=_MEANS if parts == 1 else Estimator(parts=parts), rope=None if cos is None or sin is None else (cos, sin),
+        softmax_scale=softmax_scale, q_layout=cast(Layout, q_layout), kv_layout=cast(Layout, kv_layout), impl=impl,
+        return_lse=return_lse,
     )  # fmt: skip
-    lse = q.new_empty(0, dtype=torch.float32) if found.lse is None else found.lse
+    lse = torch.empty(0, dtype=torch.float32, device=q.device) if found.lse is None else found.lse
     return found.out.contiguous(), lse.contiguous(), found.selection.indices
 
 
@@ -301,8 +309,8 @@ def _call_of(
         softmax_scale=None if softmax_scale is None else scale_of(softmax_scale),
         impl=impl,
         return_lse=return_lse or probe > 0,
-        needs_grad=_graded(q, k, v, *tables),
-        plain=_graded(q, k, v, gate, *tables),
+        needs_grad=graded(q, k, v, *tables),
+        plain=graded(q, k, v, gate, *tables),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
@@ -310,10 +318,6 @@ def _call_of(
 def _three(name: str, sizes: Iterable[int]) -> tuple[int, ...]:
     expect(name, sizes, Iterable, "(time, height, width)")
     return tuple(sizes)
-
-
-def _graded(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _in_order(lse: Tensor, q_rows: Grid) -> Tensor:

@@ -5,6 +5,7 @@ Without gradients. Sums are float32; nothing syncs, and no configuration depends
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
 from strobe.attention.sparse.launch import Launcher, precision_of
+from strobe.attention.sparse.layout import held, tile_layout
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.core.device import card_of
 
@@ -262,6 +264,39 @@ def tile(
     return tiled
 
 
+def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rotate q and k as `reference.rotate`, both in one pass: the rows are moved as into tiles that keep their order."""
+    q, k, (batch, rows, heads, width), kv_heads = _rows(q), _rows(k), q.shape, k.shape[2]
+    grid = held(_in_order(rows, q.device), q.device)
+    turned, keys = _like_tiles(q, grid), _like_tiles(k, grid)
+    _TILE(
+        (grid.num_tiles, max(heads, kv_heads), 2 * batch),
+        (q, k, k, turned, keys, keys, None, None, None, grid.tokens, grid.sizes, rope[0].contiguous(), rope[1].contiguous()),
+        (*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], heads, kv_heads, grid.num_tiles),
+        (_RUN, _RUN, width, 0, 2, True, True, False, False),
+        num_warps=_RUN // 32,
+    )
+    return (turned, keys) if grid.ragged_sizes is None else (turned[:, :rows], keys[:, :rows])
+
+
+@lru_cache(maxsize=64)
+def _in_order(rows: int, device: torch.device) -> Grid:
+    """Rows cut into runs, each where it was."""
+    layout = tile_layout((1, 1, rows), (1, 1, _RUN))
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        sizes, tokens, order = layout.sizes(device), layout.tokens(device), layout.rows(device)
+    return Grid(
+        block=_RUN,
+        num_tiles=layout.num_tiles,
+        num_tokens=rows,
+        sizes=sizes,
+        ragged_sizes=None if layout.whole else sizes,
+        tokens=tokens,
+        rows=order,
+        tiled=False,
+    )
+
+
 def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, Tensor]:
     """Reorder as `reference.tile_queries`, in one pass; for whole tiles, not parts of them."""
     q, (batch, _, heads, width) = _rows(q), q.shape
@@ -279,12 +314,13 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, 
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Selected:
     """Select as `reference.select`, from the means that `tile` computed or, of the keys, that a cache keeps."""
-    batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
-    num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
+    (batch, _, heads, width), device = tiled.q.shape, tiled.q.device
+    num_q, num_kv = q_grid.num_tiles, kv_grid.num_tiles
     scores = coarse = None
     if tiled.means is not None:
         q_means, k_means, v_means = tiled.means
-        k_means = k_means.to(q_means.dtype).contiguous()
+        if k_means.dtype != q_means.dtype or not k_means.is_contiguous():
+            k_means = k_means.to(q_means.dtype).contiguous()
         scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
         numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
         exact = precision_of(torch.float32, card_of(device))
