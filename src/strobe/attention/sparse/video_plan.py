@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import index
 from types import NoneType
 from typing import Any, Final, Literal, NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
-from strobe.attention.sparse.layout import TileLayout, held, tile_layout
+from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
@@ -152,8 +152,7 @@ def see_plan(key: tuple[Any, ...], found: VideoPlan) -> None:
 
 @lru_cache(maxsize=256)
 def _kept(call: VideoCall) -> VideoPlan:
-    with torch.inference_mode(False):  # what an inference makes, training could not use
-        return _planned(call)
+    return made_apart(partial(_planned, call))
 
 
 def _planned(call: VideoCall) -> VideoPlan:
