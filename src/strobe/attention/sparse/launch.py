@@ -101,7 +101,7 @@ class Launcher:
         """
         bits: int = 0
         addresses: list[int | None] = []
-        kinds: list[torch.dtype | None] = []
+        kinds: list[Any] = []
         for pointer in pointers:
             if pointer is None:
                 addresses.append(None)
@@ -113,13 +113,15 @@ class Launcher:
                 kinds.append(pointer.dtype)
         first = pointers[0]
         assert first is not None
+        if bits & 15:  # seldom: some pointer is no multiple of 16 bytes, and which ones is compiled in
+            kinds.extend(address is None or address % 16 == 0 for address in addresses)
         key = (numbers, constants, num_warps, first.get_device(), *kinds)
-        launch = None if bits & 15 else self._variants.get(key)
+        launch = self._variants.get(key)
         if launch is not None:
             launch(grid, (*descriptors, *addresses, *numbers, *floats, *constants))
             return
         variant = self._kernel[grid](*descriptors, *pointers, *numbers, *floats, *constants, num_warps=num_warps)
-        if variant is not None and not bits & 15:
+        if variant is not None:
             if len(self._variants) >= _KEPT:
                 self._variants.clear()
             self._variants[key] = _launch_of(variant)

@@ -29,7 +29,7 @@ _STEP: Final = 16
 def _tile_kernel(
     q_ptr, k_ptr, v_ptr, q_out_ptr, k_out_ptr, v_out_ptr, q_mean_ptr, k_mean_ptr, v_mean_ptr,
     tokens_ptr, sizes_ptr, cos_ptr, sin_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tiles,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tiles, angle_row, angle_step,
     block: tl.constexpr, run: tl.constexpr, width: tl.constexpr, first_tensor: tl.constexpr, num_tensors: tl.constexpr,
     move: tl.constexpr, rotated: tl.constexpr, pooled: tl.constexpr, pool_v: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def _tile_kernel(
             at = tl.load(tokens_ptr + rows, mask=valid, other=0) if move else rows
             x = tl.load(source + at[:, None] * stride_row + channels[None, :], mask=valid[:, None], other=0.0)
             if rotated and which < 2:
-                angles = at[:, None] * half + tl.arange(0, half)[None, :]
+                angles = at[:, None] * angle_row + tl.arange(0, half)[None, :] * angle_step
                 cos = tl.load(cos_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
                 sin = tl.load(sin_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
                 real, imaginary = tl.split(x.to(tl.float32).reshape(run, half, 2))
@@ -245,7 +245,7 @@ def tile(
         else None,
     )
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
-    cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
+    cos, sin, angle_strides = _tables(rope)
     q_means, k_means, v_means = tiled.means or (None, None, None)
     means = (q_means, k_means, k_means if v_means is None else v_means)  # of one type; without the coarse output v has none
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
@@ -257,7 +257,7 @@ def tile(
         _TILE(
             (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
             (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
-            (*numbers, grid.num_tiles),
+            (*numbers, grid.num_tiles, *angle_strides),
             (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
             num_warps=run // 32,
         )
@@ -268,11 +268,11 @@ def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, T
     """Rotate q and k as `reference.rotate`, both in one pass: the rows are moved as into tiles that keep their order."""
     q, k, (batch, rows, heads, width), kv_heads = _rows(q), _rows(k), q.shape, k.shape[2]
     grid = held(_in_order(rows, q.device), q.device)
-    turned, keys = _like_tiles(q, grid), _like_tiles(k, grid)
+    turned, keys, (cos, sin, angle_strides) = _like_tiles(q, grid), _like_tiles(k, grid), _tables(rope)
     _TILE(
         (grid.num_tiles, max(heads, kv_heads), 2 * batch),
-        (q, k, k, turned, keys, keys, None, None, None, grid.tokens, grid.sizes, rope[0].contiguous(), rope[1].contiguous()),
-        (*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], heads, kv_heads, grid.num_tiles),
+        (q, k, k, turned, keys, keys, None, None, None, grid.tokens, grid.sizes, cos, sin),
+        (*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], heads, kv_heads, grid.num_tiles, *angle_strides),
         (_RUN, _RUN, width, 0, 2, True, True, False, False),
         num_warps=_RUN // 32,
     )
@@ -305,7 +305,7 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, 
     _TILE(
         (q_grid.num_tiles, heads, batch),
         (q, q, q, tiled, tiled, tiled, means, means, means, q_grid.tokens, q_grid.sizes, None, None),
-        (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles),
+        (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles, 0, 0),
         (q_grid.block, run, width, 0, 1, not q_grid.tiled, False, True, False),
         num_warps=run // 32,
     )
@@ -374,6 +374,16 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
 def _rows(tensor: Tensor) -> Tensor:
     """Return the tensor, copied unless its last dimension is contiguous."""
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _tables(rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
+    """Return cos and sin, copied unless they have the same strides, and these strides."""
+    if rope is None:
+        return None, None, (0, 0)
+    cos, sin = rope
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return cos, sin, cos.stride()
 
 
 def _like_tiles(tensor: Tensor, grid: Grid) -> Tensor:
