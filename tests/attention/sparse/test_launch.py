@@ -89,7 +89,8 @@ def test_launches_are_described_while_a_hook_listens(way: str, which: str, hook:
 
 
 @pytest.mark.parametrize(
-    ("version", "known"), [("3.3.1", False), ("3.4.0", True), ("3.6.0+gitabc", True), ("3.9.0", True), ("3.10.0", False), (None, False)]
+    ("version", "known"),
+    [("3.3.1", False), ("3.4.0", True), ("3.6.0+gitabc", True), ("3.9.0", True), ("3.10.0", False), (None, False)],
 )
 def test_the_run_of_some_versions_is_known(version: str | None, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def installed(name: str) -> str:

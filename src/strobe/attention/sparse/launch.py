@@ -22,8 +22,8 @@ from strobe.core.device import Card
 _KEPT: Final = 512
 """Variants of one kernel that are kept; a key holds lengths and strides, so that there is no bound to how many there could be."""
 _KNOWN: Final = tuple(f"3.{minor}." for minor in range(4, 10))
-"""Triton whose `run` is known: `run(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *arguments)`
-is what `JITFunction.run` in triton/runtime/jit.py of 3.4, 3.6, 3.8 and 3.9 calls; a hook may be None."""
+"""Versions of Triton whose `run` is known: `JITFunction.run` in triton/runtime/jit.py of 3.4, 3.6, 3.8 and 3.9 calls it with the
+grid, stream, function, packed metadata, launch metadata, two hooks and the arguments; a hook may be None."""
 
 Grid = tuple[int, int, int]
 Launch = Callable[[Grid, tuple[Any, ...]], object]

@@ -195,8 +195,8 @@ def held(found: Kept, device: torch.device) -> Kept:
 def made_apart(make: Callable[[], Kept]) -> Kept:
     """Return what `make` makes, on a thread of its own, for tensors that are kept from call to call.
 
-    No mode of the caller reaches it, such as inference, and none of its tensors lies in a memory pool that the caller's thread allocates in: the
-    pool of a CUDA graph holds nothing that outlives a replay, and `mode="reduce-overhead"` of torch.compile checks that.
+    No mode of the caller reaches it, such as inference. And none of its tensors lies in the memory pool of a CUDA graph that the
+    caller warms up or records: `mode="reduce-overhead"` of torch.compile refuses those that outlive a call.
     """
     with ThreadPoolExecutor(1) as apart:
         return apart.submit(make).result()
