@@ -64,20 +64,21 @@ def on_a_gpu() -> None:
         with torch.no_grad():
             case.model(hidden_states=latents, timestep=times, encoder_hidden_states=text, return_dict=False)
 
+    def took(kind: str, mode: str) -> float:
+        with made(kind, case.model):
+            if mode != "uncompiled":
+                options = {"mode": "reduce-overhead"} if mode == "CUDA graphs" else {}
+                case.model.compile_repeated_blocks(fullgraph=True, dynamic=False, **options)
+            for _ in range(5):
+                step()
+            found = microseconds(step, 10, time.perf_counter, torch.cuda.synchronize) / LAYERS
+        for module in case.model.modules():
+            module._compiled_call_impl = None
+        return found
+
     for mode in ("uncompiled", "compiled", "CUDA graphs"):
-        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(3):  # in turns: compiled code is kept for each kind
-            for kind in KINDS:
-                with made(kind, case.model):
-                    if mode != "uncompiled":
-                        options = {"mode": "reduce-overhead"} if mode == "CUDA graphs" else {}
-                        case.model.compile_repeated_blocks(fullgraph=True, dynamic=False, **options)
-                    for _ in range(5):
-                        step()
-                    found[kind].append(microseconds(step, 10, time.perf_counter, torch.cuda.synchronize) / LAYERS)
-                for module in case.model.modules():
-                    module._compiled_call_impl = None
-        say(mode, {kind: statistics.median(each) for kind, each in found.items()})
+        rounds = [{kind: took(kind, mode) for kind in KINDS} for _ in range(3)]  # in turns: code is kept for each kind
+        say(mode, {kind: statistics.median(each[kind] for each in rounds) for kind in KINDS})
         torch._dynamo.reset()
 
 
@@ -122,19 +123,17 @@ def on_a_cpu() -> None:
         attn.norm_q(attn.to_q(states)), attn.norm_k(attn.to_k(states)), attn.to_v(states)
         attn.to_out[1](attn.to_out[0](states))
 
-    found: dict[str, float] = {}
-    with torch.no_grad():
-        for _ in range(3):
-            for kind in ("common", *KINDS):
-                with made(kind if kind in OURS else "diffusers", case.model):
-                    if kind in OURS:
-                        attn.processor.forward.grid = (4, 4, 4)
-                    call = common if kind == "common" else partial(attn.processor, attn, states, None, None, angles)
-                    call()
-                    took = microseconds(call, 200, time.thread_time, lambda: None)
-                    found[kind] = min(found.get(kind, took), took)
-    shared = found.pop("common")
-    say("without the projections", {kind: took - shared for kind, took in found.items()})
+    def took(kind: str) -> float:
+        with torch.no_grad(), made(kind if kind in OURS else "diffusers", case.model):
+            if kind in OURS:
+                attn.processor.forward.grid = (4, 4, 4)
+            call = common if kind == "common" else partial(attn.processor, attn, states, None, None, angles)
+            call()
+            return microseconds(call, 200, time.thread_time, lambda: None)
+
+    rounds = [{kind: took(kind) for kind in ("common", *KINDS)} for _ in range(5)]
+    least = {kind: min(each[kind] for each in rounds) for kind in rounds[0]}
+    say("without the projections", {kind: least[kind] - least["common"] for kind in KINDS})
 
 
 def say(what: str, found: dict[str, float]) -> None:

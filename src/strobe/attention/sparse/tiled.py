@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class _Stages(Protocol):
     tile_queries: Callable[..., tuple[Tensor, Tensor]]
     select: Callable[..., Selected]
     finish: Callable[..., Tensor]
+    rotate: Callable[..., Any]
 
 
 def fine_spec(
@@ -154,7 +155,8 @@ def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, T
     if not _rotates_fused(q, k, rope):
         return reference.rotate(q, rope), reference.rotate(k, rope)
     with ambient(q):
-        return _fused_stages().rotate(q, k, rope)
+        turned: tuple[Tensor, Tensor] = _fused_stages().rotate(q, k, rope)
+        return turned
 
 
 def _rotates_fused(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
