@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
-from strobe.cli.completion import DeviceName, PresetName
+from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -110,6 +111,7 @@ def compare(
         code, document = compare_programs(sides, programs, rounds, out, requirements, output)
         output.emit(document)
         return code
+    _refuse_programs(sides)
     refuse(given(programs), "for programs, each behind a -- of its own, and these are presets")
     if len(sides) < 2:
         alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
@@ -133,6 +135,18 @@ def compare(
     code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)
     output.emit(document)
     return code
+
+
+def _refuse_programs(sides: Sequence[str]) -> None:
+    """Refuse words that begin with a program in the place of a preset.
+
+    Raises:
+        ConfigError: one does; says where `--` stands.
+    """
+    for side in sides:
+        words = side.split()
+        if words and side not in PRESETS and shutil.which(words[0]) is not None:
+            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
 def tell_absent(case: StreamCase, output: Output) -> None:

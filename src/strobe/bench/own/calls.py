@@ -87,7 +87,8 @@ def check_functions(functions: Functions) -> None:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise ConfigError(f"{name!r} is no name of a function: give text that can be printed, such as 'compiled'")
         if not callable(function):
-            raise ConfigError(f"{name!r} is a {type(function).__name__} and cannot be called; give a function, not its result")
+            kind = type(function).__name__
+            raise ConfigError(f"{name!r} cannot be called, for its type is {kind}; give a function, not its result")
     alike = [name.strip() for name in functions]
     if len(set(alike)) < len(alike):
         raise ConfigError(f"names must differ in more than spaces, got: {', '.join(map(repr, functions))}")
