@@ -273,7 +273,8 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
 
     Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:
     in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more (Wan2.2: to
-    its first one, of twice the channels).
+    its first one, of twice the channels). Compiled decoders hold fewer tensors at once: what an H100 and an H200 held at most
+    (benchmarks/families-h100, benchmarks/engine-h200).
     """
     dit = parts.dit.config
     latents = latent_shape(parts.defaults, dit)
@@ -283,13 +284,15 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     transformer = tokens * max(feed_forward, attention) * config.dtype.itemsize
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
-    vae = parts.vae
+    vae, compiled = parts.vae, config.knobs.compile and not config.knobs.block_decode
     patch = 1 if isinstance(vae, TinyVAE) else vae.config.patch  # pixels come so many by so many in the last layer
     cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
     if isinstance(vae, WanVAE):
         channels: float = min(vae.config.decoder_widths)
-        count = (7 if vae.config.residual else 5) * cells + 2 * batch * height * width // patch**2
+        count = (7 if vae.config.residual and not compiled else 5) * cells + 2 * batch * height * width // patch**2
+    elif isinstance(vae, TinyVAE):
+        channels, count = vae.config.widths[-1] / 4, 4 * cells
     else:
-        channels, count = vae.config.widths[-1] / 4 if isinstance(vae, TinyVAE) else min(vae.config.widths), 4 * cells
+        channels, count = min(vae.config.widths), (2 if compiled else 4) * cells
     decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
     return transformer, decoder

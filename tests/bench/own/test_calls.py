@@ -376,7 +376,9 @@ def test_kernels_of_known_length_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_one_against_three_products_on_a_gpu_by_default() -> None:
-    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)  # a product takes 1.4 ms, so that launching it is a small part
+    x = torch.randn(
+        8192, 8192, device="cuda", dtype=torch.bfloat16
+    )  # a product takes 1.4 ms, so that launching it is a small part
     functions = {"one": lambda: x @ x, "three": lambda: [x @ x for _ in range(3)]}
     row = strobe.compare(functions, rounds=10, tolerance=math.inf)["three"]
     assert row.device_ratio == pytest.approx(1 / 3, rel=0.1)
