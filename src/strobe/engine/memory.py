@@ -284,7 +284,7 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     transformer = tokens * max(feed_forward, attention) * config.dtype.itemsize
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
-    vae, compiled = parts.vae, config.knobs.compile and not config.knobs.block_decode
+    vae, compiled = parts.vae, config.knobs.compile and config.knobs.block_decode
     patch = 1 if isinstance(vae, TinyVAE) else vae.config.patch  # pixels come so many by so many in the last layer
     cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
     if isinstance(vae, WanVAE):
