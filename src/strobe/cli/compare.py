@@ -111,11 +111,11 @@ def compare(
         code, document = compare_programs(sides, programs, rounds, out, requirements, output)
         output.emit(document)
         return code
-    _refuse_programs(sides)
     refuse(given(programs), "for programs, each behind a -- of its own, and these are presets")
     if len(sides) < 2:
         alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
+    _refuse_programs(sides)
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
