@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from strobe.attention.dense.api import dense_attention
+    from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, round_keys, store_rounded
+    from strobe.attention.dense.eight.rounded import RoundedKeys
     from strobe.attention.explain import explain
     from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
@@ -74,6 +76,7 @@ __all__ = [
     "KVShards",
     "Knobs",
     "PackedLayout",
+    "RoundedKeys",
     "RunWriter",
     "Session",
     "SessionError",
@@ -85,6 +88,7 @@ __all__ = [
     "VideoFile",
     "WeightsError",
     "__version__",
+    "attend_rounded",
     "block_sparse_attention",
     "block_sparse_attention_varlen",
     "compare",
@@ -93,6 +97,7 @@ __all__ = [
     "create_run",
     "dense_attention",
     "describe_run",
+    "eightbit_attention",
     "explain",
     "history_attention",
     "merge",
@@ -101,9 +106,11 @@ __all__ = [
     "read_run",
     "read_trace",
     "recording",
+    "round_keys",
     "span",
     "span_records",
     "spanned",
+    "store_rounded",
     "tile_layout",
     "tree_attention",
     "video_sparse_attention",
@@ -112,6 +119,8 @@ __all__ = [
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.dense.api": ("dense_attention",),
+    "strobe.attention.dense.eight.api": ("attend_rounded", "eightbit_attention", "round_keys", "store_rounded"),
+    "strobe.attention.dense.eight.rounded": ("RoundedKeys",),
     "strobe.attention.explain": ("explain",),
     "strobe.attention.sparse.api": ("block_sparse_attention",),
     "strobe.attention.sparse.video": ("video_sparse_attention",),

@@ -157,7 +157,7 @@ def test_an_mi250_does_not_pass_as_hopper(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_plain_call_is_of_plain_multi_head_attention() -> None:
     calls = plain_calls(GPU, H200)
-    assert {impl.operator for impl, _ in calls} == {"dense", "sparse"}
+    assert {impl.operator for impl, _ in calls} == {"dense", "sparse", "eightbit"}
     assert {(spec.num_heads, spec.num_kv_heads, spec.q_len, spec.kv_len) for _, spec in calls} == {(4, 4, 1024, 1024)}
 
 

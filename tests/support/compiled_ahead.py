@@ -14,18 +14,22 @@ from typing import Any, Final
 
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
+from triton.compiler import make_backend
 from triton.compiler.compiler import ir
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import launches_without_a_gpu as launches
+from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
+from strobe.attention.dense.eight.impl import triton as eight
+from strobe.attention.dense.eight.rounded import unfilled
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.tree.impl import triton as messages
+from strobe.attention.types import check
 from strobe.core.device import Card
 from strobe.eightbit.impl import triton as eightbit
 from strobe.eightbit.rows import FP8_CAPABILITY, Quantized
@@ -81,7 +85,7 @@ def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Com
     def compile_one(
         kernel: JITFunction[Any], key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
     ) -> Compiled:
-        source, backend, context = ASTSource(kernel, signature, constants, attributes), make_backend(target), ir.context()
+        source, backend, context = kernel.ASTSource(kernel, signature, constants, attributes), make_backend(target), ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
         metadata: dict[str, Any] = {"target": target, **options.__dict__}
@@ -92,7 +96,7 @@ def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Com
             made = lower(made, metadata)
             if name == "llir" and not whole:
                 break
-        name, shared = kernel.fn.__name__, metadata["shared"]
+        name, shared = f"{'gluon' * kernel.is_gluon()}{kernel.fn.__name__}", metadata["shared"]
         assert shared <= card.shared_bytes, f"{name} {constants}: {shared} bytes of shared memory, {card} has {card.shared_bytes}"
         asked[name] = max(asked.get(name, 0), shared)
         found = kernel.device_caches[device][0][key] = Compiled()
@@ -149,6 +153,17 @@ def layers(card: Card, dtype: str) -> None:
         eightbit.expand_rows(kept, torch.zeros(2, 1, 9, 3, 128, dtype=DTYPES[dtype]))
 
 
+def in_eight_bits(card: Card, dtype: str) -> None:
+    """Launch dense attention in eight bits by both of its kernels, with all keys at once and in parts."""
+    q, k, v = (torch.zeros(1, length, 2, 128, dtype=DTYPES[dtype]) for length in (300, 600, 600))
+    kept = unfilled(k, v, 1.0)
+    eight.store(kept, k, v, 0)
+    for with_lse in (False, True):
+        spec = check(q, k, v, None, with_lse)
+        for each in EIGHTBIT[:2]:
+            each.run(q, kept, spec)
+
+
 def main(name: str, *kernels: str) -> None:
     target, card = CARDS[name]
     here = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: target}
@@ -165,6 +180,8 @@ def main(name: str, *kernels: str) -> None:
             around(card, *options)
         elif what == "layers":
             layers(card, *options)
+        elif what == "eight":
+            in_eight_bits(card, *options)
     for kernel, shared in sorted(asked.items()):
         sys.stdout.write(f"{kernel} {shared}\n")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
+from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
 from strobe.attention.impls import GATES, Choice, Gate, Impl
 from strobe.attention.sparse.api import explain_block_sparse
 from strobe.attention.sparse.impls import IMPLS as SPARSE
@@ -125,7 +126,7 @@ class ImplState:
     """The state of one implementation on one device.
 
     Args:
-        operator: `dense` or `sparse`.
+        operator: `dense`, `sparse` or `eightbit`.
         name: of the implementation.
         state: `gated`: it runs and passed its gate on such a card; `runs`: it runs and needs no gate; `untested`: it runs, its
             gate was not run; `failed`: it runs if named, its gate failed; `missing`: it does not run.
@@ -158,7 +159,7 @@ def survey(
 
 
 def plain_calls(device: torch.device, card: Card) -> list[tuple[Impl[Any], AttentionSpec]]:
-    """List every implementation of dense and sparse attention with the plain call that `survey` asks it about."""
+    """List every implementation of dense, sparse and eight-bit attention with the plain call that `survey` asks it about."""
     dense = AttentionSpec(
         batch=1,
         q_len=1024,
@@ -174,7 +175,11 @@ def plain_calls(device: torch.device, card: Card) -> list[tuple[Impl[Any], Atten
         card=card,
     )
     sparse = SparseSpec.of(dense, block=64, most_selected=4, ragged=False, uniform=False, deterministic=False)
-    return [*((impl, dense) for impl in DENSE if impl.operator == "dense"), *((impl, sparse) for impl in SPARSE)]
+    return [
+        *((impl, dense) for impl in DENSE if impl.operator == "dense"),
+        *((impl, sparse) for impl in SPARSE),
+        *((impl, dense) for impl in EIGHTBIT),
+    ]
 
 
 def _state(impl: Impl[Any], spec: AttentionSpec, gates: tuple[Gate, ...], versions: Mapping[str, str]) -> ImplState:

@@ -58,6 +58,7 @@ def _missing() -> dict[str, str | None]:
         "fa4": not_installed("flash_attn", "flash-attn-4", "4.0.0b36") or dsl,
         "fa3": not_installed("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),
         "triton": not_installed("triton", "triton"),
+        "gluon": not_installed("triton", "triton", "3.6") and not_installed("triton", "triton", "3.7"),
     }
 
 
@@ -71,9 +72,12 @@ CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("sparse", "fa4"): (9,),
     ("sparse", "triton"): (8, 9, 10, 11, 12),
     ("sparse", "flex"): (8, 9, 10, 11, 12),
+    ("eightbit", "gluon"): (9,),
+    ("eightbit", "triton"): (9,),
 }
 """Compute capabilities, by their first number, for which the kernels of an operator's implementation are built: no gate is run
-elsewhere. FA4 4.0.0b36 and cuDNN's frontend 1.32 name theirs; the sparse adapters to both are written for the kernels of 9.x."""
+elsewhere. FA4 4.0.0b36 and cuDNN's frontend 1.32 name theirs; the sparse adapters to both are written for the kernels of 9.x, and
+so are the kernels in eight bits: values stand in the order of its matrix units."""
 ON_AMD: Final = frozenset({("sparse", "triton"), ("sparse", "flex")})
 """What runs on an AMD GPU: what Triton compiles."""
 
@@ -114,7 +118,7 @@ class Gate:
     """One run of the gate of one implementation: its cases against the reference, on one card.
 
     Args:
-        operator: `dense` or `sparse`.
+        operator: `dense`, `sparse` or `eightbit`.
         impl: its name.
         vendor: of the card, `nvidia` or `amd`.
         architecture: of the card, such as `sm_90`.
@@ -228,7 +232,7 @@ class Impl(Generic[Spec]):
         name: what a user writes as `impl=`.
         refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
         run: the implementation, called with the operator's tensors and the spec.
-        operator: `dense` or `sparse`: whose gate it has to pass.
+        operator: `dense`, `sparse` or `eightbit`: whose gate it has to pass.
         kernel: hash of the sources that its gate stands for; empty if `auto` may take it without one.
         portable: `auto` may take it on a card where its gate has not been run, and then says so.
         slow: `auto` takes it only where no other runs, a portable one included.

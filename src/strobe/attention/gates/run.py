@@ -23,7 +23,7 @@ import torch
 
 from strobe.attention.dense.api import PLUGGED as DENSE
 from strobe.attention.explain import plain_calls
-from strobe.attention.gates import dense, sparse
+from strobe.attention.gates import dense, eightbit, sparse
 from strobe.attention.gates.case import Case, RefusedError
 from strobe.attention.impls import Gate, Impl, parse_gates
 from strobe.attention.sparse.impls import PLUGGED as SPARSE
@@ -31,16 +31,18 @@ from strobe.core.device import card_of
 from strobe.core.errors import DataError
 from strobe.core.files import write_whole
 
-CASES: Final = {"dense": dense.cases, "sparse": sparse.cases}
+CASES: Final = {"dense": dense.cases, "sparse": sparse.cases, "eightbit": eightbit.cases}
 GATED: Final = {
     "dense": (*dense.IMPLS, *(impl.name for impl in DENSE if impl.kernel)),
     "sparse": (*sparse.IMPLS, *(impl.name for impl in SPARSE if impl.kernel)),
+    "eightbit": eightbit.IMPLS,
 }
 """Implementations that have a gate: of ours, and every one that another package adds."""
 LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "cudnn": ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl"),
     "fa4": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "triton": ("triton",),
+    "gluon": ("triton",),
     "flex": ("triton",),
 }
 """Distributions whose versions are recorded beside that of torch."""

@@ -1,0 +1,235 @@
+"""The public API of dense attention in eight bits, and its implementations with what each refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.eight.impl import reference
+from strobe.attention.dense.eight.rounded import RoundedKeys, unfilled
+from strobe.attention.impls import MISSING, Choice, Impl, ambient, hash_of, no_card_for, select, short
+from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+
+
+def _refuses_kernels(name: str, spec: AttentionSpec) -> str | None:
+    if reason := no_card_for(spec, "eightbit", name) or MISSING[name]:
+        return reason
+    if spec.dtype not in (torch.bfloat16, torch.float16):
+        return f"it takes bfloat16 and float16, not {short(spec.dtype)}"
+    if spec.head_dim != 128:
+        return f"it has head_dim 128, not {spec.head_dim}"
+    if spec.num_heads != spec.num_kv_heads:
+        return f"it needs as many key heads as query heads, not {spec.num_kv_heads} and {spec.num_heads}"
+    if 0 in (spec.batch, spec.q_len, spec.kv_len):
+        return "it takes at least one query and one key"
+    if spec.softmax_scale <= 0:
+        return f"it takes a positive softmax_scale, not {spec.softmax_scale}"
+    return None
+
+
+def _refuses_gluon(spec: AttentionSpec) -> str | None:
+    return _refuses_kernels("gluon", spec)
+
+
+def _refuses_triton(spec: AttentionSpec) -> str | None:
+    return _refuses_kernels("triton", spec)
+
+
+def _refuses_reference(spec: AttentionSpec) -> str | None:
+    if spec.head_dim & (spec.head_dim - 1):
+        return f"a Hadamard matrix of a power of two turns the channels, head_dim is {spec.head_dim}"
+    return None
+
+
+def _run_gluon(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    from strobe.attention.dense.eight.impl import gluon
+
+    return gluon.run(q, kept, spec)
+
+
+def _run_triton(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    from strobe.attention.dense.eight.impl import triton
+
+    return triton.run(q, kept, spec)
+
+
+_FOLDER: Final = "dense/eight"
+_SHARED: Final = (f"{_FOLDER}/impl/triton.py", f"{_FOLDER}/rounded.py")
+REFERENCE: Final = Impl(name="reference", refuses=_refuses_reference, run=reference.run, operator="eightbit", slow=True)
+IMPLS: Final = (
+    Impl(
+        name="gluon",
+        refuses=_refuses_gluon,
+        run=_run_gluon,
+        operator="eightbit",
+        kernel=hash_of(f"{_FOLDER}/impl/gluon.py", *_SHARED),
+    ),
+    Impl(name="triton", refuses=_refuses_triton, run=_run_triton, operator="eightbit", kernel=hash_of(*_SHARED)),
+    REFERENCE,
+)
+
+
+def choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:
+    """Choose the named implementation, or the fastest; on a GPU never the reference, which is slower than plain attention.
+
+    Raises:
+        ConfigError: no implementation has that name.
+        ImplUnavailableError: a gradient is asked for; none that is fit, or the named one cannot run this call.
+    """
+    if spec.needs_grad:
+        reason = "attention in eight bits has no gradients; call it under torch.no_grad()"
+        raise ImplUnavailableError("eightbit_attention", reason, ["dense_attention"], what="backward of")
+    choice = select(spec, IMPLS, impl)
+    if impl == "auto" and choice.impl is REFERENCE and spec.device.type != "cpu":
+        reasons = "; ".join(f"{other}: {why}" for other, why in choice.passed_over)
+        able = [each.name for each in IMPLS if each.refuses(spec) is None]
+        raise ImplUnavailableError("auto", f"only the reference is left, which is slow ({reasons})", able)
+    return choice
+
+
+_choose = lru_cache(maxsize=256)(choose)
+
+
+def eightbit_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> AttentionOutput:
+    """Round q, k and v to eight bits and attend: `out = softmax(q k^T * softmax_scale) v`, forward only.
+
+    Queries and keys are int8, weights and values FP8. Keys that are attended to more than once are rounded once by `round_keys`.
+
+    Args:
+        q: `[B, S_q, H, D]`, D a power of two.
+        k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
+        v: like k.
+        softmax_scale: default `D ** -0.5`.
+        impl: `auto`, `gluon`, `triton` or `reference`; a named impl runs or raises.
+        return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
+
+    Raises:
+        ShapeError: q, k, v do not fit together.
+        ImplUnavailableError: the named impl cannot run this call, or a gradient is asked for.
+    """
+    spec = check(q, k, v, softmax_scale, return_lse)
+    choice = _choose(spec, impl)
+    return _run_on(q, _round(k, v, 1.0, choice.impl), choice.impl, spec)
+
+
+def round_keys(k: Tensor, v: Tensor, *, room: float = 1.0, impl: str = "auto") -> RoundedKeys:
+    """Round keys and values to eight bits, to attend to them many times; means and scales are measured on them.
+
+    Args:
+        k: `[B, S_kv, H_kv, D]`, D a power of two.
+        v: like k.
+        room: how many times larger than these those may be that `store_rounded` brings later.
+        impl: as of `eightbit_attention`; all of them round to the same numbers.
+
+    Raises:
+        ShapeError: k and v do not fit together.
+        ConfigError: `room` is not positive.
+        ImplUnavailableError: the named impl cannot run on these tensors, or a gradient is asked for.
+    """
+    if not room > 0:
+        raise ConfigError(f"room: got {room}, expected a positive number, such as 1.25")
+    return _round(k, v, float(room), _choose(check(k, k, v, None, False), impl).impl)
+
+
+def store_rounded(kept: RoundedKeys, k: Tensor, v: Tensor, start: int, *, impl: str = "auto") -> None:
+    """Round keys and values into rows `start` and on of `kept`, in place, with the means and scales that it has.
+
+    What is beyond its scales takes the largest number of the format.
+
+    Args:
+        kept: of `round_keys`.
+        k: `[B, T, H_kv, D]`, T at least 1.
+        v: like k.
+        start: the first row that is replaced.
+        impl: as of `eightbit_attention`.
+
+    Raises:
+        ShapeError: they do not fit into `kept`.
+        ImplUnavailableError: the named impl cannot run on these tensors, or a gradient is asked for.
+    """
+    spec = check(k, k, v, None, False)
+    batch, heads, rows, dim = _shape(kept)
+    if (spec.batch, spec.num_kv_heads, spec.head_dim) != (batch, heads, dim) or spec.device != kept.keys.device:
+        raise ShapeError(
+            f"k: got shape {tuple(k.shape)} on {k.device}, expected [{batch}, T, {heads}, {dim}] on {kept.keys.device} like kept"
+        )
+    if not 0 <= start < start + spec.kv_len <= rows:
+        raise ShapeError(f"start: got rows {start} to {start + spec.kv_len}, expected at least one, within 0 to {rows}")
+    with ambient(k):
+        _storing(_choose(spec, impl).impl)(kept, k, v, start)
+
+
+def attend_rounded(
+    q: Tensor,
+    kept: RoundedKeys,
+    *,
+    softmax_scale: float | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> AttentionOutput:
+    """Round q to eight bits and attend to keys and values that are rounded already, as `eightbit_attention` does.
+
+    Args:
+        q: `[B, S_q, H, D]`.
+        kept: of `round_keys`.
+        softmax_scale: default `D ** -0.5`.
+        impl: as of `eightbit_attention`; whichever rounded the keys.
+        return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
+
+    Raises:
+        ShapeError: q does not fit `kept`.
+        ImplUnavailableError: the named impl cannot run this call, or a gradient is asked for.
+    """
+    batch, heads, rows, dim = _shape(kept)
+    given = TensorMeta.of("q", q)
+    keys = TensorMeta(shape=(batch, rows, heads, dim), dtype=given.dtype, device=kept.keys.device, requires_grad=False)
+    spec = check(given, keys, keys, softmax_scale, return_lse)
+    return _run_on(q, kept, _choose(spec, impl).impl, spec)
+
+
+def explain_eightbit(
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, impl: str = "auto", return_lse: bool = False
+) -> Choice[AttentionSpec]:
+    """Say which implementation `eightbit_attention` would run for these tensors, and why each other was passed over."""
+    return _choose(check(q, k, v, softmax_scale, return_lse), impl)
+
+
+def _shape(kept: RoundedKeys) -> tuple[int, ...]:
+    """Return batch, heads, rows and channels."""
+    expect("kept", kept, RoundedKeys, "the result of round_keys")
+    return tuple(kept.keys.shape)
+
+
+def _round(k: Tensor, v: Tensor, room: float, impl: Impl[AttentionSpec]) -> RoundedKeys:
+    with torch.no_grad(), ambient(k):
+        kept = unfilled(k, v, room)
+        if k.numel():
+            _storing(impl)(kept, k, v, 0)
+    return kept
+
+
+def _storing(impl: Impl[AttentionSpec]) -> Callable[[RoundedKeys, Tensor, Tensor, int], None]:
+    """Return what an implementation rounds with: those with kernels share one."""
+    if impl is REFERENCE:
+        return reference.store
+    from strobe.attention.dense.eight.impl import triton
+
+    return triton.store
+
+
+def _run_on(q: Tensor, kept: RoundedKeys, impl: Impl[AttentionSpec], spec: AttentionSpec) -> AttentionOutput:
+    with torch.no_grad(), ambient(q):
+        return impl.run(q, kept, spec)

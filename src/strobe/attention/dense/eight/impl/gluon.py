@@ -1,0 +1,237 @@
+"""Attention in eight bits in Gluon, for Hopper: one warp loads, two groups of four warps attend with 64 queries each.
+
+A group asks for its next logits before it adds up what the last weights gave, so the matrix units work while it adds. The groups
+ask in turns, so that one computes weights while the matrix units work for the other. What is rounded, how work is split and what
+is merged are `impl/triton.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from strobe.attention.dense.eight.impl import triton
+from strobe.attention.dense.eight.rounded import BLOCK, RoundedKeys
+from strobe.attention.types import AttentionOutput, AttentionSpec
+
+_FP8_SHIFT = gl.constexpr(8.0)
+_NEVER = gl.constexpr(-1e30)
+_GROUP = gl.constexpr(64)
+"""Queries of a group of four warps."""
+_ROWS: Final = 128
+_STAGES: Final = 3
+"""Blocks of keys in the ring: two, three and four are within 2 % of each other at all lengths measured."""
+_REGISTERS: Final = 168
+"""Of a thread before the groups trade them: those that attend then have 240, the one that loads 24."""
+
+
+@gluon.jit
+def _place(program, first, tiles, parts, num_kv, keys: gl.constexpr):
+    """Return the head, the tile in it, and the blocks of keys of a program."""
+    blocks = (num_kv + keys - 1) // keys
+    head, tile, begin, end = program // tiles, program % tiles, 0, blocks
+    if program >= first:
+        part = (program - first) % parts
+        head, tile = (first + (program - first) // parts) // tiles, (first + (program - first) // parts) % tiles
+        begin, end = blocks * part // parts, blocks * (part + 1) // parts
+    return head, tile, begin, end
+
+
+@gluon.jit
+def _loads(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where, num_q, num_kv,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+):  # fmt: skip
+    """Load queries once, and keys and values block by block into a ring."""
+    head, tile, begin, end = where
+    row = head * num_q + tile * (_GROUP * groups)
+    mbarrier.expect(q_ready, groups * q_desc.block_type.nbytes)
+    for group in gl.static_range(groups):
+        tma.async_copy_global_to_shared(q_desc, [row + group * _GROUP, 0], q_ready, q_smem.index(group))
+    for block in range(begin, end):
+        step = block - begin
+        stage, turn = step % stages, (step // stages) & 1
+        mbarrier.wait(k_free.index(stage), turn ^ 1)
+        mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [head * num_kv + block * keys, 0], k_ready.index(stage), k_smem.index(stage))
+        mbarrier.wait(v_free.index(stage), turn ^ 1)
+        mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_desc, [head * dim, block * keys], v_ready.index(stage), v_smem.index(stage))
+
+
+@gluon.jit
+def _attend(
+    group, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+):  # fmt: skip
+    """Attend with one group's queries."""
+    head, tile, begin, end = where
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 32])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, dim, 32])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
+    s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+
+    at = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=s_rows)
+    scale = gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
+    key = gl.arange(0, keys, layout=gl.SliceLayout(0, s_layout))
+    acc = gl.zeros([_GROUP, dim], gl.float32, o_layout)
+    most = gl.full([_GROUP], _NEVER, gl.float32, s_rows)
+    total = gl.zeros([_GROUP], gl.float32, s_rows)
+    no_s = gl.zeros([_GROUP, keys], gl.int32, s_layout)
+    no_o = gl.zeros([_GROUP, dim], gl.float32, o_layout)
+    q = q_smem.index(group)
+
+    mbarrier.wait(q_ready, 0)
+    mbarrier.wait(k_ready.index(0), 0)
+    logits = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), no_s, use_acc=False, is_async=True)
+    for block in range(begin, end):
+        step = block - begin
+        stage, turn = step % stages, (step // stages) & 1
+        after, after_turn = (step + 1) % stages, ((step + 1) // stages) & 1
+        s = warpgroup_mma_wait(0, deps=[logits]).to(gl.float32)
+        mbarrier.arrive(k_free.index(stage), count=1)
+        left = num_kv - block * keys
+        if left < keys:
+            s = gl.where((key < left)[None, :], s, -3e38)
+        now = gl.maximum(most, gl.max(s, 1) * scale)
+        fade = gl.exp2(most - now)
+        most = now
+        p = gl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
+        total = total * fade + gl.sum(p, 1)
+        small = p.to(gl.float8e4nv)
+        apart = small.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
+        weights = gl.convert_layout(apart, p_layout, assert_trivial=True)
+        mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
+        mbarrier.wait(v_ready.index(stage), turn)
+        found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
+        more = block + 1 < end
+        mbarrier.wait(k_ready.index(after), after_turn, pred=more)
+        logits = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), no_s, use_acc=False, is_async=True)
+        mbarrier.arrive(turns.index(1 - group), count=1)
+        sums = warpgroup_mma_wait(1, deps=[found])
+        mbarrier.arrive(v_free.index(stage), count=1)
+        acc = acc * gl.convert_layout(fade, o_rows)[:, None] + sums
+    warpgroup_mma_wait(0, deps=[logits])
+
+    channel = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
+    lse = (most - _FP8_SHIFT + gl.log2(total)) * 0.6931471805599453
+    found = acc * gl.convert_layout(1.0 / total, o_rows)[:, None]
+    found = found * gl.load(v_scale_ptr + head * dim + channel)[None, :] + gl.load(v_mean_ptr + head * dim + channel)[None, :]
+    row = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=o_rows)
+    if program < first:
+        place = (row * heads + head)[:, None].to(gl.int64) * dim + channel[None, :]
+        gl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=(row < num_q)[:, None])
+        gl.store(lse_ptr + head * num_q + at, lse, mask=at < num_q)
+    else:
+        slot = ((program - first) * groups + group) * _GROUP
+        place = (slot + gl.arange(0, _GROUP, layout=o_rows))[:, None].to(gl.int64) * dim + channel[None, :]
+        gl.store(part_ptr + place, found.to(part_ptr.dtype.element_ty))
+        gl.store(part_lse_ptr + slot + gl.arange(0, _GROUP, layout=s_rows), lse)
+
+
+@gluon.jit
+def _first_group(
+    q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+):  # fmt: skip
+    _attend(
+        0, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+        keys, dim, stages, groups,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _second_group(
+    q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+):  # fmt: skip
+    _attend(
+        1, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+        keys, dim, stages, groups,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
+def _attend_kernel(
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    num_q, num_kv, heads, first, tiles, parts,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
+):  # fmt: skip
+    """See the kernel of this name in `impl/triton.py`; a tile has 128 queries."""
+    groups: gl.constexpr = 2
+    program = gl.program_id(0)
+    where = _place(program, first, tiles, parts, num_kv, keys)
+    q_smem = gl.allocate_shared_memory(gl.int8, [groups] + q_desc.block_type.shape, q_desc.layout)  # noqa: RUF005
+    k_smem = gl.allocate_shared_memory(gl.int8, [stages] + k_desc.block_type.shape, k_desc.layout)  # noqa: RUF005
+    v_smem = gl.allocate_shared_memory(v_desc.dtype, [stages] + v_desc.block_type.shape, v_desc.layout)  # noqa: RUF005
+    q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_ready, count=1)
+    for group in gl.static_range(groups):
+        mbarrier.init(turns.index(group), count=1)
+    for stage in gl.static_range(stages):
+        mbarrier.init(k_ready.index(stage), count=1)
+        mbarrier.init(v_ready.index(stage), count=1)
+        mbarrier.init(k_free.index(stage), count=groups)
+        mbarrier.init(v_free.index(stage), count=groups)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_first_group, (
+                q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+                keys, dim, stages, groups,
+            )),
+            (_second_group, (
+                q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
+                keys, dim, stages, groups,
+            )),
+            (_loads, (
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where,
+                num_q, num_kv, keys, dim, stages, groups,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
+    dim = q.shape[2]
+    descriptors = (
+        TensorDescriptor.from_tensor(x.flatten(0, 1), block, gl.NVMMASharedLayout.get_default_for(block, kind))
+        for x, block, kind in (
+            (q, [_GROUP.value, dim], gl.int8),
+            (k, [BLOCK, dim], gl.int8),
+            (v, [dim, BLOCK], gl.float8e4nv),
+        )
+    )
+    shape = {"keys": BLOCK, "dim": dim, "stages": _STAGES, "num_warps": 4, "maxnreg": _REGISTERS}
+    _attend_kernel[(programs,)](*descriptors, *rest, **shape)
+
+
+def run(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    """Attend by the kernel above, one program on a multiprocessor at a time."""
+    return triton.attend(q, kept, spec, _launch, _ROWS, 1)

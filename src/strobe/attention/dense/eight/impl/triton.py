@@ -1,0 +1,281 @@
+"""Attention in eight bits in Triton, for Hopper: rounding, attention, and the merge of parts.
+
+Values lie transposed, for Hopper's matrix units read both eight-bit operands along the summed axis; and their keys stand in the
+order in which a thread holds the weights that it computed, so weights never change threads. Maxima and sums are in units of
+log 2. Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from strobe.attention.dense.eight.impl.reference import LOG2E
+from strobe.attention.dense.eight.rounded import BLOCK, RoundedKeys, hadamard
+from strobe.attention.types import AttentionOutput, AttentionSpec
+
+_MAGIC = tl.constexpr(12582912.0)
+"""1.5 * 2^23: a float32 plus it has the rounded number in its low bits."""
+_FP8_SHIFT = tl.constexpr(8.0)
+_NEVER = tl.constexpr(-1e30)
+_ROWS: Final = 64
+"""Queries of a program. With four warps and two stages three programs run on a multiprocessor at a time: the fastest of six."""
+_RESIDENT: Final = 3
+_ROUNDED: Final = 64
+"""Queries of a program that rounds them."""
+_MERGED: Final = 16
+"""Rows of a program that merges."""
+_MOST_PARTS: Final = 12
+
+Launch = Callable[..., object]
+
+
+@triton.jit
+def _in_order(p, rows: tl.constexpr, keys: tl.constexpr):
+    """Put weights into the order of the values; nothing moves between threads."""
+    apart = p.reshape(rows, keys // 32, 2, 2, 4, 2)
+    return apart.permute(0, 1, 2, 4, 3, 5).reshape(rows, keys)
+
+
+@triton.jit
+def _step(state, q, scale, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr):
+    """Attend to one block of keys: return sums over values, maximum and sum of weights."""
+    acc, most, total = state
+    s = tl.dot(q, k.T).to(tl.float32)
+    if masked:
+        s = tl.where(tl.arange(0, keys)[None, :] < keys_left, s, -3e38)
+    now = tl.maximum(most, tl.max(s, 1) * scale)
+    fade = tl.exp2(most - now)
+    p = tl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
+    total = total * fade + tl.sum(p, 1)
+    acc = acc * fade[:, None] + tl.dot(_in_order(p.to(tl.float8e4nv), rows, keys), v.T)
+    return acc, now, total
+
+
+@triton.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
+def _attend_kernel(
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    num_q, num_kv, heads, first, tiles, parts,
+    rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """Attend with one tile of queries of one head.
+
+    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result and lse.
+    """
+    program = tl.program_id(0)
+    part = tl.where(program < first, 0, (program - first) % parts)
+    tile = tl.where(program < first, program, first + (program - first) // parts)
+    head, row = tile // tiles, (tile % tiles) * rows
+    blocks = tl.cdiv(num_kv, keys)
+    begin = tl.where(program < first, 0, blocks * part // parts)
+    end = tl.where(program < first, blocks, blocks * (part + 1) // parts)
+    whole = tl.minimum(end, num_kv // keys)
+
+    at = row + tl.arange(0, rows)
+    q = q_desc.load([head, row, 0]).reshape(rows, dim)
+    scale = tl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
+    acc = tl.zeros((rows, dim), dtype=tl.float32)
+    most = tl.full((rows,), _NEVER, dtype=tl.float32)
+    total = tl.zeros((rows,), dtype=tl.float32)
+    for block in range(begin, whole):
+        k = k_desc.load([head, block * keys, 0]).reshape(keys, dim)
+        v = v_desc.load([head, 0, block * keys]).reshape(dim, keys)
+        acc, most, total = _step((acc, most, total), q, scale, k, v, 0, False, rows, keys)
+    if whole < end:
+        k = k_desc.load([head, whole * keys, 0]).reshape(keys, dim)
+        v = v_desc.load([head, 0, whole * keys]).reshape(dim, keys)
+        acc, most, total = _step((acc, most, total), q, scale, k, v, num_kv - whole * keys, True, rows, keys)
+
+    channel = tl.arange(0, dim)
+    found = acc / total[:, None]
+    found *= tl.load(v_scale_ptr + head * dim + channel)[None, :]
+    found += tl.load(v_mean_ptr + head * dim + channel)[None, :]
+    lse = (most - _FP8_SHIFT + tl.log2(total)) * 0.6931471805599453
+    there = at < num_q
+    if program < first:
+        place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
+        tl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=there[:, None])
+        tl.store(lse_ptr + head * num_q + at, lse, mask=there)
+    else:
+        slot = (program - first) * rows + tl.arange(0, rows)
+        tl.store(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :], found.to(part_ptr.dtype.element_ty))
+        tl.store(part_lse_ptr + slot, lse)
+
+
+@triton.jit(do_not_specialize=["num_q", "heads", "first", "tiles", "parts"])
+def _merge_kernel(
+    part_ptr, part_lse_ptr, out_ptr, lse_ptr, num_q, heads, first, tiles, parts,
+    rows: tl.constexpr, some: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of `some` rows of a tile by lse."""
+    program = tl.program_id(0)
+    tile, inside = program // (rows // some), (program % (rows // some)) * some + tl.arange(0, some)
+    head, at = (first + tile) // tiles, ((first + tile) % tiles) * rows + inside
+    channel = tl.arange(0, dim)
+    most = tl.full((some,), _NEVER, dtype=tl.float32)
+    for part in range(parts):
+        most = tl.maximum(most, tl.load(part_lse_ptr + (tile * parts + part) * rows + inside))
+    total = tl.zeros((some,), dtype=tl.float32)
+    acc = tl.zeros((some, dim), dtype=tl.float32)
+    for part in range(parts):
+        slot = (tile * parts + part) * rows + inside
+        weight = tl.exp(tl.load(part_lse_ptr + slot) - most)
+        total += weight
+        acc += weight[:, None] * tl.load(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :]).to(tl.float32)
+    there = at < num_q
+    place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
+    tl.store(out_ptr + place, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
+    tl.store(lse_ptr + head * num_q + at, most + tl.log(total), mask=there)
+
+
+@triton.jit
+def _near(x):
+    """Round to int8, to the nearest; what is beyond takes the largest."""
+    return (tl.minimum(tl.maximum(x, -127.0), 127.0) + _MAGIC).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit(do_not_specialize=["num_q", "heads"])
+def _queries_kernel(
+    q_ptr, turn_ptr, k_mean_ptr, k_scale_ptr, small_ptr, scale_ptr, taken_ptr, num_q, heads, factor,
+    with_lse: tl.constexpr, rows: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """Turn queries of one head and round them; their scale takes in the keys' and `factor`.
+
+    `with_lse`: leave also the logits of the mean that the keys lost.
+    """
+    head, at, channel = tl.program_id(1), tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, dim)
+    there = at < num_q
+    place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
+    q = tl.load(q_ptr + place, mask=there[:, None], other=0.0)
+    turned = tl.dot(q, tl.load(turn_ptr + channel[:, None] * dim + channel[None, :])).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(turned), 1), 1e-12)
+    place = (head * num_q + at)[:, None].to(tl.int64) * dim + channel[None, :]
+    tl.store(small_ptr + place, _near(turned * (127.0 / most)[:, None]), mask=there[:, None])
+    tl.store(scale_ptr + head * num_q + at, most / 127.0 * factor * tl.load(k_scale_ptr + head), mask=there)
+    if with_lse:
+        taken = tl.sum(turned * tl.load(k_mean_ptr + head * dim + channel)[None, :], 1) * factor * 0.6931471805599453
+        tl.store(taken_ptr + head * num_q + at, taken, mask=there)
+
+
+@triton.jit(do_not_specialize=["start", "count", "num_kv", "width", "heads"])
+def _keys_kernel(
+    k_ptr, v_ptr, turn_ptr, k_mean_ptr, k_scale_ptr, v_mean_ptr, v_scale_ptr, small_k_ptr, small_v_ptr,
+    start, count, num_kv, width, heads,
+    rows: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """Round some rows of keys and values of one head where they are kept, rows `start` to `start + count`."""
+    head, channel = tl.program_id(1), tl.arange(0, dim)
+    at0 = (start // rows + tl.program_id(0)) * rows
+    at = at0 + tl.arange(0, rows)
+    there = (at >= start) & (at < start + count)
+    place = ((at - start) * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
+    k = tl.load(k_ptr + place, mask=there[:, None], other=0.0)
+    v = tl.load(v_ptr + place, mask=there[:, None], other=0.0)
+    turned = tl.dot(k, tl.load(turn_ptr + channel[:, None] * dim + channel[None, :])).to(tl.float32)
+    turned -= tl.load(k_mean_ptr + head * dim + channel)[None, :]
+    row = (head * num_kv + at)[:, None].to(tl.int64) * dim + channel[None, :]
+    tl.store(small_k_ptr + row, _near(turned * (1.0 / tl.load(k_scale_ptr + head))), mask=there[:, None])
+    mean, scale = tl.load(v_mean_ptr + head * dim + channel), tl.load(v_scale_ptr + head * dim + channel)
+    smooth = (v.to(tl.float32) - mean[None, :]) * (1.0 / scale)[None, :]
+    small = tl.minimum(tl.maximum(smooth, -448.0), 448.0).to(tl.float8e4nv)
+    spot = tl.arange(0, rows)
+    key = (spot // 32) * 32 + ((spot >> 4) & 1) * 16 + ((spot >> 1) & 1) * 8 + ((spot >> 2) & 3) * 2 + (spot & 1)
+    key += at0
+    place = (head * dim + channel)[:, None].to(tl.int64) * width + at0 + spot[None, :]
+    seen = ((key >= start) & (key < start + count))[None, :]
+    tl.store(small_v_ptr + place, _in_order(tl.trans(small), dim, rows), mask=seen)
+
+
+def store(kept: RoundedKeys, k: Tensor, v: Tensor, start: int) -> None:
+    """Round keys and values `[B, T, H_kv, D]` into rows `start` and on."""
+    batch, count, heads, dim = k.shape
+    turn = hadamard(dim, k.device, k.dtype)
+    grid = ((start + count - 1) // BLOCK - start // BLOCK + 1, heads)
+    for each in range(batch):
+        constants = (kept.key_mean[each], kept.key_scale[each], kept.value_mean[each], kept.value_scale[each])
+        _keys_kernel[grid](
+            k[each].contiguous(), v[each].contiguous(), turn, *constants, kept.keys[each], kept.values[each],
+            start, count, kept.keys.shape[2], kept.values.shape[3], heads, rows=BLOCK, dim=dim, num_warps=8,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def split(programs: int, slots: int, blocks: int) -> tuple[int, int]:
+    """Split the last wave of programs, of which `slots` run at a time, so that it ends soonest, on paper.
+
+    Returns:
+        How many programs see all keys, and the parts of the keys for each other one.
+    """
+    first = programs // slots * slots
+    rest = programs - first
+    costs = {1: 1.0}
+    for parts in range(2, min(_MOST_PARTS, blocks) + 1):
+        waves = -(-rest * parts // slots)
+        costs[parts] = waves / parts + 0.02 * waves + 0.006 * parts + 0.02
+    best = min(costs, key=lambda parts: costs[parts])
+    return (programs, 1) if rest == 0 or best == 1 else (first, best)
+
+
+def slots(device: torch.device, resident: int) -> int:
+    """Return how many programs run at a time on a device, `resident` on a multiprocessor; the interpreter has one."""
+    return resident * (torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1)
+
+
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
+    dim = q.shape[2]
+    descriptors = (
+        TensorDescriptor.from_tensor(q, [1, _ROWS, dim]),
+        TensorDescriptor.from_tensor(k, [1, BLOCK, dim]),
+        TensorDescriptor.from_tensor(v, [1, dim, BLOCK]),
+    )
+    _attend_kernel[(programs,)](*descriptors, *rest, rows=_ROWS, keys=BLOCK, dim=dim, num_warps=4, num_stages=2)
+
+
+def run(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    """Attend by the kernels above."""
+    return attend(q, kept, spec, _launch, _ROWS, _RESIDENT)
+
+
+def attend(q: Tensor, kept: RoundedKeys, spec: AttentionSpec, launch: Launch, rows: int, resident: int) -> AttentionOutput:
+    """Round queries, attend, and merge what was attended in parts.
+
+    Args:
+        launch: of a kernel that attends as `_attend_kernel` does.
+        rows: queries of its programs.
+        resident: its programs on a multiprocessor.
+    """
+    num, heads, dim = spec.q_len, spec.num_heads, spec.head_dim
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((spec.batch, heads, num), dtype=torch.float32, device=q.device)
+    small = torch.empty((heads, num, dim), dtype=torch.int8, device=q.device)
+    scale, taken = (torch.empty((heads, num), dtype=torch.float32, device=q.device) for _ in range(2))
+    tiles = triton.cdiv(num, rows)
+    first, parts = split(tiles * heads, slots(q.device, resident), triton.cdiv(spec.kv_len, BLOCK))
+    later = tiles * heads - first
+    part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=q.device)
+    part_lse = torch.empty(part.shape[0], dtype=torch.float32, device=q.device)
+    turn, factor = hadamard(dim, q.device, q.dtype), spec.softmax_scale * LOG2E / dim
+    for each in range(spec.batch):
+        _queries_kernel[(triton.cdiv(num, _ROUNDED), heads)](
+            q[each].contiguous(), turn, kept.key_mean[each], kept.key_scale[each], small, scale, taken, num, heads, factor,
+            with_lse=spec.return_lse, rows=_ROUNDED, dim=dim, num_warps=4,
+        )  # fmt: skip
+        constants = (kept.value_scale[each], kept.value_mean[each])
+        numbers = (num, spec.kv_len, heads, first, tiles, parts)
+        places = (out[each], lse[each], part, part_lse)
+        launch(small, kept.keys[each], kept.values[each], first + later * parts, scale, *constants, *places, *numbers)
+        if later:
+            _merge_kernel[(later * (rows // _MERGED),)](
+                part, part_lse, out[each], lse[each], num, heads, first, tiles, parts,
+                rows=rows, some=_MERGED, dim=dim, num_warps=4,
+            )  # fmt: skip
+        if spec.return_lse:
+            lse[each] += taken
+    return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

@@ -1,0 +1,157 @@
+"""The cases of attention in eight bits: every kernel against the reference in eight bits, and against plain attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, explain_eightbit, round_keys, store_rounded
+from strobe.attention.gates.case import Case, RefusedError, hold, same_bits
+from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import Measure, tolerance
+
+IMPLS: Final = ("gluon", "triton")
+"""Implementations that have a gate."""
+LENGTHS: Final = ((1, 1), (1, 63), (63, 100), (100, 1), (129, 128), (7, 2000), (2000, 129), (1500, 4999))
+DTYPES: Final = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """One call: samples, queries and keys, heads, dtype; head_dim is 128."""
+
+    lengths: tuple[int, int]
+    batch: int = 1
+    heads: int = 3
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}-{self.batch}-{self.lengths[0]}x{self.lengths[1]}-{self.heads}"
+
+    def draw(self, device: torch.device) -> list[Tensor]:
+        """Draw q, k and v; keys and values have means, and channels larger than others."""
+        generator = torch.Generator().manual_seed(sum(self.lengths))
+        shapes = [(self.batch, length, self.heads, 128) for length in (self.lengths[0], *self.lengths[1:] * 2)]
+        q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+        spread, mean = (0.5 * torch.randn(2, self.heads, 128, generator=generator)).unbind()
+        return [each.to(self.dtype).to(device) for each in (q, k * spread.exp() + mean, v * spread.exp() + mean)]
+
+
+def cases(impl: str, device: torch.device) -> Iterator[Case]:
+    """List every case of an implementation's gate on a device."""
+    for lengths, dtype, return_lse in product(LENGTHS, DTYPES, (False, True)):
+        sizes = _Sizes(lengths=lengths, dtype=dtype)
+        yield Case(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, impl, device, sizes, return_lse))
+    several = _Sizes(lengths=(63, 300), batch=3)
+    yield Case(name="output, of three samples", check=partial(_output, impl, device, several, True))
+    yield Case(name="a last wave in parts of the keys", check=partial(_parts, impl, device), needs_gpu=True)
+    yield Case(name="keys rounded piece by piece", check=partial(_pieces, impl, device))
+    yield Case(name="views of a larger buffer", check=partial(_views, impl, device))
+    yield Case(name="nothing waits for the device and a graph captures it", check=partial(_graph, impl, device), needs_gpu=True)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.double(), expected.double()
+    return ((found - expected).square().mean() / expected.square().mean()).sqrt().item()
+
+
+def _held(found: Tensor, expected: Tensor, measure: Measure, dtype: torch.dtype) -> None:
+    error, limit = _error(found, expected), tolerance(measure, dtype)
+    hold(error <= limit, f"{measure}: error {error:.2g}, {limit:g} allowed")
+
+
+def _drawn(impl: str, device: torch.device, sizes: _Sizes) -> list[Tensor]:
+    """Draw inputs; refuse the case with the impl's own reason if it refuses these."""
+    q, k, v = sizes.draw(device)
+    try:
+        explain_eightbit(q, k, v, impl=impl)
+    except ImplUnavailableError as error:
+        raise RefusedError(error.reason) from error
+    return [q, k, v]
+
+
+def _output(impl: str, device: torch.device, sizes: _Sizes, return_lse: bool) -> None:
+    q, k, v = _drawn(impl, device, sizes)
+    found = eightbit_attention(q, k, v, impl=impl, return_lse=return_lse)
+    expected = attend_rounded(q, round_keys(k, v, impl="reference"), impl="reference", return_lse=True)
+    hold(found.out.dtype == sizes.dtype and found.out.shape == q.shape, f"out is {found.out.dtype} {tuple(found.out.shape)}")
+    _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
+    plain = dense_attention(q.float(), k.float(), v.float(), impl="reference", return_lse=True)
+    _held(found.out, plain.out, "eight-bit attention of noise", sizes.dtype)
+    hold((found.lse is not None) == return_lse, "the lse comes when it is asked for")
+    if found.lse is not None and expected.lse is not None and plain.lse is not None:
+        hold(found.lse.dtype == torch.float32 and found.lse.shape == plain.lse.shape, "lse: float32 [B, H, S]")
+        for other, measure in ((expected.lse, "lse of an eight-bit kernel"), (plain.lse, "lse in eight bits")):
+            error = (found.lse - other).double().square().mean().sqrt().item()
+            hold(error <= tolerance(measure, sizes.dtype), f"{measure}: error {error:.2g}")  # type: ignore[arg-type]
+
+
+def _parts(impl: str, device: torch.device) -> None:
+    """Check a call of which the last wave is a third full on a card with 132 multiprocessors."""
+    from strobe.attention.dense.eight.impl import triton
+
+    sizes = _Sizes(lengths=(4500, 2500), heads=12)
+    q, k, v = _drawn(impl, device, sizes)
+    kept = round_keys(k, v, impl=impl)
+    rows, resident = (128, 1) if impl == "gluon" else (64, 3)
+    programs = -(-sizes.lengths[0] // rows) * sizes.heads
+    _, parts = triton.split(programs, triton.slots(device, resident), -(-sizes.lengths[1] // 128))
+    if parts == 1:
+        raise RefusedError("on this card its last wave is full, and is not split")
+    found, expected = (attend_rounded(q, kept, impl=each, return_lse=True) for each in (impl, "reference"))
+    _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
+    hold(found.lse is not None and expected.lse is not None, "the lse comes when it is asked for")
+
+
+def _pieces(impl: str, device: torch.device) -> None:
+    q, k, v = _drawn(impl, device, _Sizes(lengths=(63, 1000)))
+    kept, other = round_keys(k, v, impl=impl), round_keys(k.flip(1), v.flip(1), impl=impl)
+    for begin, end in pairwise((0, 1, 100, 128, 700, 1000)):
+        store_rounded(other, k[:, begin:end], v[:, begin:end], begin, impl=impl)
+    hold((other.keys.int() - kept.keys.int()).abs().max() <= 1, "keys differ")  # the means are added in another order
+    found, expected = (attend_rounded(q, each, impl=impl).out for each in (other, kept))
+    _held(found, expected, "eight-bit kernel", q.dtype)
+
+
+def _views(impl: str, device: torch.device) -> None:
+    q, k, v = _drawn(impl, device, _Sizes(lengths=(63, 100)))
+    expected = eightbit_attention(q, k, v, impl=impl, return_lse=True)
+    buffer = torch.full((1, 300, 3, 128), torch.nan, dtype=q.dtype, device=device)
+    keys, values = buffer[:, 7:107], buffer.clone()[:, 20:120]
+    keys.copy_(k), values.copy_(v)
+    outside = q.transpose(1, 2).contiguous().transpose(1, 2)
+    found = eightbit_attention(outside, keys, values, impl=impl, return_lse=True)
+    same_bits(found.out, expected.out, "out of views")
+    same_bits(found.lse, expected.lse, "lse of views")
+
+
+def _graph(impl: str, device: torch.device) -> None:
+    sizes = _Sizes(lengths=(700, 1000), heads=12)
+    inputs = _drawn(impl, device, sizes)
+    others = [each.flip(1) for each in inputs]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for strict in ("default", "error"):  # the first run compiles
+            torch.cuda.set_sync_debug_mode(strict)
+            try:
+                eightbit_attention(*inputs, impl=impl, return_lse=True)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = eightbit_attention(*inputs, impl=impl, return_lse=True)
+    for mine, theirs in zip(inputs, others, strict=True):
+        mine.copy_(theirs)
+    graph.replay()
+    expected = eightbit_attention(*inputs, impl=impl, return_lse=True)
+    same_bits(found.out, expected.out, "out of a graph")
+    same_bits(found.lse, expected.lse, "lse of a graph")

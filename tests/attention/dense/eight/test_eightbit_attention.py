@@ -1,0 +1,268 @@
+"""Attention in eight bits: the reference against float64, the kernels against the reference, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import strobe
+from real_like import Shape, error, plain, real_like
+from strobe.attention.dense.eight.api import IMPLS, choose
+from strobe.attention.dense.eight.rounded import ORDER, hadamard
+from strobe.attention.gates import eightbit
+from strobe.attention.impls import MISSING, Gate
+from strobe.attention.types import AttentionSpec, check
+from strobe.core.device import Card
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
+
+SUPPORT = Path(__file__).parents[3] / "support"
+HOPPER = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="some card")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+SHAPE = Shape(frames=3, own=1, height=17, width=29, heads=3)
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None) -> strobe.AttentionOutput:
+    wide = (each.double() for each in (q, k, v))
+    return strobe.dense_attention(*wide, softmax_scale=softmax_scale, impl="reference", return_lse=True)
+
+
+def lse_error(found: strobe.AttentionOutput, expected: strobe.AttentionOutput) -> float:
+    assert found.lse is not None and expected.lse is not None and found.lse.dtype == torch.float32
+    return (found.lse - expected.lse).square().mean().sqrt().item()
+
+
+# -------------------------------------------------------------------------------------------------------------- the reference
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("draw", "measure", "least"), [
+    (real_like, "eight-bit attention", 2e-3), (plain, "eight-bit attention of noise", 2e-2),
+])  # fmt: skip
+def test_the_reference_is_near_float64(draw: Callable[..., list[Tensor]], measure: str, least: float, dtype: torch.dtype) -> None:
+    q, k, v = (each.to(dtype) for each in draw(SHAPE))
+    found, expected = strobe.eightbit_attention(q, k, v, return_lse=True), exact(q, k, v)
+    assert found.out.dtype == dtype
+    assert least < error(found.out, expected.out) < tolerance(measure, dtype)  # eight bits were computed, not more
+    assert lse_error(found, expected) < tolerance("lse in eight bits", dtype)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 63), (63, 100), (100, 1), (7, 128), (2, 2000)])
+def test_odd_sizes_samples_and_grouped_heads(q_len: int, kv_len: int) -> None:
+    generator = torch.Generator().manual_seed(kv_len)
+    q = torch.randn(2, q_len, 4, 32, generator=generator)
+    k, v = (torch.randn(2, kv_len, 2, 32, generator=generator) + torch.randn(2, 32, generator=generator) for _ in range(2))
+    found, expected = strobe.eightbit_attention(q, k, v, softmax_scale=0.3, return_lse=True), exact(q, k, v, 0.3)
+    assert error(found.out, expected.out) < tolerance("eight-bit attention of noise", q.dtype)
+    assert lse_error(found, expected) < tolerance("lse in eight bits", q.dtype)
+    assert strobe.eightbit_attention(q, k, v).lse is None
+
+
+def test_a_mean_of_keys_and_values_costs_nothing() -> None:
+    """Softmax does not see the first and the second is added back; the lse has both."""
+    q, k, v = (each.double() for each in plain(SHAPE))
+    found = strobe.eightbit_attention(q, k, v, return_lse=True)
+    generator = torch.Generator().manual_seed(1)
+    mean = 5 * torch.randn(2, 3, 128, dtype=torch.float64, generator=generator)
+    moved = strobe.eightbit_attention(q, k + mean[0], v + mean[1], return_lse=True)
+    assert error(moved.out - mean[1], found.out) < 5e-3  # rounded with the float32 constants of larger numbers
+    assert moved.lse is not None and found.lse is not None
+    shift = torch.einsum("bshd,hd->bhs", q, mean[0]) * 128**-0.5
+    assert (moved.lse - found.lse - shift).abs().max() < 5e-3
+    assert shift.abs().max() > 5
+
+
+def test_without_keys_out_is_zero_and_the_lse_is_minus_infinity() -> None:
+    q, k = torch.randn(1, 3, 2, 16), torch.zeros(1, 0, 2, 16)
+    found = strobe.eightbit_attention(q, k, k, return_lse=True)
+    assert found.lse is not None and found.lse.isneginf().all() and (found.out == 0).all()
+    assert strobe.eightbit_attention(q[:, :0], q, q, return_lse=True).out.shape == (1, 0, 2, 16)
+
+
+def test_keys_are_rounded_once_and_replaced_in_place() -> None:
+    q, k, v = real_like(SHAPE)
+    once = strobe.eightbit_attention(q, k, v, return_lse=True)
+    kept = strobe.round_keys(k, v)
+    again = strobe.attend_rounded(q, kept, return_lse=True)
+    assert torch.equal(once.out, again.out) and torch.equal(once.lse, again.lse)
+
+    other = strobe.round_keys(k.flip(1), v.flip(1))  # the same means and scales
+    other = replace(other, **{name: getattr(kept, name) for name in ("key_mean", "key_scale", "value_mean", "value_scale")})
+    for begin, end in ((0, 1), (1, 100), (100, k.shape[1])):
+        strobe.store_rounded(other, k[:, begin:end], v[:, begin:end], begin)
+    assert torch.equal(other.keys, kept.keys)
+    assert torch.equal(other.values.view(torch.int8), kept.values.view(torch.int8))
+
+
+def test_room_for_larger_keys_and_values() -> None:
+    """What is beyond the scales is cut off; with room it is not."""
+    q, k, v = real_like(SHAPE)
+    errors = []
+    for room in (1.0, 2.0):
+        kept = strobe.round_keys(k, v, room=room)
+        strobe.store_rounded(kept, 1.8 * k, 1.8 * v, 0)
+        errors.append(error(strobe.attend_rounded(q, kept).out, exact(q, 1.8 * k, 1.8 * v).out))
+    assert errors[1] < tolerance("eight-bit attention", q.dtype) < errors[0]
+
+
+def test_what_is_kept_is_what_it_says() -> None:
+    _, k, v = real_like(SHAPE)
+    kept = strobe.round_keys(k, v)
+    turn = hadamard(128, k.device, torch.float32)
+    assert torch.equal(turn @ turn, 128 * torch.eye(128)) and sorted(ORDER) == list(range(32))
+    keys = kept.keys.float() * kept.key_scale[..., None, None] + kept.key_mean[:, :, None]
+    assert ((keys - k.transpose(1, 2).float() @ turn).abs() <= 0.501 * kept.key_scale[..., None, None]).all()
+    values = kept.values.float() * kept.value_scale[..., None] + kept.value_mean[..., None]
+    for key in (0, 5, 31, 32, 700):
+        place = key // 32 * 32 + ORDER.index(key % 32)
+        assert ((values[..., place] - v[:, key].float()).abs() <= 17 * kept.value_scale).all()
+    assert (kept.values[..., k.shape[1] // 32 * 32 + 32 :].float() == 0).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------- the kernels
+
+
+@needs_triton
+def test_the_kernels_equal_the_reference() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
+    result = subprocess.run(
+        [sys.executable, SUPPORT / "eightbit_on_cpu.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_the_kernels_compile_for_hopper(dtype: str, tmp_path: Path) -> None:
+    """Gluon has no interpreter: that its kernel compiles to machine instructions is all that is known of it without a GPU."""
+    changes = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, SUPPORT / "compiled_ahead.py", "sm_90", "whole", f"eight:{dtype}"]
+    result = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=3000, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    asked = dict(line.split() for line in result.stdout.splitlines())
+    assert asked.keys() == {"_attend_kernel", "_keys_kernel", "_merge_kernel", "_queries_kernel", "gluon_attend_kernel"}
+    assert int(asked["gluon_attend_kernel"]) > 100_000
+    assert 3 * int(asked["_attend_kernel"]) <= 227 << 10  # three programs run on a multiprocessor
+
+
+@needs_triton
+def test_the_last_wave_is_split() -> None:
+    from strobe.attention.dense.eight.impl.triton import split
+
+    assert split(444, 132, 147) == (396, 5)  # as measured on an H100
+    assert split(888, 396, 147) == (792, 4)
+    assert split(396, 132, 147) == (396, 1)
+    assert split(10, 132, 147)[0] == 0
+    assert split(10, 132, 1) == (10, 1)
+
+
+@pytest.mark.parametrize("impl", eightbit.IMPLS)
+def test_every_case_of_the_gate_is_refused_without_a_gpu(impl: str) -> None:
+    cases = [case for case in eightbit.cases(impl, torch.device("cpu")) if not case.needs_gpu]
+    assert len({case.name for case in cases}) == len(cases) > 30
+    for case in cases:
+        with pytest.raises(eightbit.RefusedError, match="the tensors are on cpu"):
+            case.run()
+
+
+def test_the_cases_of_the_gate_hold_for_the_reference() -> None:
+    cases = [case for case in eightbit.cases("reference", torch.device("cpu")) if not case.needs_gpu]
+    for case in [each for each in cases if "4999" not in each.name and "2000x" not in each.name]:
+        case.run()
+
+
+# ---------------------------------------------------------------------------------------------------------------- what is refused
+
+
+def on_hopper(**changes: object) -> AttentionSpec:
+    q = torch.zeros(1, 8, 2, 128, dtype=torch.bfloat16)
+    spec = replace(check(q, q, q, None, False), device=torch.device("cuda", 0), card=HOPPER)
+    return replace(spec, **changes)
+
+
+@pytest.mark.parametrize("name", eightbit.IMPLS)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"device": torch.device("cpu")}, "it runs on a GPU, the tensors are on cpu"),
+        ({"card": Card(vendor="nvidia", capability=(8, 9))}, "it runs on compute capability 9.x, cuda:0 has 8.9"),
+        ({"card": Card(vendor="nvidia", capability=(10, 0))}, "it runs on compute capability 9.x, cuda:0 has 10.0"),
+        ({"dtype": torch.float32}, "it takes bfloat16 and float16, not float32"),
+        ({"head_dim": 64}, "it has head_dim 128, not 64"),
+        ({"num_kv_heads": 1}, "it needs as many key heads as query heads, not 1 and 2"),
+        ({"kv_len": 0}, "it takes at least one query and one key"),
+        ({"softmax_scale": -1.0}, "it takes a positive softmax_scale, not -1.0"),
+    ],
+)
+def test_what_kernels_refuse(name: str, changes: dict[str, object], reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MISSING, name, None)
+    (impl,) = (each for each in IMPLS if each.name == name)
+    assert impl.refuses(on_hopper(**changes)) == reason
+
+
+def test_on_a_gpu_auto_takes_a_kernel_behind_its_gate_and_never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in eightbit.IMPLS:
+        monkeypatch.setitem(MISSING, name, None)
+    monkeypatch.setattr("strobe.attention.impls.GATES", ())
+    with pytest.raises(ImplUnavailableError, match=r"strobe doctor --gate runs it.*would run here: gluon, triton, reference$"):
+        choose(on_hopper(), "auto")
+    assert choose(on_hopper(), "triton").impl.name == "triton"
+    green = Gate(
+        operator="eightbit", impl="gluon", vendor="nvidia", architecture="sm_90", device="some card", versions={},
+        date="2026-01-31", tests=3, kernel=IMPLS[0].kernel,
+    )  # fmt: skip
+    monkeypatch.setattr("strobe.attention.impls.GATES", (green,))
+    assert choose(on_hopper(), "auto").impl.name == "gluon"
+    assert choose(check(*[torch.zeros(1, 8, 2, 128)] * 3, None, False), "auto").impl.name == "reference"
+
+
+def test_gradients_are_refused_in_one_line() -> None:
+    q, k, v = real_like(Shape(frames=1, own=1, height=3, width=4, heads=1))
+    kept = strobe.round_keys(k, v)
+    q.requires_grad_()
+    for call in (
+        lambda: strobe.eightbit_attention(q, k, v),
+        lambda: strobe.attend_rounded(q, kept),
+        lambda: strobe.round_keys(q, q),
+    ):
+        with pytest.raises(ImplUnavailableError, match="has no gradients.*would run here: dense_attention$") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    with torch.no_grad():
+        assert not strobe.eightbit_attention(q, k, v).out.requires_grad
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v = real_like(Shape(frames=1, own=1, height=3, width=4, heads=2))
+    kept = strobe.round_keys(k, v)
+    with pytest.raises(ShapeError, match="expected batch 1 and head_dim 64"):
+        strobe.attend_rounded(q[..., :64], kept)
+    with pytest.raises(ConfigError, match="kept: got 3, expected the result of round_keys"):
+        strobe.attend_rounded(q, 3)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"start: got rows 1 to 13, expected at least one, within 0 to 12"):
+        strobe.store_rounded(kept, k, v, 1)
+    with pytest.raises(ShapeError, match=r"start: got rows -1 to 2"):
+        strobe.store_rounded(kept, k[:, :3], v[:, :3], -1)
+    with pytest.raises(ShapeError, match=r"expected \[1, T, 2, 128\]"):
+        strobe.store_rounded(kept, k[:, :, :1], v[:, :, :1], 0)
+    with pytest.raises(ConfigError, match="room: got 0, expected a positive number"):
+        strobe.round_keys(k, v, room=0)
+    with pytest.raises(ImplUnavailableError, match="a power of two turns the channels, head_dim is 96"):
+        strobe.eightbit_attention(*(torch.zeros(1, 2, 1, 96) for _ in range(3)))
+    with pytest.raises(ConfigError, match="unknown impl 'gluonn'"):
+        strobe.eightbit_attention(q, k, v, impl="gluonn")
