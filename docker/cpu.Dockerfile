@@ -13,7 +13,7 @@ COPY src src
 RUN uv pip install --no-cache --no-deps .
 
 FROM python:3.11-slim-bookworm
-RUN useradd --system --create-home --home-dir /data --uid 10001 strobe
+RUN useradd --create-home --home-dir /data --uid 10001 strobe
 COPY --from=build /app /app
 ENV PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/data/huggingface XDG_DATA_HOME=/data/share XDG_CACHE_HOME=/data/cache
 USER strobe

@@ -3,7 +3,7 @@
 FROM python:3.11-slim-bookworm AS build
 COPY --from=ghcr.io/astral-sh/uv:0.9.30 /uv /usr/local/bin/uv
 WORKDIR /build
-ENV UV_LINK_MODE=copy VIRTUAL_ENV=/app
+ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/app
 RUN python -m venv --without-pip /app
 COPY requirements/torch.lock requirements/serve.lock requirements/
 RUN uv pip install --no-cache --require-hashes --no-deps -r requirements/torch.lock -r requirements/serve.lock
@@ -17,7 +17,7 @@ FROM python:3.11-slim-bookworm
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --create-home --home-dir /data --uid 10001 strobe
+    && useradd --create-home --home-dir /data --uid 10001 strobe
 COPY --from=build /app /app
 ENV PATH=/app/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/data/huggingface XDG_DATA_HOME=/data/share XDG_CACHE_HOME=/data/cache \
     TRITON_CACHE_DIR=/data/cache/triton NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -175,7 +175,9 @@ def test_what_cannot_be_measured_is_refused(call: AttentionCall, impls: list[str
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"q_tokens": 0}, "1 or more"),
+        ({"q_tokens": 0}, "q_tokens of an attention call: got 0; give 1 or more"),
+        ({"num_kv_heads": 0}, "num_kv_heads of an attention call: got 0"),
+        ({"sparsity": 1.0}, r"sparsity: got 1\.0; give a share from 0 \(dense\) to below 1"),
         ({"dtype": "bf61"}, "unknown dtype"),
         ({"grid": (2, 5, 7)}, "70 tokens; got 70 of q and 100 of k"),
     ],

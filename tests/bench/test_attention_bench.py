@@ -13,13 +13,14 @@ from torch import Tensor
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import peers
+from strobe.bench.attempt import Attempt
 from strobe.bench.attention import interleave, oracle, ours
 from strobe.bench.attention import run as running
-from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import Contestant, Found
 from strobe.bench.attention.grid import GridCell, Shape, cells, layout_of, scenario_cells, shape_named
 from strobe.bench.attention.inputs import Inputs, draw
-from strobe.bench.attention.run import Outcome, Request, contestants, run_grid
+from strobe.bench.attention.run import Request, contestants, run_grid
+from strobe.bench.cells import Outcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.stopwatch import Speed
@@ -184,11 +185,11 @@ def test_laps_follow_the_budget() -> None:
     slow = Speed(device_ns=500_000_000, host_ns=1)
     fast = Speed(device_ns=1_000_000, host_ns=2_000_000)
     tight = interleave.plan_interleave({"a": slow, "b": fast}, 0.1)
-    assert tight.rounds == interleave.MIN_ROUNDS and dict(tight.calls) == {"a": 1, "b": 1}
+    assert tight == (interleave.MIN_ROUNDS, {"a": 1, "b": 1})
     wide = interleave.plan_interleave({"a": slow, "b": fast}, 100.0)
-    assert wide.rounds == interleave.MAX_ROUNDS and wide.calls["b"] == interleave.MAX_CALLS
+    assert wide[0] == interleave.MAX_ROUNDS and wide[1]["b"] == interleave.MAX_CALLS
     between = interleave.plan_interleave({"a": slow, "b": fast}, 5.1)
-    assert between.rounds == 5 and between.calls["a"] == 1
+    assert between[0] == 5 and between[1]["a"] == 1
 
 
 def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:

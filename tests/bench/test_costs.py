@@ -5,6 +5,7 @@ from math import ceil
 
 import pytest
 import torch
+from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
 from strobe.bench.costs import decoder_stages, keys_of_blocks, rows_of_text, steady_pass, stream_costs, transformer_shape
@@ -12,6 +13,10 @@ from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
 from strobe.engine.load import Model
+from strobe.models.vae.wan import layers
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from strobe.models.wan.dit import CausalWan
 from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.records.record import Variant
 
@@ -106,6 +111,23 @@ def test_the_decoder_is_what_torch_counts(tiny: Model) -> None:
     for name, cost in decoder_stages(tiny, "float32"):
         assert cost.flops == counted[name], name
     assert sum(cost.flops for _, cost in decoder_stages(tiny, "float32")) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("sizes", [WanVAEConfig(width=4), replace(WAN22, width=4, decoder_width=8)], ids=["2.1", "2.2"])
+def test_wans_decoder_is_what_torch_counts(tiny: Model, sizes: WanVAEConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its two fast forms, which count otherwise, put back to convolutions."""
+    side, config = sizes.stride.space, replace(tiny.dit.config, latent_channels=sizes.latent_channels)
+    monkeypatch.setattr(layers.LastConv, "forward", layers.CausalConv3d.forward)
+    monkeypatch.setattr(layers, "grow", lambda x, w, b: conv2d(interpolate(x, scale_factor=2), w, b, padding=1))
+    with torch.device("meta"):
+        vae, dit = WanVAE(sizes), CausalWan(config)
+        first, later = (torch.empty(1, frames, sizes.latent_channels, 4, 6) for frames in (1, 3))
+    memories = vae.decode_piece(first, vae.empty_memories(), first=True)[1]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        vae.decode_piece(later, memories, first=False)
+    model = replace(tiny, dit=dit, vae=vae, defaults=replace(tiny.defaults, frame_size=(4 * side, 6 * side), stride=sizes.stride))
+    ((_, cost),) = decoder_stages(model, "float32")
+    assert cost.flops == counter.get_total_flops()
 
 
 def test_the_decoders_weights_are_all_read(tiny: Model) -> None:

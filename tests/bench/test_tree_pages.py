@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.lines import lines
 from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Shape, Taken, Task
+from strobe.perf.analysis.runs.rank_calls import Parts, RankCall, Region, collectives, covered_ns, instances, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.grids import LinkRate, Links, SentMessage, WhatIf
 from strobe.perf.records.record import End
@@ -23,7 +24,6 @@ from strobe.perf.report.tree_bench.build import tree_report
 from strobe.perf.report.tree_bench.cells import read_cells
 from strobe.perf.report.tree_bench.guide import guide_blocks, totals
 from strobe.perf.report.tree_bench.scaling import crossings, strong, weak, what_if
-from strobe.perf.report.tree_bench.split import Parts, RankCall, Region, collectives, covered_ns, instances, parts
 from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
 
 MS = 1_000_000
@@ -266,7 +266,7 @@ def test_what_if_and_pictures_are_on_the_page(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_typical_call_leave_a_hiccup_out() -> None:
-    from strobe.perf.report.tree_bench.split import typical
+    from strobe.perf.analysis.runs.rank_calls import typical
 
     def one(total: float) -> Parts:
         return Parts(total=total, local=total, merge=0, wait=0, transfer=0, host=0, hidden=0)

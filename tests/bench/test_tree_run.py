@@ -16,10 +16,10 @@ from strobe.bench.tree import candidates
 from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
+from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.grids import MESSAGE
 from strobe.perf.records.store import read_run
 from strobe.perf.report.tree_bench.cells import read_cells
-from strobe.perf.report.tree_bench.split import covered_ns
 from strobe.perf.report.tree_bench.verdicts import bound
 
 

@@ -116,6 +116,12 @@ def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
     assert result.code == 2 and "did you mean 'e2e'" in result.err
 
 
+@pytest.mark.parametrize("sides", [("sleep 0.01", "sleep 0.02"), ("sleep", "0.01", "--", "sleep", "0.02")])
+def test_a_program_in_the_place_of_a_preset_is_told_where_it_belongs(strobe: Strobe, sides: tuple[str, ...]) -> None:
+    result = strobe("compare", *sides)
+    assert result.code == 2 and "begins with a program and is no preset; write strobe compare -- 'COMMAND'" in result.err
+
+
 def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts: list[int] = []
 

@@ -9,7 +9,8 @@ import pytest
 
 from strobe.bench.cases.ablate import run
 from strobe.bench.cases.ablate.cells import AblationCell
-from strobe.bench.cases.ablate.run import Job, Outcome
+from strobe.bench.cases.ablate.run import Job
+from strobe.bench.cells import Outcome
 from terminal import Strobe
 
 

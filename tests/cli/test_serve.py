@@ -34,6 +34,7 @@ def ended_after_a_while() -> Iterator[None]:
         (("--model", "krea"), 2, "krea comes without weights: give --weights"),
         (("--weights", "."), 2, "model 'shapes' has weights and a size of its own"),
         (("--model", "wan-1.3b", "--random-weights", "--weights", "."), 2, "give weights or ask for random ones, not both"),
+        (("--keep", "/proc/streams"), 2, "--keep /proc/streams: No such file or directory; give a folder that can be written"),
     ],
 )
 def test_what_is_not_there_is_told_before_the_address(strobe: Strobe, flags: tuple[str, ...], code: int, words: str) -> None:
@@ -55,6 +56,7 @@ def test_what_is_not_there_is_told_before_the_address(strobe: Strobe, flags: tup
         (("--host", "0.0.0.0", "--token", "x" * 16), "or say --insecure-http"),
         (("--tls-cert", "cert.pem"), "give both --tls-cert and --tls-key, or neither"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem"), "--tls-cert no.pem: there is no file of that name"),
+        (("--host", "nowhere.invalid", "--token", "x" * 16, "--insecure-http"), "give an address of this machine to --host"),
         (("--token", "short"), "--token: one of 5 characters can be guessed; give at least 16"),
     ],
 )

@@ -80,7 +80,7 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         [
             (ORIGINAL, f"holds no umT5, neither {ORIGINAL} .*; give --release the folder of Wan2.1 as released"),
             ("google/umt5-xxl/tokenizer.json", "the folder google/umt5-xxl nor tokenizer; give --release"),
-            ("Wan2.1_VAE.pth", "holds no Wan2.1 VAE; .* give --vae its file, or --release the folder"),
+            ("Wan2.1_VAE.pth", "holds no Wan VAE; .* give --vae its file, or --release the folder"),
         ],
     )
     def test_a_file_of_the_release(self, folder: Path, file: str, words: str) -> None:

@@ -17,11 +17,12 @@ from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs, resolve
 from strobe.engine.load import Model, model_parts
 from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
+from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import PRESETS
 from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.wan.autoencoder import WanVAE
-from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 
 CPU = torch.device("cpu")
 
@@ -134,21 +135,25 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("overlap_decode", [False, True])
 @pytest.mark.parametrize("block_decode", [False, True])
-def test_what_the_wan_decoder_makes_on_the_way(block_decode: bool, overlap_decode: bool) -> None:
+@pytest.mark.parametrize(("name", "frames"), [("wan-1.3b", 12), ("wan-5b", 8)])  # of the largest pass: a recache, or none
+def test_what_the_wan_decoder_makes_on_the_way(name: str, frames: int, block_decode: bool, overlap_decode: bool) -> None:
     """Its largest call, new memories included, is predicted and a little more; frame by frame beside other work, where the stream
     keeps those from before the frame block too, with these."""
-    parts = model_parts("wan-1.3b")
+    parts = model_parts(name)
+    wan, grid = parts.dit.config, latent_shape(parts.defaults, parts.dit.config)
     here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
     knobs = replace_knobs(here.knobs, block_decode=block_decode, overlap_decode=overlap_decode)
     alone, late = (predict(parts, replace(here, knobs=replace_knobs(knobs, late_frames=late))) for late in (False, True))
-    transformer = 12 * 1560 * (2 * 1536 + 2 * 8960) * 2
+    transformer = frames * grid.token_grid(wan.patch).tokens_per_frame * 2 * (wan.dim + wan.ffn_dim) * 2
     made = late[-1].num_bytes - transformer
     assert alone[-1].num_bytes == max(transformer, made)
     if overlap_decode and not block_decode:
         made -= next(part.num_bytes for part in late if part.name == "decoder memories")
     with torch.device("meta"):
-        decoder = StreamingDecoder(WanVAE(WanVAEConfig()).bfloat16().requires_grad_(False).channels_last())
-    latents = torch.empty(1, 3 if block_decode else 1, 16, 60, 104, device="meta")
+        decoder = StreamingDecoder(
+            WanVAE(WAN22 if name == "wan-5b" else WanVAEConfig()).bfloat16().requires_grad_(False).channels_last()
+        )
+    latents = torch.empty(1, grid.frames if block_decode else 1, grid.channels, grid.height, grid.width, device="meta")
     for piece in (latents[:, :1], latents):
         decoder.push(piece)
     with Live() as live:

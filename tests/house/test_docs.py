@@ -113,6 +113,27 @@ def test_tables_of_the_readme_have_the_figures_of_the_page_that_they_name(source
         assert any(all(is_rounded(each, line) for each in figures) for line in lines), f"benchmarks/{source} does not have {row}"
 
 
+@pytest.mark.parametrize(("column", "preset"), [(2, "balanced"), (3, "turbo_fp8"), (4, "sparse")])
+def test_shares_of_a_frame_block_are_those_of_the_published_page(column: int, preset: str) -> None:
+    page = gzip.decompress((ROOT / "benchmarks" / "engine-h200" / "compare" / "report.md.gz").read_bytes()).decode()
+    published = page.replace("\\_", "_").split(f"**Shares of {preset}: 8 traced frame blocks")[1]
+    shares, idle = {}, {}
+    for line in published.partition("\n\n* A row")[0].splitlines():
+        cells = [cell.strip("* ") for cell in line.split("|")]
+        if len(cells) == 9 and cells[5].endswith("%"):
+            shares[cells[1].partition(" (")[0]], idle[cells[1].partition(" (")[0]] = cells[5], cells[6]
+    text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
+    shown = [line.split("|") for line in text[text.index("### The same on a GPU") :].partition("One attention")[0].splitlines()]
+    said = {cells[1].strip(): cells[column].strip() for cells in shown if len(cells) > column}
+    pieces = ("attention", "attention / attention_kernel", "cross_attention", "ffn", "vae_decode")
+    names = ("self-attention", "its attention kernels", "cross-attention", "feed-forward", "decoder")
+    assert [said[name] for name in names] == [shares[piece] for piece in pieces]
+    (whole,) = re.findall(r"\*\*frame block\*\* \|([^\n]*)", published.partition("A layer of")[0])
+    _, length, _, rest, *_ = (cell.strip("* ") for cell in whole.split("|"))
+    assert said["one frame block, mean"] == f"{length} ms"
+    assert said["idle, wherever it is"] == f"{100 * float(rest) / float(length):.1f} %"
+
+
 def is_rounded(figure: str, line: str) -> bool:
     """Whether a line has a number that is the figure, rounded to its decimals."""
     decimals = len(figure.partition(".")[2])

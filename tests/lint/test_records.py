@@ -13,7 +13,7 @@ import pytest
 from strobe.core.errors import DataError
 from strobe.lint.check import files_of, lint_file
 from strobe.lint.rules.recorded import RULES
-from strobe.perf.records.seal import seal
+from strobe.perf.records.lines import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render
 

@@ -15,7 +15,9 @@ from strobe.attention.sparse.coarse import Estimator, Forced, select_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.stages.impl.triton import take
 from strobe.attention.sparse.stages.types import SelectionSpec
+from strobe.attention.sparse.tiled import fuses, rotate
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+from strobe.core.tolerances import tolerance
 
 CASES: tuple[dict[str, Any], ...] = (
     {"grid": (3, 5, 6), "topk": 2},
@@ -53,7 +55,9 @@ def run(
         k[:, padding], v[:, padding] = 7.0, -3.0
     gate = draw(rows[0], heads[0]) if gated else None
     angles = torch.rand(rows[0], 16, generator=generator).to(device) * 6
-    rope = (angles.cos(), angles.sin()) if rotated else None
+    if sliced:  # tables as diffusers' Wan has them: every angle twice
+        angles = angles.repeat_interleave(2, dim=1)
+    rope = (angles.cos()[:, :: 1 + sliced], angles.sin()[:, sliced :: 1 + sliced]) if rotated else None
     q.requires_grad_(not fused)
     found: VideoAttentionOutput = through(
         q,
@@ -109,6 +113,20 @@ def compare_compiled(case: dict[str, Any], device: str) -> None:
     assert found.selection.uniform_count == expected.selection.uniform_count
 
 
+def compare_rotation(rows: int, heads: tuple[int, int], twice: bool, device: str) -> None:
+    """Check that rotating both in one kernel gives what the plain rotation gives, which a gradient asks for."""
+    generator = torch.Generator().manual_seed(rows)
+    q, k = (torch.randn(2, rows, number, 32, generator=generator).to(device) for number in heads)
+    angles = torch.rand(rows, 32 if twice else 16, generator=generator).to(device) * 6
+    rope = (angles.cos()[:, :: 1 + twice], angles.sin()[:, twice :: 1 + twice])
+    assert fuses(q.device, q.dtype, 32)
+    found, expected = rotate(q, k, rope), rotate(q.requires_grad_(), k, rope)
+    assert expected[0].requires_grad and not found[0].requires_grad
+    limit = tolerance("rounding", "float32")
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want.detach(), atol=limit, rtol=limit)
+
+
 def compare_selection(columns: int, device: str) -> None:
     """Check that scores with ties, infinities and NaN give the same tiles as a stable sort."""
     generator = torch.Generator().manual_seed(columns)
@@ -137,5 +155,7 @@ if __name__ == "__main__":
             compare(case, place, dtype)
     for case in CASES:
         compare_compiled(case, place)
+    for rows, heads, twice in ((1, (2, 2), False), (63, (2, 1), True), (100, (1, 3), True), (256, (2, 2), False)):
+        compare_rotation(rows, heads, twice, place)
     for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):
         compare_selection(columns, place)

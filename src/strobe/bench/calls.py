@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import AttentionCase, Span
-from strobe.bench.clips import ClipNumbers
+from strobe.bench.clips import ClipNumbers, call_spans, trace_line
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
@@ -125,34 +125,13 @@ class _Run:
         capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
         file = trace_blocks(calls(), device=case.device, first_block=1, num_blocks=plan.traced_calls, path=path, capture=capture)
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
-        trace = record.Trace(
-            variant=name,
-            clip=clip.clip,
-            path=str(path.relative_to(self._writer.folder)),
-            sha256=file.sha256,
-            size_bytes=file.size_bytes,
-            first_block=1,
-            num_blocks=plan.traced_calls,
-            regions=capture.regions,
-        )
-        self._writer.append(trace, clip)
+        blocks = range(1, 1 + plan.traced_calls)
+        self._writer.append(trace_line(clip, file, self._writer.folder, blocks, capture.regions), clip)
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:
-    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them."""
-    start = 0
+    """Yield one span per call, those of the section after those of the kernel."""
+    start_ns = 0
     for what, times in found.items():
-        for index, value in enumerate(times.times_ns):
-            yield record.Span(
-                variant=clip.variant,
-                clip=clip.clip,
-                order=clip.order,
-                palindrome=clip.palindrome,
-                name=what,
-                index=index,
-                start_ns=start,
-                value_ns=value,
-                clock=times.clock,
-                warmup=False,
-            )
-            start += value
+        yield from call_spans(clip, what, times.times_ns, times.clock, start_ns=start_ns)
+        start_ns += sum(times.times_ns)

@@ -1,16 +1,20 @@
-"""Numbers of the clips of a run, given as they finish."""
+"""Record lines of clips: their numbers, given as they finish, the spans of single calls, and traces."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strobe.perf.measure.memory import peak_bytes
 from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Clip, Phase
+from strobe.perf.records.record import Clip, Clock, Phase, Span, Trace
 
 if TYPE_CHECKING:
     import torch
+
+    from strobe.perf.measure.profile import TraceFile
 
 
 class ClipNumbers:
@@ -34,3 +38,53 @@ class ClipNumbers:
         )
         self._done[name] += 1
         return clip
+
+
+def call_spans(
+    clip: Clip, name: str, times_ns: Sequence[int], clock: Clock, *, part: str = "", start_ns: int = 0
+) -> Iterator[Span]:
+    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them.
+
+    Args:
+        part: stage of the call, if the spans are of one.
+        start_ns: what the calls before these took.
+    """
+    for index, value in enumerate(times_ns):
+        yield Span(
+            variant=clip.variant,
+            clip=clip.clip,
+            order=clip.order,
+            palindrome=clip.palindrome,
+            name=name,
+            part=part,
+            index=index,
+            start_ns=start_ns,
+            value_ns=value,
+            clock=clock,
+            warmup=False,
+        )
+        start_ns += value
+
+
+def trace_line(
+    clip: Clip, file: TraceFile, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+) -> Trace:
+    """Return the record of a clip's trace.
+
+    Args:
+        folder: of the run; the path of the file is recorded relative to it.
+        blocks: numbers of the frame blocks, or calls, that were recorded.
+        regions: that were marked.
+        options: of the profiler, which slow the host down.
+    """
+    return Trace(
+        variant=clip.variant,
+        clip=clip.clip,
+        path=str(file.path.relative_to(folder)),
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        first_block=blocks.start,
+        num_blocks=len(blocks),
+        regions=tuple(regions),
+        options=tuple(options),
+    )

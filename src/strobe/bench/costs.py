@@ -167,12 +167,14 @@ def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
         return ()
     sizes = vae.config
     shape = costs.VideoDecoderShape(
-        width=sizes.width,
+        width=sizes.decoder_widths[0] // sizes.multipliers[0],
         latent_channels=sizes.latent_channels,
         multipliers=sizes.multipliers,
         residual_blocks=sizes.num_blocks,
         doubles_time=tuple(reversed(sizes.halve_time)),
         source="the loaded model",
+        halves_channels=not sizes.residual,
+        out_channels=3 * sizes.patch**2,
     )
     return (("decoder", costs.vae_decode(shape, latents, dtype=dtype)),)
 

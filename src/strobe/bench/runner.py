@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from strobe.bench.case import Case, Plan, Progress
-from strobe.bench.clips import ClipNumbers
+from strobe.bench.clips import ClipNumbers, trace_line
 from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
@@ -29,7 +29,7 @@ from strobe.perf.measure.memory import reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
 from strobe.perf.measure.timing import Region, TimingRecorder, region_records, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Trace, Workload
+from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Workload
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
 
@@ -261,17 +261,8 @@ class _Run:
                 capture=capture,
             )
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
-        trace = Trace(
-            variant=name,
-            clip=clip.clip,
-            path=str(path.relative_to(self._writer.folder)),
-            sha256=file.sha256,
-            size_bytes=file.size_bytes,
-            first_block=traced.start,
-            num_blocks=len(traced),
-            regions=TRACEABLE if whole else capture.regions,
-            options=capture.options,
-        )
+        regions = TRACEABLE if whole else capture.regions
+        trace = trace_line(clip, file, self._writer.folder, traced, regions, capture.options)
         self._writer.append(trace, *(() if capture.options else self._launched(name)), clip)
         self._writer.sync()
 

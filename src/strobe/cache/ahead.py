@@ -112,7 +112,7 @@ class AheadRing(RingCache):
         if policy.sink and rotate is None:
             raise ConfigError("a sink that moves along needs `rotate`, the temporal RoPE rotation of the model")
         self._turn = rotate
-        self._seen = TokenRows(policy, shape.tokens_per_frame, device)
+        self._seen = TokenRows(shape.tokens_per_frame, device)
 
     def finish(self, first_frame: int, num_frames: int) -> RingStep | LocalStep:
         """Open the next finished frames: they see the frames that fit behind the sink, itself only where it is one of those."""
@@ -141,5 +141,5 @@ class AheadRing(RingCache):
             turned.copy_(kept)
             if (shift := max(0, end - window)) and self._turn is not None:
                 self._turn(kept, shift, turned)
-        rows = self._seen.fill(recent.start, len(recent)) if recent else self._seen.fill(0, 0)  # which is empty
+        rows = self._seen.fill(self.policy, recent.start if recent else 0, len(recent))  # which is empty
         return AheadStep(cache=self, positions=tuple(range(first, first + num_frames)), sink=turned, rows=rows)

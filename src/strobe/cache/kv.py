@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from strobe.cache.policy import RingPolicy
+from strobe.cache.policy import RingPolicy, ShotPolicy
 from strobe.cache.rows import Signature, TokenRows, graded, store
 from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
@@ -50,6 +50,7 @@ class CacheState:
         sink_keys: sink keys at their own positions [L, B, sink * N, H, D].
         origin: frame number of the first sink frame.
         end: frame number after the last frame.
+        shots: what a cache of shots has in its slots; None: its frames take turns.
     """
 
     keys: Tensor
@@ -57,6 +58,7 @@ class CacheState:
     sink_keys: Tensor
     origin: int
     end: int
+    shots: ShotPolicy | None = None
 
 
 class CacheStep(Protocol):
@@ -210,7 +212,7 @@ class RingCache:
         self._rotate = sink_rotation(policy, positions, rotate)
         self._sink_keys = torch.zeros(shape.buffer(policy.sink), device=device, dtype=dtype)  # at their own positions
         self._tiled = None if tiles is None else TiledFrames(tiles, policy, tokens, self.keys, self.values)
-        self._rows = TokenRows(policy, tokens, device, None if tiles is None else (self._tiled_from, rows, tiles.rows))
+        self._rows = TokenRows(tokens, device, None if tiles is None else (self._tiled_from, rows, tiles.rows))
         self._origin = 0
         self._end = 0
 
@@ -309,7 +311,7 @@ class RingCache:
     def _step(self, first_frame: int, num_frames: int, *, skip: int = 0, staged: bool = False) -> RingStep | TiledStep:
         first, end, tokens = first_frame - self._origin, self._end - self._origin, self.shape.tokens_per_frame
         positions = tuple(range(first_frame, first_frame + num_frames))
-        rows, skipped = self._rows.fill(first, num_frames, skip, staged=staged), skip * tokens
+        rows, skipped = self._rows.fill(self.policy, first, num_frames, skip, staged=staged), skip * tokens
         if self._tiled is None:
             attended = self.policy.filled(end) * tokens
             return RingStep(cache=self, positions=positions, rows=rows, attended=attended, skipped=skipped)

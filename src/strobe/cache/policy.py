@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from strobe.core.errors import ConfigError
 
-Past = Literal["kept", "recomputed", "rolling"]
+Past = Literal["kept", "recomputed", "rolling", "shots"]
 """Keys and values of earlier frame blocks are kept, or recomputed from clean latents in every frame block; "rolling": they are
-kept, and a pass denoises several frame blocks at different noise levels."""
+kept, and a pass denoises several frame blocks at different noise levels; "shots": so too, and a shot pins its first frames."""
 
 
 def check_window(window: int, sink: int, num_frames: int) -> None:
@@ -86,3 +86,45 @@ class RingPolicy:
     def sink_shift(self, end: int) -> int:
         """Return the number of frames by which sink positions move, to stay next to the window: ``max(0, end - window)``."""
         return max(0, end - self.window)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShotPolicy(RingPolicy):
+    """A window of latent frames in shots: beside the sink, the first frames of the present shot stay until the next one begins.
+
+    A new frame takes the slot behind the sink whose frame is the oldest that is not pinned. Positions leap by the sink's length
+    with every shot; frames that are kept stand where they stood.
+
+    Args:
+        window, sink: see `RingPolicy`.
+        held: frame in each slot behind the sink, in order; -1: none yet.
+        pinned: first of the frames that the present shot pinned, and how many they are.
+        cuts: shots that have begun after the first.
+
+    Source: LongLive 2, `pipeline/causal_diffusion_inference.py` at 134b486 and `wan_5b/modules/causal_model.py` at 153637e, both
+    as in yyang181/LongLive (multi_shot_sink, multi_shot_rope_offset: 8 with a sink of 8 in its configs/inference.yaml).
+    """
+
+    held: tuple[int, ...] = ()
+    pinned: tuple[int, int] = (0, 0)
+    cuts: int = 0
+
+    @property
+    def leap(self) -> int:
+        """How far positions of new frames are behind their numbers."""
+        return self.cuts * self.sink
+
+    def slot(self, frame: int) -> int:
+        """Return the slot of a frame that is kept."""
+        return frame if frame < self.sink else self.sink + self.held.index(frame)
+
+    def opened(self, first: int, num_frames: int, *, cut: bool) -> ShotPolicy:
+        """Return what is kept once frames `first`, ... are; with `cut` they begin a shot, which pins as many as the sink has."""
+        frames = list(self.held or (-1,) * self.local)
+        stays = range(self.pinned[0], sum(self.pinned))
+        for frame in range(max(first, self.sink), first + num_frames):
+            oldest = min((one, slot) for slot, one in enumerate(frames) if one not in stays)
+            frames[oldest[1]] = frame
+        if not cut:
+            return replace(self, held=tuple(frames))
+        return replace(self, held=tuple(frames), pinned=(first, min(self.sink, num_frames)), cuts=self.cuts + 1)

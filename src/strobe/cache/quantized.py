@@ -103,7 +103,7 @@ class QuantizedRing:
             scale=torch.zeros((*sink[:-1], 1), device=device, dtype=torch.float32),
         )
         self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
-        self._rows = TokenRows(policy, shape.tokens_per_frame, device)
+        self._rows = TokenRows(shape.tokens_per_frame, device)
         self._origin = 0
         self._end = 0
 
@@ -168,7 +168,7 @@ class QuantizedRing:
         return QuantizedStep(
             cache=self,
             positions=tuple(range(first_frame, first_frame + num_frames)),
-            rows=self._rows.fill(first_frame - self._origin, num_frames, skip),
+            rows=self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
             attended=self.policy.filled(self._end - self._origin) * tokens,
             skipped=skip * tokens,
         )

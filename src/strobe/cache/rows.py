@@ -16,27 +16,24 @@ class TokenRows:
     """Cache rows of the tokens of a pass. A tensor per shape of pass is made once and filled again for every pass.
 
     Args:
-        policy: which slot a frame has.
         tokens_per_frame: rows of a slot.
         device: where the rows live.
         tiled: slots behind the sink begin at such a row and have so many rows each, in which a frame's tokens lie as this tensor
             `[N]` says.
     """
 
-    def __init__(
-        self, policy: RingPolicy, tokens_per_frame: int, device: torch.device, tiled: tuple[int, int, Tensor] | None = None
-    ) -> None:
-        self._policy, self._tokens, self._device = policy, tokens_per_frame, device
+    def __init__(self, tokens_per_frame: int, device: torch.device, tiled: tuple[int, int, Tensor] | None = None) -> None:
+        self._tokens, self._device = tokens_per_frame, device
         self._tiled = tiled
         self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def fill(self, first: int, num_frames: int, skip: int = 0, *, staged: bool = False) -> Tensor:
+    def fill(self, policy: RingPolicy, first: int, num_frames: int, skip: int = 0, *, staged: bool = False) -> Tensor:
         """Fill in the rows of the frames from `first` on, counted from the sink's first: int64 `[F * N]`; -1 for `skip` frames.
 
-        `staged` frames lie one after the other behind the frames of the sink that come before them. Worked out on the device:
-        plain ints go in, nothing is copied or waited for.
+        `policy` says which slot a frame has. `staged` frames lie one after the other behind those of the sink that come before
+        them. Worked out on the device: plain ints go in, nothing is copied or waited for.
         """
-        rows, tokens, sink = self._kept.get((num_frames, skip)), self._tokens, self._policy.sink
+        rows, tokens, sink = self._kept.get((num_frames, skip)), self._tokens, policy.sink
         if rows is None:
             with torch.inference_mode(False):  # later passes fill it again, in whatever mode
                 rows = torch.full((num_frames * tokens,), -1, device=self._device)
@@ -45,7 +42,7 @@ class TokenRows:
             start = min(first, sink) * tokens
             return torch.arange(start, start + num_frames * tokens, out=rows)
         for source in range(skip, num_frames):
-            slot, frame = self._policy.slot(first + source), rows[source * tokens : (source + 1) * tokens]
+            slot, frame = policy.slot(first + source), rows[source * tokens : (source + 1) * tokens]
             if self._tiled is None or slot < sink:
                 torch.arange(slot * tokens, (slot + 1) * tokens, out=frame)
             else:

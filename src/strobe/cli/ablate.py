@@ -18,7 +18,8 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.cases.ablate.cells import AblationCell
-    from strobe.bench.cases.ablate.run import Job, Outcome
+    from strobe.bench.cases.ablate.run import Job
+    from strobe.bench.cells import Outcome
     from strobe.perf.report.model import Report
 
 SECTIONS = 10

@@ -17,7 +17,7 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.attention.grid import GridCell
-    from strobe.bench.attention.run import Outcome
+    from strobe.bench.cells import Outcome
     from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 
 FOLDER: Final = Path("attention-bench")

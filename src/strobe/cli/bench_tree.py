@@ -16,7 +16,7 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.attention.run import Outcome
+    from strobe.bench.cells import Outcome
     from strobe.bench.tree.request import How, Shape
     from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
-from strobe.cli.completion import DeviceName, PresetName
+from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -43,25 +44,6 @@ class ClipFlags(ModelFlags):
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
-            hf:owner/name is one on the hub.
-        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
-        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
-        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
-        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
-        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
-        prompt_cache: folder that keeps the embeddings of prompts for the next time.
-        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
-        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
-        window: latent frames attended, instead of the preset's or model's.
-        sink: first latent frames that stay for good, instead of the preset's or model's.
-        positions: absolute or rebased, instead of the model's.
-        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
-        shift: of the schedule, instead of the model's.
-        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
-        text_dtype: of that text encoder, bfloat16 or float32.
-        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
-        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 
@@ -133,6 +115,7 @@ def compare(
     if len(sides) < 2:
         alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
+    _refuse_programs(sides)
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
@@ -152,6 +135,18 @@ def compare(
     code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)
     output.emit(document)
     return code
+
+
+def _refuse_programs(sides: Sequence[str]) -> None:
+    """Refuse words that begin with a program in the place of a preset.
+
+    Raises:
+        ConfigError: one does; says where `--` stands.
+    """
+    for side in sides:
+        words = side.split()
+        if words and side not in PRESETS and shutil.which(words[0]) is not None:
+            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
 def tell_absent(case: StreamCase, output: Output) -> None:

@@ -23,12 +23,13 @@ RECIPES: Final = (
     "causal-wan",
     "krea",
     "rolling-forcing",
+    "longlive-2",
     "wan2.1",
 )
 DEVICES: Final = ("auto", "cpu", "cuda")
 
 PresetName = Annotated[str, Parameter(completer=lambda context: PRESETS)]
-ModelName = Annotated[str, Parameter(completer=lambda context: (*MODELS, *RECIPES[:4], *RECIPES[5:7]))]
+ModelName = Annotated[str, Parameter(completer=lambda context: (*MODELS, *RECIPES[:4], *RECIPES[5:8]))]
 RecipeName = Annotated[str, Parameter(completer=lambda context: RECIPES)]
 DeviceName = Annotated[str, Parameter(completer=lambda context: DEVICES)]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -21,6 +21,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from strobe.core.printable import clean, clean_lines
+
+_MB: Final = 1_000_000
 
 
 class Advance(Protocol):
@@ -98,6 +100,11 @@ class Output:
                 bar.update(task, completed=done, total=total, description=clean(label), count=f"{done}/{total}", left=left)
 
             yield advance
+
+
+def megabytes(advance: Advance) -> Callable[[int, int, str], None]:
+    """Return the callback for progress in bytes that `advance` shows in MB."""
+    return lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}")
 
 
 class _Pace:

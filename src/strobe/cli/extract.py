@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import Advance, Output
+from strobe.cli.console import Output, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from strobe.perf.report.model import Section
     from strobe.perf.trace import Trace
 
-_MB: Final = 1_000_000
 
 extract = App(
     name="extract", help="Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels."
@@ -235,7 +234,8 @@ def kernels(
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     from strobe.perf.analysis.structure.focal import focal_kernels
-    from strobe.perf.report.blocks.logs import input_file, kernels_section
+    from strobe.perf.report.blocks.kernels import focal_section
+    from strobe.perf.report.blocks.logs import input_file
     from strobe.perf.report.documents.logs import kernels_document
     from strobe.perf.report.trace_study import trace_labels
 
@@ -247,7 +247,7 @@ def kernels(
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")
     inputs = [input_file(trace.path) for trace in read]
     document = {"focal": focal, "kernels": [kernels_document(*one) for one in found]}
-    _finish("Kernel latency", kernels_section(found, focal), (inputs, []), out, document, output)
+    _finish("Kernel latency", focal_section(found, focal), (inputs, []), out, document, output)
 
 
 class _Asked(NamedTuple):
@@ -287,7 +287,7 @@ def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
     from strobe.perf.logs import read_log
 
     with output.progress("read") as advance:
-        log = read_log(path, patterns, progress=_megabytes(advance))
+        log = read_log(path, patterns, progress=megabytes(advance))
     if log.counts.similar:
         first = log.similar[0]
         output.note(
@@ -308,7 +308,7 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
     with output.progress("read") as advance:
         for path in find_traces(paths):
             try:
-                read.append(read_trace(path, ops=False, progress=_megabytes(advance)))
+                read.append(read_trace(path, ops=False, progress=megabytes(advance)))
             except TraceFormatError as error:
                 if path in paths:
                     raise
@@ -318,10 +318,6 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
     for reason in left_out:
         output.note(f"skipped {reason}")
     return read
-
-
-def _megabytes(advance: Advance) -> Callable[[int, int, str], None]:
-    return lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}")
 
 
 def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:

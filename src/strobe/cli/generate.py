@@ -44,25 +44,6 @@ class Engine(ModelFlags):
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
             best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
-        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint;
-            hf:owner/name is one on the hub.
-        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
-        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
-        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
-        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
-        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
-        prompt_cache: folder that keeps the embeddings of prompts for the next time.
-        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
-        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
-        window: latent frames attended, instead of the preset's or model's.
-        sink: first latent frames that stay for good, instead of the preset's or model's.
-        positions: absolute or rebased, instead of the model's.
-        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
-        shift: of the schedule, instead of the model's.
-        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
-        text_dtype: of that text encoder, bfloat16 or float32.
-        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
-        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
         follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
@@ -235,12 +216,12 @@ class Steering:
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
         prompts: file with a prompt per line, "4.5s: TEXT" or "block=12 soft: TEXT"; the one at 0s is the first unless PROMPT is
             given. Lines that begin with # are left out.
-        mode: how prompts switch: recache (hard), soft or interpolate.
+        mode: how prompts switch: recache (hard), soft, interpolate or shot.
     """
 
     switch: tuple[str, ...] = ()
     prompts: Path | None = None
-    mode: Literal["recache", "soft", "interpolate"] = "recache"
+    mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
 
 
 def generate(

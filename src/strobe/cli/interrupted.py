@@ -67,7 +67,7 @@ def kept_cells(folder: Path, show: str) -> Iterator[str]:
     Args:
         show: the command that makes a page of them.
     """
-    from strobe.bench.attention.run import finished
+    from strobe.bench.cells import finished
 
     count = sum(finished(place) for place in folder.glob("cells/*") if place.is_dir())
     if count:

@@ -106,8 +106,8 @@ def show(
     )
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))
-    elsewhere = ", ".join(f"{name}: {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
-    output.show(styled(("elsewhere", "bold"), f" {elsewhere}") if elsewhere else "")
+    elsewhere = ", ".join(f"{name} is {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
+    output.show(styled(("in other projects", "bold"), f": {elsewhere}") if elsewhere else "")
     refused = {config.name: reason for config in configs if (reason := lacking(config, where))}
     for reason in refused.values():
         output.show(styled(("not here", "bold"), f": {reason}; --simulate computes what it would give"))

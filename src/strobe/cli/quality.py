@@ -93,7 +93,7 @@ def quality(
     with output.progress("quality") as advance:
         from strobe.bench.quality import Asked, export_vbench, import_vbench, judge, variants_of
         from strobe.core.device import resolve_device
-        from strobe.perf.report.quality_page import missing_table, quality_report, table_of
+        from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
         asked = Asked(
             metrics=measured.metrics,
@@ -111,7 +111,7 @@ def quality(
     written = [] if out is None else [_write(report, out)]
     failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
     missing = missing_table(lines)
-    output.show(table_text(table_of(lines), notes=False), *([table_text(missing)] if missing else []))
+    output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
     output.show(*(f"not met: {line}" for line in failed), *written, *([f"VBench: {command}"] if command else []))
     output.emit(_document(lines, variants[0].name, command) | {"written": written, "not_met": failed})
     return GATE_FAILED if failed else 0

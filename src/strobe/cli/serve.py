@@ -186,9 +186,8 @@ def _listen(settings: ServeSettings) -> socket.socket:
         listening.listen(256)
     except OSError as error:
         listening.close()
-        raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give another --port, or 0 for any"
-        ) from error
+        other = "an address of this machine to --host" if isinstance(error, socket.gaierror) else "another --port, or 0 for any"
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give {other}") from error
     return listening
 
 

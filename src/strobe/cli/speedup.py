@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output, styled
+from strobe.cli.console import Output, megabytes, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figure, Requirement, failures, parse_requirement
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from strobe.perf.analysis.comparable.checks import Facts
     from strobe.perf.report.model import Block, Report
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
-
-_MB: Final = 1_000_000
 
 
 @Parameter(name="*", group="Comparison")
@@ -129,7 +127,7 @@ def speedup(
     with output.progress("read") as advance:
         from strobe.perf.report.speedup_page.study import load_speedup
 
-        study = load_speedup(request, lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}"))
+        study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
         from strobe.perf.report.documents.speedup_document import speedup_document
         from strobe.perf.report.documents.value import to_json

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import Output, joined_lines
+from strobe.cli.console import Output, joined_lines, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from strobe.perf.report.trace_study import Reading, TraceStudy
 
 Format = Literal["html", "md", "json"]
-_MB: Final = 1_000_000
 _SHOWN: Final = {
     "overview": (0,), "activity": (1,), "kernels": (0,), "operator-times": (0,), "roofline": (0,), "operators": (0, 1),
     "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0, 1),
@@ -159,11 +158,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
             details=analysis.details,
         )  # fmt: skip
-
-        def tell(done: int, total: int, what: str) -> None:
-            advance(done // _MB, -(-total // _MB), f"MB, {what}")
-
-        study = load_trace_study(files, options, tell, readers.reading())
+        study = load_trace_study(files, options, megabytes(advance), readers.reading())
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     for one in study.traces:

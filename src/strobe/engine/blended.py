@@ -12,6 +12,7 @@ from strobe.engine.noise import BlockNoise
 from strobe.engine.prompts import Blend
 from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.transformer import TextContext, Transformer
+from strobe.engine.unipc import denoise_unipc
 from strobe.models.wan.flow import add_noise
 
 
@@ -39,12 +40,15 @@ def read_blend(dit: Transformer, blend: Blend, num_steps: int) -> BlendedText:
 
 
 def denoise_blended(dit: Transformer, noise: BlockNoise, schedule: NoiseSchedule, text: BlendedText, cache: CacheStep) -> Tensor:
-    """Turn noise into clean latents as `denoise` does, with the old prompt in the first steps and the new one in the last.
+    """Turn noise into clean latents by a schedule's sampler, with the old prompt in the first steps and the new one in the last.
 
     Returns:
         x0 [B, F, C, Y, X], float32.
     """
     num_first = max(0, len(schedule.sigmas) - text.num_last)
+    if schedule.sampler == "unipc":
+        texts = [text.first if step < num_first else text.last for step in range(len(schedule.sigmas))]
+        return denoise_unipc(dit, noise.initial, texts, cache, schedule)
     if num_first == 0:
         return denoise(dit, noise, text.last, cache, schedule)
     early = replace(schedule, timesteps=schedule.timesteps[: schedule.skipped + num_first])

@@ -11,6 +11,7 @@ from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheShape, KVCache, RingCache
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
+from strobe.cache.shots import ShotRing
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.parallel.rank_context import RankContext
@@ -66,6 +67,9 @@ def prepare_cache(
             positions=config.positions,
             rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
         )
+        if config.past == "shots":
+            assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
+            return ShotRing(cache)
         return cache if share is None else share.cache(cache)
 
     return make

@@ -15,7 +15,9 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.engine.knob_states import KnobState, Place, knob_state
+from strobe.engine.past_checks import check_past
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
+from strobe.models.wan.flow import Sampler
 
 DType = Literal["auto", "float32", "bfloat16"]
 Format = Literal["native", "fp8", "int8"]
@@ -72,8 +74,9 @@ class ModelDefaults:
         past: where keys and values of earlier frame blocks come from. If they are "recomputed", the window is what is recomputed
             and the frame block, positions begin at 0 in every frame block, and the sink is one frame, made anew from pixels. If
             they are "rolling", a pass has as many frame blocks as there are timesteps and looks back within the window without
-            the last frame block.
+            the last frame block. If a stream comes in "shots", the first frames of a shot stay as a sink of their own.
         past_weight: see `EngineConfig`.
+        sampler: see `strobe.engine.schedule.NoiseSchedule`.
         lora: a LoRA belongs to it.
     """
 
@@ -88,6 +91,7 @@ class ModelDefaults:
     positions: Positions = "rebased"
     past: Past = "kept"
     past_weight: float = 1.0
+    sampler: Sampler = "renoise"
     lora: bool = False
 
 
@@ -232,8 +236,8 @@ class ResolvedConfig:
     def pass_frames(self) -> frozenset[int]:
         """Numbers of latent frames that passes have."""
         own = {self.first_block, self.frame_block}
-        if self.past == "kept":
-            return frozenset(own | {self.policy.window})
+        if self.past in ("kept", "shots"):
+            return frozenset(own | ({self.policy.window} if self.past == "kept" else set()))
         made = range(self.first_block, self.policy.window + 1, self.frame_block)
         if self.past == "rolling":
             under_way = range(self.frame_block, self.num_ahead + self.frame_block + 1, self.frame_block)
@@ -274,9 +278,9 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     policy = RingPolicy(window=own.window, sink=own.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    _check_past(config, own, first_block)
+    check_past(config, own, first_block)
     states = knob_states(config, defaults, device)
-    plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift)
+    plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)
     automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
@@ -300,50 +304,6 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         knobs=Knobs(**{state.name: state.on for state in states}),
         knob_states=states,
     )
-
-
-def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Check that a configuration goes with the way a model's past is made.
-
-    Raises:
-        ConfigError: it does not; says what to change.
-    """
-    if own.past == "rolling":
-        _check_rolling(config, own, first_block)
-    if own.past != "recomputed":
-        if own.past_weight != 1:
-            raise ConfigError(
-                f"past_weight {own.past_weight:g} is for models whose past is recomputed, such as those of the recipe krea; "
-                "leave it out"
-            )
-        return
-    if own.sink != 1:
-        raise ConfigError(
-            f"the past of this model is recomputed behind one frame made anew, so its sink is 1; {config.name} has {own.sink}: "
-            "give sink 1 and a window of 4 or more (--sink 1 --window 6), or another preset"
-        )
-    if config.sparsity:
-        raise ConfigError(f"sparsity {config.sparsity} does not go with a past that is recomputed: set it to 0")
-
-
-def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Raise ConfigError if a configuration does not go with frame blocks that are denoised several at a time."""
-    size, steps = own.frame_block, len(own.timesteps)
-    off = {
-        f"window {own.window}": own.window < size * (steps + 2) or own.window % size > 0,
-        f"sink {own.sink}": own.sink != size,
-        f"sparsity {config.sparsity}": config.sparsity > 0,
-        f"strength {config.strength:g}": config.strength > 0,
-        f"kv_format {config.kv_format!r}": config.kv_format != "native",
-        "knob ring_cache off": not config.knobs.ring_cache,
-        f"first_block {first_block}": first_block != size,
-    }
-    if wrong := [what for what, found in off.items() if found]:
-        raise ConfigError(
-            f"{config.name} has {' and '.join(wrong)}, and this model denoises {steps} frame blocks of {size} at once: it needs "
-            f"a window of {size * (steps + 2)} or more that is a multiple of {size}, a sink of {size}, a ring of native keys and "
-            "values, strength 0, and a first frame block as long as the others; preset balanced has them"
-        )
 
 
 def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:

@@ -113,7 +113,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
             defaults = recipe_defaults(named_recipe(given.recipe), defaults)
         numbers = sum(parameter.numel() for parameter in empty_transformer(config).parameters())
         check_memory(f"{name} with {RANDOM}", numbers * torch.bfloat16.itemsize, torch.bfloat16)
-        vae = random_autoencoder(name, config, given.vae)
+        vae = random_autoencoder(config, given.vae)
         check_past(defaults, vae)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(

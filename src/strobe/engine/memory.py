@@ -23,7 +23,6 @@ from strobe.engine.prepared import latent_shape
 from strobe.engine.quantize import LINEARS
 from strobe.engine.sparsity import frame_tiles
 from strobe.models.vae.stream import predict_state_bytes
-from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.config import WanConfig
@@ -273,7 +272,9 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     """Estimate the bytes of the largest activations of transformer and decoder.
 
     Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:
-    in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more.
+    in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more (Wan2.2: to
+    its first one, of twice the channels). Compiled decoders hold fewer tensors at once: what an H100 and an H200 held at most
+    (benchmarks/families-h100, benchmarks/engine-h200).
     """
     dit = parts.dit.config
     latents = latent_shape(parts.defaults, dit)
@@ -283,9 +284,15 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     transformer = tokens * max(feed_forward, attention) * config.dtype.itemsize
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
-    patch = parts.vae.config.patch if isinstance(parts.vae, Taew) else 1  # pixels come so many by so many in the last layer
+    vae, compiled = parts.vae, config.knobs.compile and config.knobs.block_decode
+    patch = 1 if isinstance(vae, TinyVAE) else vae.config.patch  # pixels come so many by so many in the last layer
     cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
-    channels = parts.vae.config.widths[-1] / 4 if isinstance(parts.vae, TinyVAE) else min(parts.vae.config.widths)
-    count = 5 * cells + 2 * batch * height * width if isinstance(parts.vae, WanVAE) else 4 * cells
+    if isinstance(vae, WanVAE):
+        channels: float = min(vae.config.decoder_widths)
+        count = (7 if vae.config.residual and not compiled else 5) * cells + 2 * batch * height * width // patch**2
+    elif isinstance(vae, TinyVAE):
+        channels, count = vae.config.widths[-1] / 4, 4 * cells
+    else:
+        channels, count = min(vae.config.widths), (2 if compiled else 4) * cells
     decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
     return transformer, decoder

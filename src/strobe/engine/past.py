@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheStep, KVCache
+from strobe.cache.shots import ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.blended import BlendedText, denoise_blended
 from strobe.engine.config import ResolvedConfig
@@ -37,8 +38,8 @@ class Sampled(NamedTuple):
 class Past(Protocol):
     """The past of a stream: what is in its cache when a frame block is denoised, and what stays there afterwards."""
 
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState) -> None:
-        """Open the next latent frames in a cache that has their past."""
+    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
+        """Open the next latent frames in a cache that has their past; with `cut` they begin a shot, if this past has shots."""
         ...
 
     def sample(
@@ -78,7 +79,7 @@ class KeptPast:
         self._cache, self._config = cache, config
         self._step: CacheStep | None = None
 
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState) -> None:
+    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
         """See `Past.open`."""
         with span(KV_OPEN):
             self._step = self._cache.at(frames.start, len(frames))
@@ -101,7 +102,7 @@ class KeptPast:
             dit.write(state.history, text, self._cache.rewrite(end, keep_sink=self._config.keep_sink))
 
     def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
-        """Run the passes until the window is full, and the recache of a full one."""
+        """Run the passes until the window is full, and the recache of a full one where there is one."""
         window, made = self._config.policy.window, draw(0).initial[:, :0]
         for index in count():
             frames, latents = self._config.latents_of(index), draw(index).initial
@@ -111,8 +112,34 @@ class KeptPast:
             made = torch.cat([made, latents], dim=1)[:, -window:]
             if frames.start >= window:
                 break
-        dit.write(made, text, self._cache.rewrite(keep_sink=self._config.keep_sink))
+        if self._config.past == "kept":
+            dit.write(made, text, self._cache.rewrite(keep_sink=self._config.keep_sink))
         self._cache.reset()
+
+
+class ShotPast(KeptPast):
+    """Keys and values stay in the cache, and the first frames of each shot stay as a sink of their own until the next one.
+
+    There is no recache: these models were trained without. A new prompt is followed from its frame block on, the past as it is.
+
+    Args:
+        cache: of the stream.
+        config: of the stream.
+
+    Source: LongLive 2; see `strobe.cache.policy.ShotPolicy`.
+    """
+
+    def __init__(self, cache: ShotRing, config: ResolvedConfig) -> None:
+        super().__init__(cache, config)
+        self._shots = cache
+
+    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
+        """See `Past.open`."""
+        with span(KV_OPEN):
+            self._step = self._shots.at(frames.start, len(frames), cut=cut)
+
+    def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
+        """Do nothing."""
 
 
 class RecomputedPast:
@@ -139,7 +166,7 @@ class RecomputedPast:
         self._cache, self._config, self._decoder = cache, config, decoder
         self._step: CacheStep | None = None
 
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState) -> None:
+    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
         """See `Past.open`."""
         with span(RECACHE):
             self._step = self._derived(dit, text, self._context(frames.start, state), len(frames))
@@ -215,7 +242,7 @@ class RollingPast:
         self._cache, self._config = cache, config
         self._noises: dict[int, BlockNoise] = {}  # of the frame blocks under way, which need it pass by pass
 
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState) -> None:
+    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
         """See `Past.open`. A frame block that was given up half-way may have been finished: it is forgotten."""
         if self._cache.end != frames.start:
             self._cache.take_back(frames.start)
@@ -289,4 +316,6 @@ def new_past(cache: KVCache, config: ResolvedConfig, decoder: FrameDecoder) -> P
     """Return the past of a stream, by the policy of its configuration."""
     if config.past == "recomputed":
         return RecomputedPast(cache, config, decoder)
+    if isinstance(cache, ShotRing):
+        return ShotPast(cache, config)
     return RollingPast(cache, config) if isinstance(cache, AheadRing) else KeptPast(cache, config)

@@ -13,27 +13,33 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from strobe.cache.policy import Past
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.engine.config import ModelDefaults
 
-Mode = Literal["recache", "soft", "interpolate"]
+Mode = Literal["recache", "soft", "interpolate", "shot"]
 MODES: dict[Mode, str] = {
     "recache": "the window is derived again under the new prompt: a hard switch, one pass",
     "soft": "the new prompt from the next frame block on, the past as it is: no cost",
     "interpolate": "over some frame blocks ever more denoise steps follow the new prompt, the last ones first; the past as it is",
+    "shot": "the frame block begins a new shot, whose first frames are a sink of their own; of models that have shots",
 }
 _SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
 EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'
 
 
-def check_mode(mode: str, over: int) -> None:
-    """Check a switch mode and the number of frame blocks that "interpolate" takes.
+def check_mode(mode: str, over: int, past: Past | None = None) -> None:
+    """Check a switch mode, the number of frame blocks that "interpolate" takes and, where it is known, the past of the model.
 
     Raises:
-        ConfigError: there is no such mode (names the nearest), or fewer than one frame block.
+        ConfigError: there is no such mode (names the nearest), it is not one of this model, or fewer than one frame block.
     """
     if mode not in MODES:
         raise unknown_choice("switch mode", mode, MODES)
+    if mode == "shot" and past not in ("shots", None):
+        raise ConfigError(
+            "this model has no sinks of shots; switch by recache, soft or interpolate, or take the recipe longlive-2"
+        )
     if over < 1:
         raise ConfigError(f"a prompt cannot change over {over} frame blocks; smallest: 1")
 
@@ -148,12 +154,14 @@ def parse_switch(
     return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode, over=over)
 
 
-def check_switches(switches: Sequence[Switch]) -> tuple[Switch, ...]:
-    """Sort switches by frame block.
+def check_switches(switches: Sequence[Switch], past: Past | None = None) -> tuple[Switch, ...]:
+    """Sort switches by frame block; `past` is that of the model, if known.
 
     Raises:
-        ConfigError: two of them want the same frame block.
+        ConfigError: two of them want the same frame block, or one has a mode that the model has not.
     """
+    for switch in switches:
+        check_mode(switch.mode, switch.over, past)
     ordered = tuple(sorted(switches, key=lambda switch: switch.frame_block))
     for first, second in pairwise(ordered):
         if first.frame_block == second.frame_block:

@@ -148,7 +148,7 @@ class Session:
 
         Args:
             text: one prompt for all samples, or one for each; a prompt may be several with weights (`strobe.engine.weighted`).
-            mode: "recache" (hard), "soft" or "interpolate"; see `strobe.engine.prompts.MODES`.
+            mode: "recache" (hard), "soft", "interpolate" or "shot"; see `strobe.engine.prompts.MODES`.
             over: frame blocks that "interpolate" takes.
             wait: encode now, so that the next frame block follows it whatever the encoder takes. The first prompt of a session is
                 always waited for, where its frame block is made.
@@ -161,7 +161,7 @@ class Session:
             SessionError: the session is closed.
         """
         self._check_open()
-        check_mode(mode, over)
+        check_mode(mode, over, self.config.past)
         count = len(self._stream.samples)
         prompts = (text,) * count if isinstance(text, str) else tuple(text)
         if len(prompts) != count:
@@ -203,7 +203,7 @@ class Session:
         """
         self._check_open()
         blocks = blocks_from(self.next_block, num_blocks, seconds, self.model.defaults, self.config.first_block)
-        timeline = {switch.frame_block: switch for switch in check_switches(switches)}
+        timeline = {switch.frame_block: switch for switch in check_switches(switches, self.config.past)}
         check_reached(timeline.values(), self._stream.state.next_block, blocks)
         prompts = [switch.prompt for switch in timeline.values()]
         check_prompts(self.model.text, prompts)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strobe.cache.kv import CacheState
+from strobe.cache.policy import ShotPolicy
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.prompts import Blend, Change
 from strobe.engine.state import Identity, StreamState
@@ -121,6 +122,7 @@ class Snapshot:
             decoder_started=self.state.decoder[0],
             decoder_memories=tuple(memory is not None for memory in self.state.decoder[1]),
             cache=(self.cache.origin, self.cache.end),
+            shots=self.cache.shots,
             stale=self.state.stale,
             pending=self.pending,
             digests={name: _digest(tensor) for name, tensor in tensors.items()},
@@ -173,6 +175,7 @@ class _Header(_Version):
     decoder_started: bool
     decoder_memories: tuple[bool, ...]
     cache: tuple[Number, Number]
+    shots: ShotPolicy | None = None
     stale: bool
     pending: Change | None
     digests: dict[str, str]
@@ -268,6 +271,7 @@ def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
             sink_keys=tensors["cache.sink_keys"],
             origin=header.cache[0],
             end=header.cache[1],
+            shots=header.shots,
         ),
         pending=header.pending,
     )

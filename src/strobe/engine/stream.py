@@ -154,7 +154,8 @@ class Stream:
             frames, rest = self.config.latents_of(index), self.state.start
             if self.config.num_recomputed:
                 self._settle()  # what could not be decoded before
-            self._past.open(self._dit, text.kept, frames, self.state)
+            cut = change is not None and change.mode == "shot" and index > 0
+            self._past.open(self._dit, text.kept, frames, self.state, cut=cut)
             latents, rest = (None, None) if rest is None else (rest[:, : len(frames)], rest[:, len(frames) :])
             ahead = None
             if latents is None or self.config.again is not None:
@@ -358,9 +359,8 @@ class Stream:
 
     def _draw(self, index: int) -> BlockNoise:
         with span(DRAW):
-            num_steps = len(self.config.schedule.timesteps)
             shape = (len(self.config.latents_of(index)), *self._frame_shape)
-            return draw_block(self.seed, self.samples, index, num_steps, shape, self.config.device)
+            return draw_block(self.seed, self.samples, index, self.config.schedule.draws, shape, self.config.device)
 
     def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Return the text that `prepare` derived for this change, or derive it now."""

@@ -20,23 +20,21 @@ from strobe.models.text.cache import PromptCache
 from strobe.models.text.umt5 import Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
 from strobe.models.vae.wan.autoencoder import WanVAE
-from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
-from strobe.models.wan.config import WanConfig
-from strobe.models.wan.recipes import Recipe
+from strobe.models.wan.config import WIDE, WanConfig
+from strobe.models.wan.recipes import RECIPES, Recipe
 from strobe.models.wan.weights import OpenCheckpoint
 
-WIDE: Final = 48
-"""Channels of the latents of Wan2.2 5B."""
 TAEW_2_2: Final = TaewConfig(latent_channels=WIDE, patch=2)
 """Sizes of the tiny decoder for them. Source: TAEHV, `taehv.py` (taew2_2: 48 channels, patches of 2)."""
 
 
 def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -> ModelDefaults:
-    """Return the settings that causal Wan2.1 was distilled for.
+    """Return the settings that causal Wan was distilled for.
 
-    They are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second. Latents of 48 channels are
-    those of Wan2.2: 16x in space, frame blocks of 8, 704x1280 at 24 frames a second, and window and sink of LongLive 2.
+    Of Wan2.1 they are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second. Latents of 48
+    channels are those of Wan2.2: 16x in space, frame blocks of 8, 704x1280 at 24 frames a second, and the recipe of LongLive 2.
 
     Raises:
         ShapeError: a frame size that is not a multiple of stride and patch; names the nearest.
@@ -52,9 +50,9 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
         frame_block=8 if wide else 3,
         timesteps=(1000.0, 750.0, 500.0, 250.0),
         shift=5.0,
-        window=32 if wide else 12,
-        sink=8 if wide else 3,
     )
+    if wide:
+        defaults = recipe_defaults(RECIPES["longlive-2"], defaults)
     height, width = defaults.frame_size
     steps = [patch * defaults.stride.space for patch in config.patch]
     fitting = [max(1, round(side / step)) * step for side, step in zip((height, width), steps, strict=True)]
@@ -68,21 +66,16 @@ def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -
 
 def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
     """Replace window and schedule in the defaults of a size of Wan by those of a recipe."""
-    names = ("window", "sink", "positions", "past", "past_weight", "timesteps", "shift")
+    names = ("window", "sink", "positions", "past", "past_weight", "timesteps", "shift", "sampler")
     return replace(defaults, **{name: getattr(recipe, name) for name in names})
 
 
-def random_autoencoder(name: str, config: WanConfig, asked: str | None) -> VideoVAE:
-    """Draw the autoencoder of a size of Wan, or the tiny one.
-
-    Raises:
-        ConfigError: the size has no other than the tiny one here.
-    """
-    if config.latent_channels == WIDE:
-        if asked is None:
-            raise ConfigError(f"the autoencoder of {name} (48 channels, 4x16x16) is not built; give --vae tiny")
-        return random_taew(TAEW_2_2, 0)
-    return random_wan_vae(WanVAEConfig(), 0) if asked is None else random_taew(TaewConfig(), 0)
+def random_autoencoder(config: WanConfig, asked: str | None) -> VideoVAE:
+    """Draw the autoencoder of a size of Wan, or the tiny one."""
+    wide = config.latent_channels == WIDE
+    if asked is None:
+        return random_wan_vae(WAN22 if wide else WanVAEConfig(), 0)
+    return random_taew(TAEW_2_2 if wide else TaewConfig(), 0)
 
 
 def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
@@ -146,7 +139,7 @@ def check_memory(where: str, num_bytes: int, dtype: torch.dtype) -> None:
 
 def empty_autoencoder(config: WanConfig) -> VideoVAE:
     """Build the autoencoder of a size of Wan; call it where the meta device is the default."""
-    return Taew(TAEW_2_2) if config.latent_channels == WIDE else WanVAE(WanVAEConfig())
+    return WanVAE(WAN22 if config.latent_channels == WIDE else WanVAEConfig())
 
 
 def autoencoder(folder: Path, other: str | None) -> VideoVAE:

@@ -56,6 +56,6 @@ class Rule:
 
     id: str
     meaning: str
-    severity: Severity
     check: Callable[[LintStudy], Iterable[Claim]]
+    severity: Severity = "error"
     needs: str = ""

@@ -64,6 +64,9 @@ class Server:
         preset: of who asks for none.
         presets: names that may be asked for.
         hold: the application starts only when streams can be opened, and not at all if that fails.
+
+    Raises:
+        ConfigError: the folder for streams cannot be written.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Server:
         hold: bool = False,
     ) -> None:
         self._hold = hold
+        self._store = None if settings.keep is None else Store(settings.keep, resume_s=settings.resume_s)
         self.settings, self.metrics = settings, Metrics()
         self._load, self._device, self._preset, self._presets = model, device, preset, presets
         self._progress = (0, 1, "start")
@@ -128,9 +132,8 @@ class Server:
         starting = asyncio.create_task(self._start(hub))
         starting.add_done_callback(self._started)
         tasks = [starting, asyncio.create_task(hub.housekeeping())]
-        if settings.keep is not None:
-            store = Store(settings.keep, resume_s=settings.resume_s)
-            hub.keeper = Keeper(store, settings.keep_every, self.metrics)
+        if self._store is not None:
+            hub.keeper = Keeper(self._store, settings.keep_every, self.metrics)
             tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
             if self._hold:

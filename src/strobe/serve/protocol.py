@@ -57,7 +57,7 @@ class Prompt(Struct, tag="prompt", kw_only=True, forbid_unknown_fields=True):
     """Steer the stream; `typed_ms` is the viewer's clock, sent back with the answer."""
 
     text: Text
-    mode: Literal["recache", "soft", "interpolate"] = "recache"
+    mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
     over: Annotated[int, Meta(ge=1, le=64)] = 4
     typed_ms: float = 0.0
 
@@ -254,7 +254,7 @@ class RecipePrompt(Struct, kw_only=True):
 
     frame_block: int
     text: str
-    mode: Literal["recache", "soft", "interpolate"]
+    mode: Literal["recache", "soft", "interpolate", "shot"]
     over: int
 
 

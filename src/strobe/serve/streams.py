@@ -201,7 +201,7 @@ class Stream:
         """
         if not text.strip():
             raise ConfigError("the prompt is empty; say what to show")
-        check_mode(mode, over)
+        check_mode(mode, over, self.model.defaults.past)
         check_prompts(self.model.text, [text])
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)

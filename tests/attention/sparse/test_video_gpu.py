@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse import layout
+from strobe.attention.sparse import layout, video_plan
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ImplUnavailableError
@@ -82,6 +82,8 @@ def test_what_a_graph_reads_outlives_the_caches() -> None:
         found = call(inputs)
     expected = call(inputs).clone()
     layout._kept.cache_clear()
+    video_plan._kept.cache_clear()
+    video_plan._SEEN.clear()
     gc.collect()
     others = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in (30, 90, 128, 900, 1920, 3840) for _ in range(200)]
     graph.replay()

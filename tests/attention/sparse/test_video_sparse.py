@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
+from strobe.attention.sparse import video, video_plan
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
@@ -276,6 +278,10 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"tile": 4.0}, ConfigError, r"tile: got 4.0, expected \(time, height, width\)"),
         ({"forced": True}, ConfigError, "forced: got True, expected a strobe.Forced"),
         ({"estimator": 4}, ConfigError, "estimator: got 4, expected a strobe.Estimator"),
+        ({"probe": 0.0}, ConfigError, "probe: got 0.0, expected 0 for none or a number of queries"),
+        ({"grid": list(GRID), "topk": 2.0}, ConfigError, "topk: got 2.0, expected an int"),
+        ({"estimator": Forced()}, ConfigError, "estimator: got a Forced, expected a strobe.Estimator"),
+        ({"rope": (torch.ones(90, 4), torch.ones(89, 4))}, ShapeError, r"rope sin: got shape \(89, 4\) on cpu"),
         ({"probe": "64"}, ConfigError, "probe: got '64', expected 0 for none or a number of queries"),
         ({"rope": (1.0, 2.0)}, ConfigError, r"rope: got 1.0, expected \(cos, sin\), two tensors"),
         ({"softmax_scale": "small"}, ConfigError, "softmax_scale: got 'small', expected a number"),
@@ -285,9 +291,44 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    """After calls that do fit: what was decided of one, and is kept, does not serve another that only compares equal."""
     q, k, v = _qkv()
+    fits: dict[str, Any] = {"q": q, "k": k, "v": v, "grid": GRID, "topk": 2}
+    for rope in (None, (torch.ones(90, 4),) * 2):
+        for _ in range(2):
+            video_sparse_attention(**fits, rope=rope)
     with pytest.raises(error, match=message):
-        video_sparse_attention(**({"q": q, "k": k, "v": v, "grid": GRID, "topk": 2} | change))
+        video_sparse_attention(**(fits | change))
+
+
+def test_a_plan_is_found_again_where_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = _qkv()
+    rope = (torch.ones(90, 4), torch.zeros(90, 4))
+    video_plan._SEEN.clear()
+    with torch.no_grad():
+        first = video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=q, rope=rope)
+        monkeypatch.setattr(video, "_call_of", lambda *_, **__: pytest.fail("the call was checked again"))
+        again = video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=q, rope=rope)
+        assert torch.equal(first.out, again.out)
+        changes: tuple[dict[str, Any], ...] = (
+            {"topk": 3}, {"grid": (5, 3, 6)}, {"gate": None}, {"rope": None}, {"forced": Forced(own=True)}, {"impl": "reference"},
+            {"return_lse": True}, {"softmax_scale": 0.5}, {"estimator": Estimator(parts=2)}, {"coarse": False}, {"q": q.float()},
+        )  # fmt: skip
+        for change in changes:
+            with pytest.raises(pytest.fail.Exception, match="the call was checked again"):
+                video_sparse_attention(**({"q": q, "k": k, "v": v, "grid": GRID, "topk": 2, "gate": q, "rope": rope} | change))
+    with pytest.raises(pytest.fail.Exception):
+        video_sparse_attention(q.clone().requires_grad_(), k, v, grid=GRID, topk=2, gate=q, rope=rope)
+
+
+def test_a_plan_is_made_where_no_mode_of_the_caller_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a thread of its own: a tensor that is kept must not lie in the pool of a CUDA graph that the caller warms up."""
+    threads, planned = [], video_plan._planned
+    monkeypatch.setattr(video_plan, "_planned", lambda call: threads.append(get_ident()) or planned(call))
+    q, k, v = _qkv()
+    with torch.inference_mode():
+        found = video_sparse_attention(q, k, v, grid=(2, 5, 9), topk=1)
+    assert len(threads) == 1 and threads[0] != get_ident() and not found.q_tiles.sizes("cpu").is_inference()
 
 
 def test_explain_tells_of_the_call_itself() -> None:

@@ -84,7 +84,7 @@ def test_counts_and_tolerances_that_cannot_be_are_refused(options: dict[str, Any
         ({"alone": len}, "two functions or more, got 'alone'"),
         ({}, "two functions or more, got none"),
         ([len, sum], "give a dictionary of functions"),
-        ({"a": len, "b": 3}, "'b' is a int and cannot be called"),
+        ({"a": len, "b": 3}, "'b' cannot be called, for its type is int"),
         ({"a": len, "": sum}, "'' is no name"),
         ({"a": len, 1: sum}, "1 is no name"),
         ({"a": len, "a\n": sum}, "is no name"),

@@ -109,6 +109,23 @@ def test_layers_of_eight_bits(name: str) -> None:
             assert case.model.blocks[0].to_gate_compress.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan"])
+def test_layers_that_torchao_quantised(name: str, config: str) -> None:
+    quantization: Any = pytest.importorskip("torchao.quantization")
+    case = CASES[name]()
+    unquantised = case.run()
+    quantization.quantize_(case.model, getattr(quantization, config)())
+    dense = case.run()
+    assert (dense - unquantised).abs().max() > 1e-4, "nothing was quantised"
+    with sparsify(case.model, sparsity=1e-12):
+        assert (case.run() - dense).abs().max() <= 1e-5
+    if name == "wan":
+        with sparsify(case.model, sparsity=0.5, gates=gates()):
+            case.run()
+            assert case.model.blocks[0].to_gate_compress.weight.dtype == torch.float32
+
+
 def test_layerwise_casting() -> None:
     case = wan(1)
     case.model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)

@@ -84,6 +84,26 @@ def test_compiled_layers_compute_the_same(name: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("name", WIDE)
+def test_compiled_layers_in_cuda_graphs_compute_the_same(name: str) -> None:
+    """Compiled before anything ran uncompiled: what a layer keeps must not lie in the graphs' pool, and torch checks that."""
+    case = moved(WIDE[name](), torch.bfloat16)
+    with sparsify(case.model, **OPTIONS | {"sparsity": 0.6}):
+        torch._dynamo.reset()
+        case.model.compile_repeated_blocks(fullgraph=True, mode="reduce-overhead")
+        found = []
+        for _ in range(4):  # warm up, record, replay twice
+            torch.compiler.cudagraph_mark_step_begin()
+            found.append(case.run().clone())
+        torch._dynamo.reset()
+    for block in case.model.modules():
+        block._compiled_call_impl = None
+    with sparsify(case.model, **OPTIONS | {"sparsity": 0.6}):
+        eager = case.run()
+    assert all(apart(each, eager) < 0.05 for each in found)
+    assert torch.equal(found[2], found[3])
+
+
 def offload(model: Any, kind: str, *, streams: bool) -> None:
     blocks = 1 if kind == "block_level" else None
     apply_group_offloading(model, onload_device="cuda", offload_type=kind, num_blocks_per_group=blocks, use_stream=streams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,15 @@ from torch import Tensor
 from strobe.core.errors import WeightsError
 from strobe.models.checkpoint import SHOWN, compare_keys
 from strobe.models.vae.wan.autoencoder import WanVAE
-from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.vae.wan.weights import FILES, key_names, load_wan_vae, random_wan_vae
 
 Weights = dict[str, Tensor]
 
 
-def released(width: int = 2) -> Weights:
+def released() -> Weights:
     """A checkpoint in the original spelling with the released model's names and 16 latent channels."""
-    config = WanVAEConfig(width=width)
+    config = WanVAEConfig(width=2)
     names = key_names(config)[0]
     return {names[own]: tensor for own, tensor in random_wan_vae(config, 0).state_dict().items()}
 
@@ -56,14 +57,17 @@ def test_a_folder(tmp_path: Path, place: str) -> None:
     assert torch.equal(found.decoder.enter.weight, weights["decoder.conv1.weight"])
 
 
-def test_the_width_is_that_of_the_file(tmp_path: Path) -> None:
-    for width in (2, 3):
-        torch.save(released(width), tmp_path / "Wan2.1_VAE.pth")
-        assert load_wan_vae(tmp_path).config == WanVAEConfig(width=width)
+@pytest.mark.parametrize("spelling", [0, 1], ids=["original", "diffusers"])
+@pytest.mark.parametrize("config", [WanVAEConfig(width=2), WanVAEConfig(width=3), replace(WAN22, width=3, decoder_width=2)])
+def test_the_sizes_are_those_of_the_file(tmp_path: Path, config: WanVAEConfig, spelling: int) -> None:
+    names = key_names(config)[spelling]
+    tensors = {names[own]: tensor for own, tensor in random_wan_vae(config, 0).state_dict().items()}
+    torch.save(tensors, tmp_path / "Wan2.2_VAE.pth")
+    assert load_wan_vae(tmp_path).config == config
 
 
 def test_an_empty_folder_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"holds no Wan2.1 VAE; expected one of: Wan2.1_VAE.pth, vae/diffusion_pytorch"):
+    with pytest.raises(WeightsError, match=r"holds no Wan VAE; expected one of: Wan2.1_VAE.pth, Wan2.2_VAE.pth, vae/diffusion"):
         load_wan_vae(tmp_path)
     with pytest.raises(WeightsError, match=r"nothing.pth does not exist; give the weight file"):
         load_wan_vae(tmp_path / "nothing.pth")
@@ -87,7 +91,7 @@ def test_half_a_checkpoint_is_refused_with_its_gaps(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     save_file({"blocks.0.self_attn.q.weight": torch.zeros(2, 2)}, tmp_path / "dit.safetensors")
-    with pytest.raises(WeightsError, match="is no Wan2.1 VAE: it has neither encoder.conv1"):
+    with pytest.raises(WeightsError, match="is no Wan VAE: it has neither encoder.conv1"):
         load_wan_vae(tmp_path / "dit.safetensors")
 
 

@@ -83,11 +83,31 @@ class TestToldByTheCheckpoint:
             found(tmp_path, named="self_forcing")
 
 
-@pytest.mark.parametrize(("channels", "words"), [(48, "Wan2.2 5B and LongLive 2"), (36, "image-to-video")])
+class TestLongLive2:
+    WIDE = replace(SMALL, latent_channels=48)
+
+    @pytest.mark.parametrize("part", ["generator", "generator_ema", "model", ""])
+    def test_it_is_told_by_its_channels(self, tmp_path: Path, part: str) -> None:
+        tensors = prefixed(CausalWan(self.WIDE).state_dict())
+        torch.save({part: tensors} if part else tensors, tmp_path / "model_bf16.pt")
+        assert found(tmp_path, self.WIDE) == ("longlive-2", "its latents have 48 channels")
+        assert found(tmp_path, self.WIDE, named="causal-wan")[0] == "causal-wan"
+
+    def test_the_base_model_is_refused(self, tmp_path: Path) -> None:
+        save_file(CausalWan(self.WIDE).state_dict(), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel"}))
+        with pytest.raises(WeightsError, match="not causal and not few-step; .* with --recipe longlive-2, at your own risk"):
+            found(tmp_path, self.WIDE)
+
+    def test_what_it_is_run_with(self) -> None:
+        found = str(RECIPES["longlive-2"])
+        assert found.startswith("longlive-2 (window 32, sink 8, positions absolute")
+        assert found.endswith("timesteps 1000, 750, 500, 250, shift 5, sampler UniPC)")
+
+
 @pytest.mark.parametrize("stated", [True, False])
-def test_other_latents_are_told_before_any_tensor_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int, words: str, stated: bool
-) -> None:
+def test_other_latents_are_told_before_any_tensor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: bool) -> None:
+    channels, words = 36, "image-to-video"
     config = replace(SMALL, latent_channels=channels)
     save_file(CausalWan(config).state_dict(), tmp_path / "model.safetensors")
     if stated:

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from strobe.perf.logs import read_log
-from strobe.perf.records.lines import read_lines
+from strobe.perf.records.lines import check, number_of, read_lines, seal
 from strobe.perf.records.packed import RECORDS
 from strobe.perf.records.record import Clip, End, Excluded, Header, Memory, Record, Span
-from strobe.perf.records.seal import check, number_of, seal
 from strobe.perf.records.store import RunWriter, read_run
 
 NUM_CLIPS, NUM_SPANS = 3, 4

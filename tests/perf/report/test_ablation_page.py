@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from strobe.perf.records.lines import seal
 from strobe.perf.records.packed import RECORDS
 from strobe.perf.records.plan import PLAN, Plan, PlannedCell
-from strobe.perf.records.seal import seal
 from strobe.perf.report.ablation_page.build import ablation_report
 from strobe.perf.report.markdown import render_markdown
 

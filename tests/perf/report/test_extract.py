@@ -10,11 +10,11 @@ import pytest
 from strobe.perf.analysis.runs.log_metrics import attention_summary
 from strobe.perf.analysis.runs.log_rounds import LogRequest, stage_rounds
 from strobe.perf.logs import Constraint, read_log
+from strobe.perf.report.blocks.kernels import focal_section
 from strobe.perf.report.blocks.logs import (
     attention_section,
     input_file,
     inputs_section,
-    kernels_section,
     ranges,
     stages_section,
 )
@@ -84,9 +84,9 @@ def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> 
 
 
 def test_a_trace_without_the_kernel_has_a_row() -> None:
-    (table,) = kernels_section([("rank 0", ())], "flash").blocks
+    (table,) = focal_section([("rank 0", ())], "flash").blocks
     assert isinstance(table, Table) and len(table.rows) == 1
-    assert "none" in render_markdown(extract_report("t", "s", [kernels_section([("rank 0", ())], "flash")]))
+    assert "none" in render_markdown(extract_report("t", "s", [focal_section([("rank 0", ())], "flash")]))
 
 
 @pytest.mark.parametrize(

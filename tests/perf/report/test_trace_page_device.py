@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.window import Window
+from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
@@ -30,7 +31,7 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.trace_page.activity import MAX_BINS, activity_section
 from strobe.perf.report.trace_page.gaps import gaps_section
-from strobe.perf.report.trace_page.kernels import MAX_MEMBERS, kernels_section
+from strobe.perf.report.trace_page.kernels import kernels_section
 from strobe.perf.report.trace_page.launch import launch_section
 from strobe.perf.report.trace_study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace

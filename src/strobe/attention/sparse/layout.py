@@ -7,7 +7,8 @@ hold fewer tokens; their shapes are those of the grid's remainder. Source: Video
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -189,6 +190,16 @@ def held(found: Kept, device: torch.device) -> Kept:
     if device.type == "cuda" and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         _RECORDED.add(found)
     return found
+
+
+def made_apart(make: Callable[[], Kept]) -> Kept:
+    """Return what `make` makes, on a thread of its own, for tensors that are kept from call to call.
+
+    No mode of the caller reaches it, such as inference. And none of its tensors lies in the memory pool of a CUDA graph that the
+    caller warms up or records: `mode="reduce-overhead"` of torch.compile refuses those that outlive a call.
+    """
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(make).result()
 
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, announce
+from strobe.attention.impls import Choice, ambient, announce
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.layout import held
@@ -69,6 +69,7 @@ class _Stages(Protocol):
     tile_queries: Callable[..., tuple[Tensor, Tensor]]
     select: Callable[..., Selected]
     finish: Callable[..., Tensor]
+    rotate: Callable[..., Any]
 
 
 def fine_spec(
@@ -143,6 +144,34 @@ def tile_queries(plan: Plan, q: Tensor, q_rows: Grid) -> tuple[Tensor, Tensor]:
     """Queries in tile order and the means of their tiles, for keys whose means are known."""
     with span(ATTENTION_TILE):
         return _stages(plan).tile_queries(q, q_rows, plan.wish)
+
+
+def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rotate q and k `[B, S, H, D]` by pairs of channels, as `video_sparse_attention` does; in one kernel where it fuses.
+
+    Args:
+        rope: (cos, sin), each `[S, D / 2]`.
+    """
+    if not _rotates_fused(q, k, rope):
+        return reference.rotate(q, rope), reference.rotate(k, rope)
+    with ambient(q):
+        turned: tuple[Tensor, Tensor] = _fused_stages().rotate(q, k, rope)
+        return turned
+
+
+def _rotates_fused(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
+    """Whether the kernel takes the call; what does not fit together is left to the plain rotation, which says so."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) is not Tensor or type(k) is not Tensor:
+        return False  # a compiler fuses the plain one itself
+    (_, rows, _, width), device = q.shape, q.device
+    fitting = k.shape[1] == rows and k.shape[3] == width and (k.dtype, k.device) == (q.dtype, device)
+    tables = all(type(each) is Tensor and each.shape == (rows, width // 2) and each.device == device for each in rope)
+    return fitting and tables and q.numel() > 0 and fuses(device, q.dtype, width) and not graded(q, k, *rope)
+
+
+def graded(*tensors: Tensor | None) -> bool:
+    """Whether a gradient may be asked for of one of the tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> tuple[AttentionOutput, Selected, BlockSelection]:

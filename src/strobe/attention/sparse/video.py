@@ -5,10 +5,13 @@ Everything a call's shapes and options decide is worked out once, in a plan, and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
-from typing import Any, Final, Literal, cast
+from operator import index
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +22,9 @@ from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid
-from strobe.attention.sparse.tiled import attend
-from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, plan_of
-from strobe.attention.types import AttentionOutput, TensorMeta, expect, scale_of
+from strobe.attention.sparse.tiled import attend, graded
+from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, key_of, plan_of, plan_seen, see_plan
+from strobe.attention.types import AttentionOutput, TensorMeta, constant_when_traced, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
 
 _FREE: Final = Forced()
@@ -107,30 +110,36 @@ def video_sparse_attention(
         ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    call = _call_of(
-        (q, k, v),
-        (gate, rope),
-        grid=grid,
-        kv_grid=kv_grid,
-        tile=tile,
-        kv_tile=kv_tile,
-        topk=topk,
-        sparsity=sparsity,
-        coarse=coarse,
-        forced=forced,
-        estimator=estimator,
-        softmax_scale=softmax_scale,
-        q_layout=q_layout,
-        kv_layout=kv_layout,
-        impl=impl,
-        return_lse=return_lse,
-        probe=probe,
-    )
-    found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
-    if rope is not None:
-        _check_rope(rope, q)
-    if found.opaque and probe == 0:
-        return _as_one_operator(call, found, (q, k, v), gate, rope)
+    options = (grid, kv_grid, tile, kv_tile, topk, sparsity, coarse, softmax_scale, q_layout, kv_layout, impl, return_lse)
+    key = key_of((q, k, v), gate, rope, options, (forced, estimator, probe))
+    found = None if key is None else plan_seen(key, q.device)
+    if found is None:
+        call = _call_of(
+            (q, k, v),
+            (gate, rope),
+            grid=grid,
+            kv_grid=kv_grid,
+            tile=tile,
+            kv_tile=kv_tile,
+            topk=topk,
+            sparsity=sparsity,
+            coarse=coarse,
+            forced=forced,
+            estimator=estimator,
+            softmax_scale=softmax_scale,
+            q_layout=q_layout,
+            kv_layout=kv_layout,
+            impl=impl,
+            return_lse=return_lse,
+            probe=probe,
+        )
+        found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
+        if rope is not None:
+            _check_rope(rope, q)
+        if found.opaque and probe == 0:
+            return _as_one_operator(call, found, (q, k, v), gate, rope)
+        if key is not None:
+            see_plan(key, found)
     with ambient(q):
         spread = None if gate is None else _spread(gate, q)
         out, fine, selection, tiled = attend(found.plan, (q, k, v), (found.q_rows, found.kv_rows), rope, spread)
@@ -149,16 +158,15 @@ def _as_one_operator(
     rope: tuple[Tensor, Tensor] | None,
 ) -> VideoAttentionOutput:
     """Put the call into a compiler's graph as one operator."""
-    q, per_head = tensors[0], found.plan.wish.per_head
-    one_number = not isinstance(call.topk, tuple)
-    topk = list(per_head[:1] if one_number else per_head)
+    q, per_head, forced = tensors[0], found.plan.wish.per_head, call.forced
+    topk = list(per_head if isinstance(call.topk, tuple) else per_head[:1])
     cos, sin = (None, None) if rope is None else rope
-    out, lse, indices = torch.ops.strobe.video_sparse_attention.default(
-        *tensors, gate, cos, sin,
-        list(found.q_tiles.grid), list(found.kv_tiles.grid), list(found.q_tiles.tile), list(found.kv_tiles.tile), topk,
-        call.coarse, call.forced.own, call.forced.first_frames, call.forced.last_frames, call.estimator.parts,
-        found.plan.spec.softmax_scale, *call.layouts, call.impl, call.return_lse,
-    )  # fmt: skip
+    text = _text_of(
+        (found.q_tiles.grid, found.kv_tiles.grid, found.q_tiles.tile, found.kv_tiles.tile, tuple(topk)),
+        (forced.own, index(forced.first_frames), index(forced.last_frames), index(call.estimator.parts)),
+        (call.coarse, found.plan.spec.softmax_scale, *call.layouts, call.impl, call.return_lse),
+    )
+    out, lse, indices = torch.ops.strobe.video_sparse_attention.default(*tensors, gate, cos, sin, text)
     counts = torch.tensor(topk, dtype=torch.int32, device=q.device)[:, None].expand(q.shape[0], q.shape[2], indices.shape[2])
     selection = BlockSelection(
         indices=indices,
@@ -180,50 +188,49 @@ def _as_one_operator(
     )
 
 
+@constant_when_traced
+def _text_of(tiles: tuple[tuple[int, ...], ...], policy: tuple[bool, int, int, int], rest: tuple[Any, ...]) -> str:
+    """Write what a call is given beside tensors; as a constant of a traced graph, so the arguments are plain values."""
+    grid, kv_grid, tile, kv_tile, topk = tiles
+    coarse, softmax_scale, q_layout, kv_layout, impl, return_lse = rest
+    written = {
+        "grid": grid, "kv_grid": kv_grid, "tile": tile, "kv_tile": kv_tile, "topk": topk, "policy": policy, "coarse": coarse,
+        "softmax_scale": softmax_scale, "q_layout": q_layout, "kv_layout": kv_layout, "impl": impl, "return_lse": return_lse,
+    }  # fmt: skip
+    return json.dumps(written)
+
+
+@lru_cache(maxsize=256)
+def _options_of(text: str) -> dict[str, Any]:
+    """Read the options of `video_sparse_attention` that were written; not to be changed."""
+    read = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
+    own, first_frames, last_frames, parts = read.pop("policy")
+    read["topk"] = read["topk"][0] if len(read["topk"]) == 1 else read["topk"]
+    forced = Forced(own=own, first_frames=first_frames, last_frames=last_frames)
+    return read | {"forced": forced, "estimator": Estimator(parts=parts)}
+
+
 def _video(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    grid: Sequence[int],
-    kv_grid: Sequence[int],
-    tile: Sequence[int],
-    kv_tile: Sequence[int],
-    topk: Sequence[int],
-    coarse: bool,
-    own: bool,
-    first_frames: int,
-    last_frames: int,
-    parts: int,
-    softmax_scale: float,
-    q_layout: str,
-    kv_layout: str,
-    impl: str,
-    return_lse: bool,
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, cos: Tensor | None, sin: Tensor | None, call: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return out `[B, S_q, H, D]`, lse float32 `[B, H, S_q]` (empty unless asked for), and indices int32 `[B, H, N_q, K]`.
 
-    A compiler calls it for calls without gradients whose stages run fused on the device. `topk` holds one number or one per head.
+    A compiler calls it for calls without gradients whose stages run fused on the device. What is no tensor comes as one text:
+    each argument of an operator costs the host time in every call, most of all lists.
     """
-    found = video_sparse_attention(
-        q, k, v, grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk[0] if len(topk) == 1 else topk,
-        gate=gate, coarse=coarse, forced=Forced(own=own, first_frames=first_frames, last_frames=last_frames),
-        estimator=Estimator(parts=parts), rope=None if cos is None or sin is None else (cos, sin), softmax_scale=softmax_scale,
-        q_layout=cast(Layout, q_layout), kv_layout=cast(Layout, kv_layout), impl=impl, return_lse=return_lse,
-    )  # fmt: skip
-    lse = q.new_empty(0, dtype=torch.float32) if found.lse is None else found.lse
+    rope = None if cos is None or sin is None else (cos, sin)
+    found = video_sparse_attention(q, k, v, gate=gate, rope=rope, **_options_of(call))
+    lse = torch.empty(0, dtype=torch.float32, device=q.device) if found.lse is None else found.lse
     return found.out.contiguous(), lse.contiguous(), found.selection.indices
 
 
 def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    batch, rows, heads, _ = q.shape
-    grid, tile, topk, return_lse = arguments[5], arguments[7], arguments[9], arguments[-1]
-    tiles = prod(-(-size // step) for size, step in zip(grid, tile, strict=True))
+    (batch, rows, heads, _), options = q.shape, _options_of(arguments[-1])
+    tiles, topk = prod(-(-size // step) for size, step in zip(options["grid"], options["tile"], strict=True)), options["topk"]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, rows) if return_lse else 0, dtype=torch.float32, device=q.device)
-    return out, lse, torch.empty((batch, heads, tiles, max(topk)), dtype=torch.int32, device=q.device)
+    lse = torch.empty((batch, heads, rows) if options["return_lse"] else 0, dtype=torch.float32, device=q.device)
+    most = topk if isinstance(topk, int) else max(topk)
+    return out, lse, torch.empty((batch, heads, tiles, most), dtype=torch.int32, device=q.device)
 
 
 # Without the layers of `torch.library.custom_op`: they take as long as a launch, and serve gradients, which it has none of.
@@ -301,8 +308,8 @@ def _call_of(
         softmax_scale=None if softmax_scale is None else scale_of(softmax_scale),
         impl=impl,
         return_lse=return_lse or probe > 0,
-        needs_grad=_graded(q, k, v, *tables),
-        plain=_graded(q, k, v, gate, *tables),
+        needs_grad=graded(q, k, v, *tables),
+        plain=graded(q, k, v, gate, *tables),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
@@ -310,10 +317,6 @@ def _call_of(
 def _three(name: str, sizes: Iterable[int]) -> tuple[int, ...]:
     expect(name, sizes, Iterable, "(time, height, width)")
     return tuple(sizes)
-
-
-def _graded(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _in_order(lse: Tensor, q_rows: Grid) -> Tensor:

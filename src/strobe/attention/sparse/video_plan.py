@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import index
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
-from strobe.attention.sparse.layout import TileLayout, held, tile_layout
+from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec
-from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses
+from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
 from strobe.attention.types import TensorMeta, check, constant_when_traced
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -85,10 +87,72 @@ def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
     return held(_kept(call), call.faces[0].device) if keep else _planned(call)
 
 
+_MOST_SEEN: Final = 256
+_SEEN: Final[dict[tuple[Any, ...], VideoPlan]] = {}
+_NAMES_OF_TILES: Final = (tuple, int, str)
+
+
+def key_of(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    gate: Tensor | None,
+    rope: tuple[Tensor, Tensor] | None,
+    options: tuple[Any, ...],
+    policy: tuple[Forced, Estimator, int],
+) -> tuple[Any, ...] | None:
+    """Return what decides on the plan of a call, unchecked; None where the plan is not to be found by it.
+
+    A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: a
+    call with a value that only compares equal to one that is allowed, such as 2.0 to 2, has no key.
+
+    Args:
+        options: grid, kv_grid, tile, kv_tile, topk, sparsity, coarse, softmax_scale, layouts, impl and return_lse, as given.
+        policy: what is forced, the estimator, and the number of probed queries.
+    """
+    q, k, v = tensors
+    (grid, kv_grid, tile, kv_tile, topk, _, _, softmax_scale, *_), (forced, estimator, probe) = options, policy
+    if torch.compiler.is_compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return None
+    if type(probe) is not int or probe or type(forced) is not Forced or type(estimator) is not Estimator:
+        return None
+    if type(grid) is not tuple or type(kv_grid) not in (tuple, NoneType) or type(topk) not in (int, NoneType):
+        return None
+    if type(tile) not in _NAMES_OF_TILES or type(kv_tile) not in (*_NAMES_OF_TILES, NoneType):
+        return None
+    if type(softmax_scale) not in (float, NoneType) or type(gate) not in (Tensor, NoneType):
+        return None
+    tables: tuple[Any, ...] = ()
+    if rope is not None:
+        if type(rope) is not tuple or len(rope) != 2 or type(rope[0]) is not Tensor or type(rope[1]) is not Tensor:
+            return None
+        tables = (rope[0].shape, rope[0].device, rope[1].shape, rope[1].device)
+    if graded(q, k, v, gate, *(rope or ())):
+        return None
+    return (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gate is None, tables, options,
+        forced.own, forced.first_frames, forced.last_frames, estimator.parts, torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+
+
+def plan_seen(key: tuple[Any, ...], device: torch.device) -> VideoPlan | None:
+    """Return the plan of the call of an equal key, or None."""
+    try:
+        found = _SEEN.get(key)
+    except TypeError:  # something in it cannot be hashed; the checks will say what it should be
+        return None
+    return None if found is None else held(found, device)
+
+
+def see_plan(key: tuple[Any, ...], found: VideoPlan) -> None:
+    """Keep the plan of a call that has passed every check."""
+    if len(_SEEN) >= _MOST_SEEN:
+        _SEEN.clear()
+    with suppress(TypeError):
+        _SEEN[key] = found
+
+
 @lru_cache(maxsize=256)
 def _kept(call: VideoCall) -> VideoPlan:
-    with torch.inference_mode(False):  # what an inference makes, training could not use
-        return _planned(call)
+    return made_apart(partial(_planned, call))
 
 
 def _planned(call: VideoCall) -> VideoPlan:

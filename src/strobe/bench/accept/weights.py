@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from strobe.bench.accept.verdict import judged
+from strobe.core.printable import first_of
 from strobe.engine.load import Model
 from strobe.perf.records.checks import Check
 
@@ -29,7 +30,7 @@ def check_weights(model: Model) -> Iterator[Check]:
         f"tensors of {len(tensors)} that hold NaN or infinity",
         "fact: a product with NaN is NaN",
         bounds=(None, 0),
-        detail=_first(broken),
+        detail=first_of(broken, _NAMED),
     )
     yield judged(
         "weights",
@@ -38,14 +39,9 @@ def check_weights(model: Model) -> Iterator[Check]:
         "matrices and convolutions all of whose numbers are 0",
         "fact: the gradient of a trained matrix moved it; only an untrained output or the B of an untrained LoRA is all 0",
         bounds=(None, 0),
-        detail=_first(empty),
+        detail=first_of(empty, _NAMED),
     )
 
 
 def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(tensor.sum(dtype=tensor.dtype).isfinite()) or bool(tensor.isfinite().all())
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from strobe.bench import peers
+from strobe.bench.attempt import Attempt
 from strobe.bench.attention import lines, oracle, ours, stages
-from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.contestant import PEER, Contestant, group_and_impl
 from strobe.bench.attention.inputs import Inputs
 from strobe.bench.attention.interleave import matmul_peak, plan_interleave
-from strobe.bench.clips import ClipNumbers
+from strobe.bench.clips import ClipNumbers, call_spans, trace_line
 from strobe.core.device import synchronize
 from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
@@ -205,19 +204,17 @@ class _Measurement:
         product()
         speeds = {name: each.speed for name, each in bound.items()} | {MATMUL: watch.probe(product)}
         spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
-        laps = plan_interleave(speeds, self._plan.seconds)
+        rounds, calls = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
-        for number in range(laps.rounds):
-            self._say(f"timing, round {number + 1} of {laps.rounds}")
+        for number in range(rounds):
+            self._say(f"timing, round {number + 1} of {rounds}")
             with ClockSampler(self._device) as sampler:
-                taken = [
-                    (name, watch.lap(runs[name], laps.calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)
-                ]
+                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
             clocks = sampler.clocks()
             for name, lap in taken:
                 clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
-                times = lines.spans(clip, spans[name], lap.times_ns, lap.clock)
-                self._writer.append(*times, *lines.spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
+                times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
+                self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
             self._writer.sync()
 
     def _split(self, name: str, contestant: Contestant, watch: Stopwatch) -> None:
@@ -225,7 +222,7 @@ class _Measurement:
             found = stages.split(contestant, self._device, watch)
             clip = self._clips.finish(name, "timed", None, len(found), read_clocks(self._device))
             clock: record.Clock = "cuda_event" if self._device.type == "cuda" else "perf_counter"
-            taken = [line for stage, ns in found.items() for line in lines.spans(clip, STAGE, (ns,), clock, stage)]
+            taken = [line for stage, ns in found.items() for line in call_spans(clip, STAGE, (ns,), clock, part=stage)]
             self._writer.append(*taken, clip)
             self._writer.sync()
         if attempt.reason:
@@ -252,16 +249,7 @@ class _Measurement:
         summary.parent.mkdir(exist_ok=True)
         write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
         clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
-        trace = record.Trace(
-            variant=name,
-            clip=clip.clip,
-            path=str(Path(path).relative_to(folder)),
-            sha256=file.sha256,
-            size_bytes=file.size_bytes,
-            first_block=1,
-            num_blocks=calls,
-        )
-        self._writer.append(trace, clip)
+        self._writer.append(trace_line(clip, file, folder, range(1, 1 + calls)), clip)
         self._writer.sync()
 
 

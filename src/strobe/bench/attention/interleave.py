@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -17,23 +16,11 @@ MAX_CALLS: Final = 6
 """Most calls of a contestant in a row."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InterleavePlan:
-    """Counts of palindromes, and of calls of each contestant.
-
-    Args:
-        rounds: palindromes.
-        calls: calls of each contestant in each of its two places of a palindrome.
-    """
-
-    rounds: int
-    calls: Mapping[str, int]
-
-
-def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> InterleavePlan:
+def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> tuple[int, Mapping[str, int]]:
     """Spend the budget: as many rounds of single calls as fit, then more calls per round of fast contestants.
 
-    Never fewer than `MIN_ROUNDS`, whatever the budget.
+    Returns:
+        Palindromes, never fewer than `MIN_ROUNDS`, and by contestant its calls in each of its two places of one.
     """
     budget_ns = seconds * 1e9
     cost = {name: max(speed.device_ns, speed.host_ns, 1) for name, speed in speeds.items()}
@@ -41,7 +28,7 @@ def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> InterleavePl
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ns / max(1, round_ns))))
     spare_ns = max(0.0, budget_ns - rounds * round_ns) / max(1, len(cost))
     calls = {name: max(1, min(MAX_CALLS, 1 + int(spare_ns / (2 * rounds * each)))) for name, each in cost.items()}
-    return InterleavePlan(rounds=rounds, calls=calls)
+    return rounds, calls
 
 
 def matmul_peak(dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:

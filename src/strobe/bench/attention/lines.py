@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,26 +21,6 @@ _HIGHER: Final = (COSINE, RECALL)
 def cell_line(cell: GridCell) -> AttentionCell:
     """Return the cell's place in the grid as a record."""
     return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
-
-
-def spans(clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock, part: str = "") -> Iterator[record.Span]:
-    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them."""
-    start = 0
-    for index, value in enumerate(times_ns):
-        yield record.Span(
-            variant=clip.variant,
-            clip=clip.clip,
-            order=clip.order,
-            palindrome=clip.palindrome,
-            name=name,
-            part=part,
-            index=index,
-            start_ns=start,
-            value_ns=value,
-            clock=clock,
-            warmup=False,
-        )
-        start += value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

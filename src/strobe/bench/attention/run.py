@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,21 +11,20 @@ import msgspec
 import torch
 
 from strobe.bench import peers
+from strobe.bench.attempt import Attempt
 from strobe.bench.attention import ours
-from strobe.bench.attention.attempt import Attempt
 from strobe.bench.attention.cell import CellPlan, measure_cell
 from strobe.bench.attention.contestant import PEER, group_and_impl
 from strobe.bench.attention.grid import TILES, GridCell
 from strobe.bench.attention.inputs import DATA, draw
 from strobe.bench.attention.lines import cell_line
 from strobe.bench.case import Progress
+from strobe.bench.cells import Outcome, claim, measure_cells
 from strobe.bench.runner import end_line
-from strobe.core.device import resolve_device, synchronize
-from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
-from strobe.core.files import file_inside, not_written, write_whole
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError, StrobeError, unknown_choice
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.records.grids import CELLS
-from strobe.perf.records.store import RunWriter, read_run, rotate
+from strobe.perf.records.store import RunWriter
 
 REQUEST: Final = "request.json"
 """File with the request of a folder; a rerun must ask for the same."""
@@ -68,15 +65,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"give more than 0 seconds per cell and 0 or more traced calls, got {self.seconds:g}, {self.traced_calls}"
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """Result of a run: cells measured now, cells that were complete before, and cells that could not be measured."""
-
-    measured: tuple[str, ...]
-    kept: tuple[str, ...]
-    failed: tuple[str, ...]
 
 
 def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
@@ -123,63 +111,9 @@ def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress
         ConfigError: the folder holds cells of another request.
         StrobeError: the records cannot be written, or the device is lost.
     """
-    device = resolve_device(request.device)
-    _claim(folder, request)
-    measured, kept, failed = [], [], []
-    for number, cell in enumerate(cells):
-        place = folder / CELLS / cell.name
-        if finished(place):
-            kept.append(cell.name)
-            continue
-        progress(number, len(cells), cell.name)
-        if place.exists():
-            rotate(place)
-        with Attempt() as attempt:
-            _measure(cell, request, place, partial(_say, progress, number, len(cells), cell.name))
-            measured.append(cell.name)
-        if attempt.reason:
-            failed.append(f"{cell.name}: {attempt.reason}")
-            with Attempt() as alive:
-                synchronize(device)
-            if alive.reason:
-                raise StrobeError(
-                    f"the device is lost: {attempt.reason}; the finished cells are kept, run the same command again"
-                )
-        _release(device)
-    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
-
-
-def finished(place: Path) -> bool:
-    """Return whether a cell's records have an end line with status `complete`."""
-    try:
-        end = read_run(place).end
-    except DataError:
-        return False
-    return end is not None and end.status == "complete"
-
-
-def _claim(folder: Path, request: Request) -> None:
-    """Write the request into the folder, or check that the folder holds the same one."""
-    file, text = folder / REQUEST, msgspec.json.format(msgspec.json.encode(request)) + b"\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=Request)
-            differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
-            if differing:
-                raise ConfigError(
-                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
-                )
-            return
-        write_whole(file, text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
-    except OSError as error:
-        raise not_written(file, error) from error
-
-
-def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
-    progress(number, total, f"{name}: {what}")
+    claim(folder, request)
+    asked = [(cell.name, partial(_measure, cell, request)) for cell in cells]
+    return measure_cells(asked, folder, resolve_device(request.device), progress)
 
 
 def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str], None]) -> None:
@@ -194,10 +128,3 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
             measure_cell(inputs, writer, plan, say)
         if attempt.reason:
             raise StrobeError(attempt.reason)
-
-
-def _release(device: torch.device) -> None:
-    """Free device memory before the next cell."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -62,9 +62,11 @@ class AttentionCall:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sizes = (self.q_tokens, self.kv_tokens, self.num_heads, self.head_dim, self.batch, self.num_kv_heads or 1)
-        if min(sizes) < 1:
-            raise ConfigError(f"an attention call has sizes of 1 or more, got {sizes}")
+        for size in ("q_tokens", "kv_tokens", "num_heads", "head_dim", "batch", "num_kv_heads"):
+            if (number := getattr(self, size)) is not None and number < 1:
+                raise ConfigError(f"{size} of an attention call: got {number}; give 1 or more")
+        if not 0 <= self.sparsity < 1:
+            raise ConfigError(f"sparsity: got {self.sparsity}; give a share from 0 (dense) to below 1")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
         if self.grid is not None and not prod(self.grid) == self.q_tokens == self.kv_tokens:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from strobe.bench.clips import ClipNumbers
+from strobe.bench.clips import ClipNumbers, trace_line
 from strobe.bench.own.inputs import Inputs, bound
 from strobe.bench.own.outputs import Leaf, agree, leaves
 from strobe.bench.runner import Outcome, end_line
@@ -87,7 +87,8 @@ def check_functions(functions: Functions) -> None:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise ConfigError(f"{name!r} is no name of a function: give text that can be printed, such as 'compiled'")
         if not callable(function):
-            raise ConfigError(f"{name!r} is a {type(function).__name__} and cannot be called; give a function, not its result")
+            kind = type(function).__name__
+            raise ConfigError(f"{name!r} cannot be called, for its type is {kind}; give a function, not its result")
     alike = [name.strip() for name in functions]
     if len(set(alike)) < len(alike):
         raise ConfigError(f"names must differ in more than spaces, got: {', '.join(map(repr, functions))}")
@@ -329,16 +330,7 @@ class _Run:
         path = self._writer.folder / "traces" / f"{number}-{words}.json.gz"
         file = trace_blocks(samples(), device=self._device, first_block=1, num_blocks=1, path=path, capture=Capture())
         clip = replace(self._clips.finish(name, "traced", None, 0, read_clocks(self._device)), calls=self._calls)
-        trace = record.Trace(
-            variant=name,
-            clip=clip.clip,
-            path=str(path.relative_to(self._writer.folder)),
-            sha256=file.sha256,
-            size_bytes=file.size_bytes,
-            first_block=0,
-            num_blocks=1,
-        )
-        self._writer.append(trace, clip)
+        self._writer.append(trace_line(clip, file, self._writer.folder, range(1)), clip)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from strobe.attention.tree import measure_links
-from strobe.bench.attention.attempt import Attempt
+from strobe.bench.attempt import Attempt
 from strobe.bench.tree.candidates import Inputs, Run, bind, check, draw
 from strobe.bench.tree.guide import guide_blocks
 from strobe.bench.tree.predict import links_line, predict

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import torch
 
-from strobe.bench.attention.run import Outcome, finished
 from strobe.bench.case import Progress
+from strobe.bench.cells import Outcome, claim, finished
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.spread import Job, spread
 from strobe.bench.runner import end_line
@@ -20,12 +19,10 @@ from strobe.bench.tree.lines import lines
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.files import file_inside, not_written, write_whole
+from strobe.core.files import write_whole
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.grids import CELLS, Surroundings
 from strobe.perf.records.store import RunWriter, rotate
-
-REQUEST: Final = "request.json"
 
 
 def cell_of(task: Task, timeout_s: float) -> Cell:
@@ -70,7 +67,7 @@ def run_cells(
     executor = LocalExecutor() if executor is None else executor
     if isinstance(executor, LocalExecutor):
         check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)], max_ranks)
-    _claim(folder, how)
+    claim(folder, how)
     measured, kept, failed = [], [], []
 
     def jobs() -> Iterator[Job[tuple[str, str]]]:
@@ -157,23 +154,3 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
         who = f"; rank {', '.join(map(str, gone))} left no word" if gone else ""
         return f"the launcher ended with code {done.code}{who}: {(errors or lines)[-1]}"
     return ""
-
-
-def _claim(folder: Path, how: How) -> None:
-    """Write the settings into the folder, or check that the folder holds the same ones."""
-    file = folder / REQUEST
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=How)
-            differing = [name for name in how.__struct_fields__ if getattr(held, name) != getattr(how, name)]
-            if differing:
-                raise ConfigError(
-                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
-                )
-            return
-        write_whole(file, msgspec.json.format(msgspec.json.encode(how)) + b"\n")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
-    except OSError as error:
-        raise not_written(file, error) from error

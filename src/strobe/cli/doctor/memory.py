@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from strobe.cli.console import styled
 from strobe.cli.model import parse_size
+from strobe.core.printable import bytes_in
 
 if TYPE_CHECKING:
     from strobe.engine.config import ResolvedConfig
@@ -117,13 +118,13 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in GiB")
     table = Table("", Column("", justify="right"), "", box=None, show_header=False)
     for part in memory["parts"]:
-        table.add_row(f"  {part['name']}", f"{part['num_bytes'] / 2**30:.2f}", "" if part["exact"] else "estimated")
+        table.add_row(f"  {part['name']}", _gib(part["num_bytes"]), "" if part["exact"] else "estimated")
     free = memory["free_bytes"]
-    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {free / 2**30:.2f} free"
-    table.add_row("  total", f"{memory['total_bytes'] / 2**30:.2f}", verdict)
+    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {_gib(free)} free"
+    table.add_row("  total", _gib(memory["total_bytes"]), verdict)
     yield table
     if memory["arena_bytes"]:
-        yield f"  {memory['arena_bytes'] / 2**30:.2f} of it in one pool: keys and values, recorded passes and the decoder"
+        yield f"  {_gib(memory['arena_bytes'])} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
     if memory["needs"]:
         yield f"  to download: {memory['needs']}"
@@ -138,6 +139,10 @@ def devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
     table = Table(*numbers, "", box=None, header_style="")
     for each in devices:
         grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
-        held = [f"{rank['total_bytes'] / 2**30:.2f}" for rank in each["ranks"]]
+        held = [_gib(rank["total_bytes"]) for rank in each["ranks"]]
         table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
     yield table
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{bytes_in(num_bytes, 'GiB'):.2f}"

@@ -48,24 +48,6 @@ class Profiled(ModelFlags):
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
         blocks: length of a clip in frame blocks.
         seed: of all noise.
-        model: shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan checkpoint.
-        weights: file or folder of a Wan model's weights.
-        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
-        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
-        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
-        release: folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.
-        prompt_cache: folder that keeps the embeddings of prompts for the next time.
-        size: frame height x width of a Wan model, such as 320x576; 480x832 by default.
-        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid or causal-wan; by default as they say.
-        window: latent frames attended, instead of the preset's or model's.
-        sink: first latent frames that stay for good, instead of the preset's or model's.
-        positions: absolute or rebased, instead of the model's.
-        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
-        shift: of the schedule, instead of the model's.
-        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
-        text_dtype: of that text encoder, bfloat16 or float32.
-        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
-        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
         device: auto, cpu, cuda or cuda:N.
     """
 

@@ -174,6 +174,8 @@ class VideoDecoderShape:
         width: channels of the last level; level i has `width * multipliers[-1 - i]`.
         residual_blocks: per level, plus one.
         doubles_time: after which level the number of frames doubles too; the last level doubles nothing.
+        halves_channels: where height and width double, channels are halved.
+        out_channels: of the last convolution.
     """
 
     width: int
@@ -182,6 +184,8 @@ class VideoDecoderShape:
     residual_blocks: int
     doubles_time: tuple[bool, ...]
     source: str
+    halves_channels: bool = True
+    out_channels: int = 3
 
 
 WAN_VAE: Final = VideoDecoderShape(
@@ -217,9 +221,9 @@ def vae_decode(shape: VideoDecoderShape, latent: LatentShape, *, dtype: str, fir
             if shape.doubles_time[level] and not first:
                 cost += conv(cells, out, 2 * out, taps=3, dtype=dtype)
                 cells *= 2
-            cells, channels = 4 * cells, out // 2
+            cells, channels = 4 * cells, out // 2 if shape.halves_channels else out
             cost += conv(cells, out, channels, taps=9, dtype=dtype)
-    return cost + conv(cells, channels, 3, taps=27, dtype=dtype)
+    return cost + conv(cells, channels, shape.out_channels, taps=27, dtype=dtype)
 
 
 def _residual_block(cells: int, given: int, out: int, dtype: str) -> Cost:

@@ -108,11 +108,15 @@ class Forward:
         self._turned = None
 
     def tables(self, angles: Rope) -> Rope:
-        """Convert Wan's rotations `[1, S, 1, D]`, every angle twice, to (cos, sin), each `[S, D / 2]`, once for all layers."""
+        """Convert Wan's rotations `[1, S, 1, D]`, every angle twice, to (cos, sin), each `[S, D / 2]`, once for all layers.
+
+        Under a compiler they are views, so that no compiled layer copies them in a kernel of its own.
+        """
         if torch.compiler.is_compiling():
-            return _tables(angles)
+            return _halves(angles)
         if self._turned is None or self._turned[0] is not angles[0]:
-            self._turned = angles[0], _tables(angles)
+            cos, sin = _halves(angles)
+            self._turned = angles[0], (cos.contiguous(), sin.contiguous())
         return self._turned[1]
 
     def check_tile(self, grid: Triple) -> None:
@@ -142,9 +146,9 @@ class Forward:
             )
 
 
-def _tables(angles: Rope) -> Rope:
+def _halves(angles: Rope) -> Rope:
     cos, sin = angles
-    return cos[0, :, 0, 0::2].contiguous(), sin[0, :, 0, 1::2].contiguous()
+    return cos[0, :, 0, 0::2], sin[0, :, 0, 1::2]
 
 
 class Arguments:

@@ -18,7 +18,7 @@ from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.forward import Rope
-from strobe.integrations.diffusers.processors import SparseProcessor
+from strobe.integrations.diffusers.processors import SparseProcessor, heads_apart
 
 Operands = tuple[Tensor, Tensor, Tensor]
 
@@ -93,7 +93,7 @@ class JointProcessor(SparseProcessor):
 
 
 def _projected(attn: Any, states: Tensor, layers: tuple[Any, Any, Any]) -> Operands:
-    q, k, v = (layer(states).unflatten(2, (attn.heads, -1)) for layer in layers)
+    q, k, v = (heads_apart(layer(states), attn.heads) for layer in layers)
     return q, k, v
 
 

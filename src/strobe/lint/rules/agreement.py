@@ -276,28 +276,16 @@ def _is_base(figure: Figure) -> bool:
 
 
 RULES: Final = (
-    Rule(
-        id="two-values",
-        meaning="A figure of one configuration is the same wherever the document gives it.",
-        severity="error",
-        check=two_values,
-    ),
-    Rule(
-        id="prose-disagrees",
-        meaning="A figure in a sentence is the one the tables give.",
-        severity="error",
-        check=prose_disagrees,
-    ),
+    Rule(id="two-values", meaning="A figure of one configuration is the same wherever the document gives it.", check=two_values),
+    Rule(id="prose-disagrees", meaning="A figure in a sentence is the one the tables give.", check=prose_disagrees),
     Rule(
         id="delta-disagrees",
         meaning="A difference in a sentence is that of the two figures in the table.",
-        severity="error",
         check=delta_disagrees,
     ),
     Rule(
         id="value-of-another",
         meaning="A measured value belongs to the number of steps that the tables give it.",
-        severity="error",
         check=value_of_another,
     ),
 )

@@ -304,17 +304,11 @@ def _target(study: LintStudy, each: Expression) -> Bounds | None:
 
 
 RULES: Final = (
-    Rule(id="formula", meaning="A formula written out gives what it is said to give.", severity="error", check=formula),
-    Rule(
-        id="arrow",
-        meaning="A percentage or ratio beside `a -> b` or `from a to b` is the change from a to b.",
-        severity="error",
-        check=arrow,
-    ),
+    Rule(id="formula", meaning="A formula written out gives what it is said to give.", check=formula),
+    Rule(id="arrow", meaning="A percentage or ratio beside `a -> b` or `from a to b` is the change from a to b.", check=arrow),
     Rule(
         id="two-decompositions",
         meaning="One measured value is not made up in two ways that exclude each other.",
-        severity="error",
         check=decompositions,
     ),
 )

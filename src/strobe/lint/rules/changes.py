@@ -300,7 +300,6 @@ RULES: Final = (
     Rule(
         id="change-column",
         meaning="A change or speedup is that of one statistic, by one formula, in every row.",
-        severity="error",
         check=change_column,
     ),
     Rule(

@@ -180,19 +180,8 @@ RULES: Final = (
     Rule(
         id="superlative",
         meaning="What is called the largest or the fastest has the largest or smallest figure of its chapter.",
-        severity="error",
         check=superlative,
     ),
-    Rule(
-        id="memory-fit",
-        meaning="What is recommended for a GPU of some size has a peak that fits into it.",
-        severity="error",
-        check=memory_fit,
-    ),
-    Rule(
-        id="explains-more",
-        meaning="A part that explains a difference is not larger than the difference.",
-        severity="error",
-        check=explains,
-    ),
+    Rule(id="memory-fit", meaning="What is recommended for a GPU of some size has a peak that fits into it.", check=memory_fit),
+    Rule(id="explains-more", meaning="A part that explains a difference is not larger than the difference.", check=explains),
 )

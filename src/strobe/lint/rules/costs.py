@@ -268,21 +268,18 @@ RULES: Final = (
     Rule(
         id="above-peak",
         meaning="A rate does not exceed the peak of the device that is named or given.",
-        severity="error",
         check=above_peak,
         needs="a device, named in the document or by --device",
     ),
     Rule(
         id="below-floor",
         meaning="A part of a transformer takes at least its FLOPs over the device's peak.",
-        severity="error",
         check=below_floor,
         needs="--model, a size, --window and a device",
     ),
     Rule(
         id="window-free",
         meaning="A smaller attention window saves time in proportion to the FLOPs it removes, or the reason is said.",
-        severity="error",
         check=window_free,
         needs="--model and a size",
     ),

@@ -220,7 +220,6 @@ RULES: Final = (
     Rule(
         id="fps-latency",
         meaning="A rate is frames / latency: the number of frames is the one the other rows agree on, or `--frames-per-block`.",
-        severity="error",
         check=fps_latency,
     ),
 )

@@ -175,36 +175,16 @@ def recorded_serialised(study: LintStudy) -> Iterator[Claim]:
 
 
 RULES: Final = (
-    Rule(id="recorded-lines", meaning="Every line is as it was written.", severity="error", check=recorded_lines),
-    Rule(
-        id="recorded-calls",
-        meaning="Calls per stage are recorded and are those of every clip.",
-        severity="error",
-        check=recorded_calls,
-    ),
-    Rule(id="recorded-spans", meaning="A clip has as many spans as it says.", severity="error", check=recorded_spans),
-    Rule(
-        id="recorded-workload",
-        meaning="Frames and calls follow from frame blocks and steps.",
-        severity="error",
-        check=recorded_workload,
-    ),
-    Rule(
-        id="recorded-parent",
-        meaning="A frame block lasts at least as long as what runs inside it.",
-        severity="error",
-        check=recorded_parent,
-    ),
+    Rule(id="recorded-lines", meaning="Every line is as it was written.", check=recorded_lines),
+    Rule(id="recorded-calls", meaning="Calls per stage are recorded and are those of every clip.", check=recorded_calls),
+    Rule(id="recorded-spans", meaning="A clip has as many spans as it says.", check=recorded_spans),
+    Rule(id="recorded-workload", meaning="Frames and calls follow from frame blocks and steps.", check=recorded_workload),
+    Rule(id="recorded-parent", meaning="A frame block lasts at least as long as what runs inside it.", check=recorded_parent),
     Rule(
         id="recorded-reference",
         meaning="A recorded metric that compares pictures names its reference.",
         severity="warning",
         check=recorded_reference,
     ),
-    Rule(
-        id="recorded-serialised",
-        meaning="No timing is taken with serialised launches.",
-        severity="error",
-        check=recorded_serialised,
-    ),
+    Rule(id="recorded-serialised", meaning="No timing is taken with serialised launches.", check=recorded_serialised),
 )

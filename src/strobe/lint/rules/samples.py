@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
+from strobe.core.printable import first_of
 from strobe.lint.document import DocumentSection, Table
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.quantity import quantities
@@ -79,7 +80,7 @@ def _claim(study: LintStudy, figures: list[Figure], found: Samples) -> Claim:
     blocks = _blocks(study, found)
     return Claim(
         place=first.place,
-        said=f"{title}: {first.quantity.text}" + (f" and {len(figures) - 1} more" if len(figures) > 1 else ""),
+        said=f"{title}: {first_of([figure.quantity.text for figure in figures], 1)}",
         corrected=f"max of {blocks or found.n}",
         why=f"{found.text} (line {found.line})"
         + (f", {blocks} frame blocks" if blocks else "")
@@ -219,7 +220,6 @@ RULES: Final = (
     Rule(
         id="statistics-order",
         meaning="Minimum, percentiles and maximum of one sample rise, and its mean lies between the outer ones.",
-        severity="error",
         check=statistics_order,
     ),
     Rule(

@@ -237,18 +237,8 @@ def _compare(study: LintStudy, claim: tuple[View, Series, SeriesEntry, Quantity]
 
 
 RULES: Final = (
-    Rule(id="share-sum", meaning="Shares of one whole add up to 100 %.", severity="error", check=share_sum),
-    Rule(
-        id="share-of-total",
-        meaning="A share is the figure of its row over that of all rows.",
-        severity="error",
-        check=share_of_total,
-    ),
-    Rule(id="calls-times-mean", meaning="Calls x mean is the sum.", severity="error", check=calls_times_mean),
-    Rule(
-        id="detail-total",
-        meaning="A row of a budget equals the total of the table that breaks it down.",
-        severity="error",
-        check=detail_total,
-    ),
+    Rule(id="share-sum", meaning="Shares of one whole add up to 100 %.", check=share_sum),
+    Rule(id="share-of-total", meaning="A share is the figure of its row over that of all rows.", check=share_of_total),
+    Rule(id="calls-times-mean", meaning="Calls x mean is the sum.", check=calls_times_mean),
+    Rule(id="detail-total", meaning="A row of a budget equals the total of the table that breaks it down.", check=detail_total),
 )

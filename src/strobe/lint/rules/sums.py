@@ -348,25 +348,17 @@ RULES: Final = (
     Rule(
         id="total-sum",
         meaning="A total is the sum of its rows; what it holds beyond them has a row of its own.",
-        severity="error",
         check=total_sum,
     ),
     Rule(
         id="row-sum",
         meaning="A total column that is the sum of the columns before it in most rows is so in every row.",
-        severity="error",
         check=row_sum,
     ),
-    Rule(
-        id="group-sum",
-        meaning="A total in printed output is the sum of the group of lines it names.",
-        severity="error",
-        check=group_sums,
-    ),
+    Rule(id="group-sum", meaning="A total in printed output is the sum of the group of lines it names.", check=group_sums),
     Rule(
         id="children-with-parent",
         meaning="A total counts a row or the rows it is made of, never both.",
-        severity="error",
         check=children_with_parent,
     ),
     Rule(

@@ -233,22 +233,15 @@ def contained(study: LintStudy) -> Iterator[Claim]:
 
 
 RULES: Final = (
-    Rule(
-        id="no-unit",
-        meaning="A time or a memory size has a unit, in its cell, its head or its caption.",
-        severity="error",
-        check=no_unit,
-    ),
+    Rule(id="no-unit", meaning="A time or a memory size has a unit, in its cell, its head or its caption.", check=no_unit),
     Rule(
         id="label-admitted",
         meaning="Figures are not left under a unit that the text itself calls wrong.",
-        severity="error",
         check=label_admitted,
     ),
     Rule(
         id="shorter-than-inside",
         meaning="What contains a kernel or a section lasts at least as long as that.",
-        severity="error",
         check=contained,
     ),
 )

@@ -52,6 +52,8 @@ class WanConfig:
 
 WAN_1_3B: Final = WanConfig()
 WAN_14B: Final = WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40)
-WAN_5B: Final = WanConfig(dim=3072, ffn_dim=14336, num_heads=24, latent_channels=48)
+WIDE: Final = 48
+"""Channels of the latents of Wan2.2 5B."""
+WAN_5B: Final = WanConfig(dim=3072, ffn_dim=14336, num_heads=24, latent_channels=WIDE)
 SIZES: Final[dict[str, WanConfig]] = {"wan-1.3b": WAN_1_3B, "wan-14b": WAN_14B, "wan-5b": WAN_5B}
 """Released sizes by name. Source: config.json of Wan2.1-T2V-1.3B and Wan2.1-T2V-14B; Wan2.2, `wan/configs/wan_ti2v_5B.py`."""

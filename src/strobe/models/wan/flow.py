@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Sampler = Literal["renoise", "unipc"]
+"""What a denoise step does with a flow; see `strobe.engine.schedule.NoiseSchedule`."""
 
 
 def shifted_sigma(timestep: float, shift: float) -> float:
@@ -26,6 +30,16 @@ def warped_timestep(timestep: float, shift: float) -> float:
     table = torch.linspace(1, 0, 1001, dtype=torch.float32)[:-1]
     s = table[1000 - int(timestep)] if timestep == int(timestep) else torch.tensor(timestep / 1000, dtype=torch.float32)
     return (shift * s / (1 + (shift - 1) * s) * 1000).item()
+
+
+@cache
+def unipc_sigma(timestep: float, shift: float) -> float:
+    """Return the noise level of a nominal timestep as the official UniPC has it: of ``0.999 timestep``, kept in float32.
+
+    Source: Wan2.2, `wan/utils/fm_solvers_unipc.py` at 00b69de (set_timesteps).
+    """
+    most = torch.tensor(1 - 1 / 1000, dtype=torch.float32).item()
+    return torch.tensor(shifted_sigma(most * timestep, shift), dtype=torch.float32).item()
 
 
 def to_x0(x: Tensor, flow: Tensor, sigma: float) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 
 from strobe.cache.policy import Past
 from strobe.core.errors import WeightsError, unknown_choice
-from strobe.models.wan.config import SIZES
+from strobe.models.wan.config import SIZES, WIDE
+from strobe.models.wan.flow import Sampler
 from strobe.models.wan.weights.checkpoint import OpenCheckpoint
 from strobe.models.wan.weights.files import LORA, read_json, read_source
 
@@ -27,7 +28,7 @@ class Recipe:
         lacks: what it needs and this engine does not have; empty if nothing.
         window, sink: latent frames that are attended, and those of them that stay for good.
         positions: see `strobe.cache.kv.Positions`.
-        past, past_weight: see `strobe.engine.config.ModelDefaults`.
+        past, past_weight, sampler: see `strobe.engine.config.ModelDefaults`.
         timesteps: nominal.
         shift: of the schedule.
         source: where that is published.
@@ -42,6 +43,7 @@ class Recipe:
     positions: Literal["absolute", "rebased"] = "rebased"
     past: Past = "kept"
     past_weight: float = 1.0
+    sampler: Sampler = "renoise"
     timesteps: tuple[float, ...] = SELF_FORCING
     shift: float = 5.0
     source: str
@@ -51,9 +53,12 @@ class Recipe:
         frames = f"window {self.window}, sink {self.sink}, positions {self.positions}"
         if self.past == "recomputed":
             frames += f", past recomputed with weight {self.past_weight:g}"
+        if self.past == "shots":
+            frames += ", sinks of shots"
         if self.past == "rolling":
             frames += f", {len(self.timesteps)} frame blocks in a pass"
-        return f"{self.name} ({frames}, timesteps {steps}, shift {self.shift:g})"
+        sampler = ", sampler UniPC" if self.sampler == "unipc" else ""
+        return f"{self.name} ({frames}, timesteps {steps}, shift {self.shift:g}{sampler})"
 
 
 def of_angle(radians: float) -> float:
@@ -125,6 +130,18 @@ RECIPES: Final[dict[str, Recipe]] = {
             source="Rolling Forcing, configs/rolling_forcing_dmd.yaml and wan/modules/causal_model.py (24 latent frames kept)",
         ),
         Recipe(
+            name="longlive-2",
+            size="wan-5b",
+            needs="LongLive-2.0-5B, model_bf16.pt (10.0 GB), Wan2.2-TI2V-5B for umT5 (about 11 GB) and Wan2.2_VAE.pth (2.8 GB)",
+            window=32,
+            sink=8,
+            positions="absolute",
+            past="shots",
+            sampler="unipc",
+            source="LongLive 2, configs/inference.yaml at 6b36d20; pipeline/causal_diffusion_inference.py as in "
+            "yyang181/LongLive at 134b486 (UniPC of 4 steps, shift 5; 2 steps are 1000,500)",
+        ),
+        Recipe(
             name="wan2.1",
             lacks="sampling of a whole clip at once: these weights are not causal and not few-step",
             source="Wan2.1, config.json",
@@ -173,20 +190,23 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
     if found.recipe.lacks:
         raise WeightsError(
             f"{opened.source.where} is for the recipe {found.recipe.name} ({found.why}), and this engine lacks "
-            f"{found.recipe.lacks}; give other weights, or run these in another way with --recipe self-forcing, at your own risk"
+            f"{found.recipe.lacks}; give other weights, or run these in another way with --recipe "
+            f"{'longlive-2' if opened.dit.config.latent_channels == WIDE else 'self-forcing'}, at your own risk"
         )
     return found
 
 
 def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
     source = opened.source
+    stated = _class_name(source.files[0].parent / "config.json")
+    if opened.dit.config.latent_channels == WIDE and (source.part or stated not in NOT_CAUSAL):
+        return Found(recipe=RECIPES["longlive-2"], why=f"its latents have {WIDE} channels")
     if source.part == "generator_ema":
         return Found(recipe=RECIPES["self-forcing"], why="it holds generator_ema")
     if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:
         return Found(recipe=RECIPES["longlive"], why=f"it holds generator, and {lora.name} beside it {LORA}")
     if source.part == "generator":
         return Found(recipe=RECIPES["causal-wan"], why="it holds generator alone, as several projects write it")
-    stated = _class_name(source.files[0].parent / "config.json")
     if stated in NOT_CAUSAL:
         return Found(recipe=RECIPES["wan2.1"], why=f"its config.json says {stated}")
     if stated in CAUSAL:

@@ -23,8 +23,8 @@ from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
 from strobe.perf.logs.vocabulary import UNIT
 from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.lines import number_of
 from strobe.perf.records.record import Header, Record, Span
-from strobe.perf.records.seal import number_of
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.upgrade import upgraded_span
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from strobe.core.errors import ConfigError
+from strobe.core.printable import first_of
 from strobe.perf.logs.numbers import Mark, Number, Reason, decides, read
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns
 from strobe.perf.logs.vocabulary import Unit, is_unit
@@ -195,13 +196,12 @@ class Log:
     @property
     def content(self) -> str:
         """Summary of the series in the log, for the message that a wanted one is missing."""
-        has = ", ".join(f"{series.kind} {series.title!r} ({len(series)})" for series in self.series[:8])
-        more = f" and {len(self.series) - 8} more" if len(self.series) > 8 else ""
+        has = first_of([f"{series.kind} {series.title!r} ({len(series)})" for series in self.series], 8)
         similar = f"; lines that look like a timing and match no pattern: {self.counts.similar:,}" if self.counts.similar else ""
         if not has and self.size_bytes > _LONGEST * max(self.counts.lines, 1):
             return "its lines are too long for a text log; strobe trace reads a profiler's trace"
         has = has or f"no timing in its lines ({self.counts.lines:,})"
-        return f"it has {has}{more}{similar}; a patterns file (--patterns) adds others"
+        return f"it has {has}{similar}; a patterns file (--patterns) adds others"
 
 
 def compiled(text: str) -> re.Pattern[str]:

@@ -11,8 +11,6 @@ from strobe.core.errors import DataError
 from strobe.core.files import file_inside
 
 PLAN: Final = "plan.json"
-CELLS: Final = "cells"
-"""Folder, inside an ablation's folder, that holds the cells' run folders."""
 
 Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
 """Change of a cell: none (the base), one setting, the clip or batch, one optimisation off, or several factors."""

@@ -20,10 +20,11 @@ import msgspec
 from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
 from strobe.core.files import not_written
 from strobe.core.notebook import html_table
+from strobe.core.printable import first_of
 from strobe.perf.records.base import Line
 from strobe.perf.records.checks import Check
 from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
-from strobe.perf.records.lines import read_lines
+from strobe.perf.records.lines import read_lines, seal
 from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
     Clip,
@@ -41,7 +42,6 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
-from strobe.perf.records.seal import seal
 from strobe.perf.records.upgrade import upgraded
 from strobe.perf.records.viewers import Served, Server, Viewer
 
@@ -249,10 +249,9 @@ class RunRecords:
         """Sentences, one for each kind of damage and each clip left out for it; empty if every line is as it was written."""
         found = [self.broken] if self.broken else []
         if self.bad_lines:
-            many, numbers = len(self.bad_lines) > 1, ", ".join(map(str, self.bad_lines[:_LISTED]))
-            more = f" and {len(self.bad_lines) - _LISTED} more" if len(self.bad_lines) > _LISTED else ""
-            verb = "lines {} are" if many else "line {} is"
-            found.append(f"{verb.format(numbers + more)} damaged in {RECORDS} and not read")
+            numbers = first_of([*map(str, self.bad_lines)], _LISTED)
+            which = f"lines {numbers} are" if len(self.bad_lines) > 1 else f"line {numbers} is"
+            found.append(f"{which} damaged in {RECORDS} and not read")
         if self.missing_lines:
             found.append(f"{RECORDS} lacks {self.missing_lines} of its lines")
         found += [f"clip {line.indices[0]} of {line.variant} is left out: {line.cause}" for line in self.damaged_clips]

@@ -10,25 +10,11 @@ from strobe.perf.analysis.runs.acceptance import Acceptance, Rate, acceptance_of
 from strobe.perf.records.checks import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, count, numeric
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
 from strobe.perf.report.blocks.notes import clips_section
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Banner,
-    Cell,
-    Code,
-    Column,
-    Fact,
-    Missing,
-    Number,
-    Paragraph,
-    Report,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Banner, Cell, Code, Fact, Missing, Number, Paragraph, Report, Section, Table, Text
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import significant
 
@@ -57,14 +43,11 @@ def accept_report(folder: Path) -> Report:
     found, head, work = acceptance_of(run), run.header, run.header.workload
     assert work is not None
     model, clips = head.model, clips_section(study)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Acceptance of {model.name if model else 'a model'}",
         subtitle=verdict(found),
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Weights", Code(model.weights_sha256 if model else "")),
             Fact("Frame", Text(f"{work.width}x{work.height} pixels, {work.fps} a second")),
             Fact("Prompt", Code(work.prompts[0].text)),
@@ -96,24 +79,24 @@ def line_table(run: RunRecords, found: Acceptance) -> Table:
     head, work = run.header, run.header.workload
     settings = run.variants[0].preset if run.variants else ""
     assert work is not None
-    columns = (
-        *map(Column, ("model", "weights", "preset", "frame", "device", "checks passed")),
-        *(Column(f"FPS: {rate.name}", numeric=True) for rate in found.rates),
-        *map(Column, ("date", "strobe")),
+    frame, commit = f"{work.height}x{work.width}", head.git.commit[:12] if head.git.commit else "no checkout"
+    passed = Text(f"{found.num_judged - len(found.failed)} of {found.num_judged}", "bad" if found.failed else "good")
+
+    def fps(rate: Rate) -> Field[None]:
+        return numeric(f"FPS: {rate.name}", lambda _: _fps(rate.median_fps, rate.note))
+
+    fields: tuple[Field[None], ...] = (
+        Field("model", lambda _: head.model.name if head.model else ""),
+        Field("weights", lambda _: head.model.weights_sha256[:12] if head.model else "", Code),
+        Field("preset", lambda _: settings),
+        Field("frame", lambda _: frame),
+        Field("device", lambda _: head.machine.device_name),
+        Field("checks passed", lambda _: passed),
+        *map(fps, found.rates),
+        Field("date", lambda _: head.date[:10]),
+        Field("strobe", lambda _: f"{head.strobe} {commit}"),
     )
-    commit = head.git.commit[:12] if head.git.commit else "no checkout"
-    cells: tuple[Cell, ...] = (
-        Text(head.model.name if head.model else ""),
-        Code(head.model.weights_sha256[:12] if head.model else ""),
-        Text(settings),
-        Text(f"{work.height}x{work.width}"),
-        Text(head.machine.device_name),
-        Text(f"{found.num_judged - len(found.failed)} of {found.num_judged}", "bad" if found.failed else "good"),
-        *(_fps(rate.median_fps, rate.note) for rate in found.rates),
-        Text(head.date[:10]),
-        Text(f"{head.strobe} {commit}"),
-    )
-    return Table("This model in one row.", columns, (Row(cells),))
+    return table_of("This model in one row.", fields, (None,))
 
 
 def markdown_line(run: RunRecords, found: Acceptance) -> str:
@@ -144,8 +127,7 @@ def rates_table(rates: Sequence[Rate]) -> Table:
         count("frame blocks", lambda each: len(each.blocks_ns)),
         Field("how", lambda each: each.note),
     )
-    rows = tuple(Row(tuple(field.cell(rate) for field in fields)) for rate in rates)
-    return Table("Each line adds what the one before leaves out.", tuple(field.column for field in fields), rows)
+    return table_of("Each line adds what the one before leaves out.", fields, rates)
 
 
 def _fps(value: float | None, why: str) -> Cell:
@@ -156,22 +138,18 @@ def check_table(checks: Sequence[Check], caption: str) -> Table:
     """Build the table of some checks: value, bounds, verdict and source."""
     fields: tuple[Field[Check], ...] = (
         Field("check", lambda each: each.name, Code),
-        numeric("value", _value),
-        Field("may be", lambda each: _bounds(each)),
-        Field("verdict", _verdict),
+        *_JUDGED,
         Field("what it is", lambda each: each.meaning),
         Field("source of the bound", lambda each: each.basis),
         Field("more", lambda each: each.detail),
     )
-    rows = tuple(Row(tuple(field.cell(check) for field in fields)) for check in checks)
-    return Table(caption, tuple(field.column for field in fields), rows)
+    return table_of(caption, fields, checks)
 
 
 def short_table(found: Acceptance) -> Table:
     """Build the table of all checks for a terminal: value, bounds and verdict."""
-    columns = (Column("check"), Column("value", numeric=True), Column("may be"), Column("verdict"))
-    rows = tuple(Row((Text(each.name), _value(each), Text(_bounds(each)), _verdict(each))) for each in found.checks)
-    return Table("Checks.", columns, rows)
+    name: Field[Check] = Field("check", lambda each: each.name)
+    return table_of("Checks.", (name, *_JUDGED), found.checks)
 
 
 def _checks(found: Acceptance) -> list[Section]:
@@ -201,6 +179,13 @@ def _verdict(check: Check) -> Text:
     if check.passed is None:
         return Text("reported, not judged", "muted")
     return Text("passed", "good") if check.passed else Text("FAILED", "bad")
+
+
+_JUDGED: Final[tuple[Field[Check], ...]] = (
+    numeric("value", _value),
+    Field("may be", _bounds),
+    Field("verdict", _verdict),
+)
 
 
 def _banners(run: RunRecords, found: Acceptance) -> tuple[Banner, ...]:

@@ -5,43 +5,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from strobe.core.costs import device_peaks
 from strobe.core.errors import DataError
 from strobe.core.files import found_inside
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
 from strobe.perf.measure.stats import outliers, percentile
-from strobe.perf.records.record import Gate
+from strobe.perf.records.record import Gate, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns, rate_number
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.spread import slow_end
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Cell,
-    Code,
-    Column,
-    LevelName,
-    Missing,
-    Number,
-    Paragraph,
-    Ratio,
-    Report,
-    Row,
-    Section,
-    Share,
-    Speedup,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Cell, Code, LevelName, Number, Paragraph, Ratio, Report, Section, Share, Speedup, Table, Text
 from strobe.perf.report.study import RunStudy, Subject
 
 _GREEN, _RED = Text("green", "good"), Text("RED", "bad")
+_Against: TypeAlias = tuple[Subject, SpanCost, float, Roofline]
+"""A subject, the cost of its kernel, the mean time of it, and its roofline."""
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
 
 
@@ -61,14 +47,12 @@ def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
     compared = tuple(_compared(study))
     sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
     sizes = next((subject.settings.sizes for subject in study.subjects), {})
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(_speedup(each) for each in compared),
+    return page(
+        speedups=map(_speedup, compared),
         title="Attention: " + ", ".join(subject.label for subject in study.subjects),
         subtitle=", ".join([*(f"{name} {size}" for name, size in sizes.items()), f"on {header.machine.device_name}"]),
-        facts=(),
         banners=banners(study),
-        sections=(*(section for section in sections if section is not None), settings_section(study)),
+        sections=(*sections, settings_section(study)),
     )
 
 
@@ -145,7 +129,7 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
         Field("implementation", lambda row: row[1].label, Code),
         Field("reference", lambda row: row[0].label, Code),
         Field("what", lambda row: _what(row[2].stage)),
-        numeric("speedup", _ratio, "median of the ratios of laps, 95 % interval"),
+        numeric("speedup", lambda row: ratio_cell(row[2].ratio, row[2].interval), "median of the ratios of laps, 95 % interval"),
         Field("verdict", lambda row: verdict_cell(row[2].verdict)),
         count("pairs", lambda row: len(row[2].ratios)),
         numeric("ratio of minima", lambda row: row[2].floor, "fastest lap against fastest lap", show=Ratio),
@@ -154,36 +138,35 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
     return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))
 
 
-def _ratio(row: tuple[Subject, Subject, Comparison]) -> Cell:
-    return ratio_cell(row[2].ratio, row[2].interval)
-
-
 def _rooflines(study: RunStudy) -> Section | None:
     name = study.runs[0].header.machine.device_name
     peaks = device_peaks(name)
-    rows, against = [], []
-    for subject in study.subjects:
-        values = _samples(subject, ATTENTION_KERNEL)
-        for cost in subject.settings.costs if values else ():
-            mean = statistics.fmean(values)
-            found = of_cost(cost, mean, peaks, subject.settings.dtype)
-            effective = found.effective_flops_per_s
-            shown: Cell = Missing("it is dense", "-") if effective is None else rate_number(effective / 1e12)
-            sparsity = Share(subject.settings.sparsity or 0.0)
-            rows.append(Row((Code(subject.label), Time(mean), Number(cost.flops / 1e9, 3), sparsity, *rate_cells(found), shown)))
-            against.append((subject.label, found))
+    sparsity = "share of the pairs that is not computed, from the actual mask"
+    effective = "FLOPs of the dense call / time; above the peak is possible"
+    fields: tuple[Field[_Against], ...] = (
+        Field("implementation", lambda row: row[0].label, Code),
+        time("mean", lambda row: row[2]),
+        numeric("GFLOP", lambda row: Number(row[1].flops / 1e9, 3), "of the pairs of tokens that are computed"),
+        numeric("sparsity", lambda row: row[0].settings.sparsity or 0.0, sparsity, show=Share),
+        *rate_fields(peaks, lambda row: row[3]),
+        numeric("effective TFLOP/s", _effective, effective, missing="it is dense"),
+    )
+    rows = [
+        (subject, cost, mean, of_cost(cost, mean, peaks, subject.settings.dtype))
+        for subject in study.subjects
+        if (values := _samples(subject, ATTENTION_KERNEL))
+        for mean in (statistics.fmean(values),)
+        for cost in subject.settings.costs
+    ]
     if not rows:
         return None
-    columns = (
-        Column("implementation"),
-        Column("mean", "ms", True),
-        Column("GFLOP", numeric=True, hint="of the pairs of tokens that are computed"),
-        Column("sparsity", numeric=True, hint="share of the pairs that is not computed, from the actual mask"),
-        *rate_columns(peaks),
-        Column("effective TFLOP/s", numeric=True, hint="FLOPs of the dense call / time; above the peak is possible"),
-    )
-    blocks = (Table("The kernel against the device.", columns, tuple(rows), (device_note(name, peaks), *anomaly_notes(against))),)
-    return Section("roofline", "Against the device's peaks", "", blocks)
+    notes = (device_note(name, peaks), *anomaly_notes((row[0].label, row[3]) for row in rows))
+    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
+
+
+def _effective(row: _Against) -> Number | None:
+    found = row[3].effective_flops_per_s
+    return None if found is None else rate_number(found / 1e12)
 
 
 def trace_files(study: RunStudy) -> dict[str, Path | None]:

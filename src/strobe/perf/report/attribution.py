@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from strobe.perf.analysis.structure.attribution import Attributed, attribute_modules, attribute_operators
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
-from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Cell, Code, Report, Section, Text
+from strobe.perf.report.blocks.page import page
+from strobe.perf.report.model import Banner, Block, Cell, Code, Report, Section, Text
 from strobe.perf.report.text import bytes_cell
 from strobe.perf.trace.events import MemoryTrack, Trace
 
@@ -26,12 +27,9 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
     on = ", ".join(options)
     caution = f"Taken with {on}: the profiler slowed the host unevenly. These times rank; they are no measurement."
     sections = tuple(Section(f"attribution-{label}", label, "", tuple(_blocks(trace, sort_by, top))) for label, trace in traces)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Attribution: " + ", ".join(label for label, _ in traces),
         subtitle=f"with {on}, by {sort_by}",
-        facts=(),
         banners=(Banner("caution", "No measurement.", (caution,)),),
         sections=sections,
     )

@@ -14,12 +14,12 @@ from strobe.perf.report.blocks.fields import Field, Unit, count, numeric, table_
 from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
+from strobe.perf.report.blocks.page import date_fact, page
 from strobe.perf.report.blocks.ratios import ratio_cell, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.settings import banners, environment_table
 from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Block,
     Cell,
@@ -65,14 +65,13 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         _settings(study, found),
         _notes(head),
     )
-    report = Report(
-        v=SCHEMA_VERSION,
+    report = page(
         speedups=speedups(findings),
         title=_title(head, found),
         subtitle=f"{'programs' if programs else 'functions'}, on {head.machine.device_name}",
-        facts=tuple(_facts(head, found)),
+        facts=_facts(head, found),
         banners=banners(study),
-        sections=tuple(part for part in parts if part is not None),
+        sections=parts,
     )
     return report, findings
 
@@ -290,7 +289,7 @@ def _title(head: Header, found: Sequence[OwnCode]) -> str:
 
 
 def _facts(head: Header, found: Sequence[OwnCode]) -> Iterator[Fact]:
-    yield Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC")))
+    yield date_fact(head.date)
     yield Fact("Run", Text(head.run))
     yield Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"))
     yield Fact("torch", Text(head.machine.torch or "not used"))

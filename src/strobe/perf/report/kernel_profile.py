@@ -5,39 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeAlias
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.spans import DENOISE_STEP, NAMES, VAE_DECODE
 from strobe.perf.analysis.device.roofline import Roofline, roofline
-from strobe.perf.analysis.runs.budget import CACHE, FEED_FORWARD, KERNELS, PROJECTIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.budget import (
+    CACHE,
+    FEED_FORWARD,
+    KERNELS,
+    PROJECTIONS,
+    REST,
+    KernelProfile,
+    Line,
+    Operation,
+    Whole,
+)
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.clocks import Clocks
 from strobe.perf.records.record import Machine
-from strobe.perf.report.blocks.fields import Field, count, numeric, share_cell, table_of, time
+from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.roofline import device_note, rate_fields
 from strobe.perf.report.blocks.spread import slow_end
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Banner,
-    Block,
-    Code,
-    Column,
-    Fact,
-    Missing,
-    Report,
-    Row,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Banner, Block, Code, Fact, Report, Section, Table, Text
 
 ISOLATED: Final = "by itself"
 VARIES: Final = 0.02
 """Relative variation of the clocks from which a note is given."""
 _DIFFERENCE: Final = "difference: as it runs - sum of the parts"
+_NO_OPERATION: Final = "no operation of its own"
+_Part: TypeAlias = tuple[Text, Fraction, Text]
+"""Name of a part, its time in ns, and how it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +80,12 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
     busy = tuple(_doubts(what))
     banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
     banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Kernel profile",
         subtitle=f"one denoise step, {what.dtype}, on {what.machine.device_name}",
-        facts=tuple(Fact(name, Text(value)) for name, value in what.facts),
-        banners=tuple(banners),
-        sections=tuple(section for section in sections if section is not None),
+        facts=(Fact(name, Text(value)) for name, value in what.facts),
+        banners=banners,
+        sections=sections,
     )
 
 
@@ -115,26 +112,15 @@ def _is_other(each: Operation) -> bool:
 
 def _budget(found: KernelProfile, what: Profiled) -> Section:
     step = found.step
-    columns = (
-        Column("component"),
-        Column("per step", "ms", True, "calls in a step x mean of one call by itself"),
-        Column("share of step", numeric=True),
-        Column("measured"),
+    fields: tuple[Field[_Part], ...] = (
+        Field("component", lambda row: row[0]),
+        time("per step", lambda row: float(row[1]), hint="calls in a step x mean of one call by itself"),
+        numeric("share of step", lambda row: row[1], show=share_of(step.mean_ns)),
+        Field("measured", lambda row: row[2]),
     )
-    whole = step.mean_ns
-    rows = [Row((Text(kind), Time(float(ns)), share_cell(ns, whole), Text(ISOLATED, "muted"))) for kind, ns in step.by_kind()]
-    rows.append(
-        Row(
-            (
-                Text(_DIFFERENCE),
-                Time(float(step.difference_ns)),
-                share_cell(step.difference_ns, whole),
-                Text("subtracted", "muted"),
-            )
-        )
-    )
-    total = (Text("one denoise step"), Time(float(whole)), Share(1.0), Text(f"as it runs, mean of {len(step.times_ns)}"))
-    rows.append(Row(total, strong=True))
+    rows: list[_Part] = [(Text(kind), ns, Text(ISOLATED, "muted")) for kind, ns in step.by_kind()]
+    rows.append((Text(_DIFFERENCE), step.difference_ns, Text("subtracted", "muted")))
+    rows.append((Text("one denoise step"), step.mean_ns, Text(f"as it runs, mean of {len(step.times_ns)}")))
     reasons = ["launches and the framework between operations", "other contents of caches", "operations that are in no part"]
     if what.compiled:
         reasons.append("fusion: the stream ran compiled, the parts by themselves did not")
@@ -144,7 +130,8 @@ def _budget(found: KernelProfile, what: Profiled) -> Section:
         *_spread(step),
     )
     lead = "The parts and the difference add up to the measured step."
-    return Section("budget", "Per-step time budget", lead, (Table("One denoise step.", columns, tuple(rows), notes),))
+    table = Table("One denoise step.", heads(fields), rows_of(fields, rows, strong=lambda row: row is rows[-1]), notes)
+    return Section("budget", "Per-step time budget", lead, (table,))
 
 
 def _spread(whole: Whole) -> Iterator[str]:
@@ -159,38 +146,27 @@ def _spread(whole: Whole) -> Iterator[str]:
         )
 
 
+def _float(ns: Fraction | None) -> float | None:
+    return None if ns is None else float(ns)
+
+
 def _regions(found: KernelProfile) -> Section:
-    columns = (
-        Column("region of the step"),
-        Column("as it runs", "ms", True, "timers around each region of each layer"),
-        Column("share of step", numeric=True),
-        Column("sum of parts", "ms", True, "operations by themselves"),
-        Column("difference", "ms", True),
+    step = found.step
+    fields: tuple[Field[Line], ...] = (
+        Field("region of the step", lambda row: (Code if row.name in NAMES else Text)(row.name)),
+        time("as it runs", lambda row: _float(row.in_situ_ns), hint="timers around each region of each layer"),
+        numeric("share of step", lambda row: row.in_situ_ns, show=share_of(step.mean_ns)),
+        time("sum of parts", lambda row: _float(row.isolated_ns), hint="operations by themselves", missing=_NO_OPERATION),
+        time("difference", lambda row: _float(row.difference_ns), missing=_NO_OPERATION),
     )
-    whole = found.step.mean_ns
-    rows = []
-    for line in found.by_region():
-        assert line.in_situ_ns is not None
-        shown = [
-            Missing("no operation of its own", "-") if ns is None else Time(float(ns))
-            for ns in (line.isolated_ns, line.difference_ns)
-        ]
-        name = Code(line.name) if line.name in NAMES else Text(line.name)
-        rows.append(Row((name, Time(float(line.in_situ_ns)), share_cell(line.in_situ_ns, whole), *shown)))
-    total = (
-        Code(DENOISE_STEP),
-        Time(float(whole)),
-        Share(1.0),
-        Time(float(found.step.isolated_ns)),
-        Time(float(found.step.difference_ns)),
-    )
-    rows.append(Row(total, strong=True))
+    whole = Line(name=DENOISE_STEP, isolated_ns=step.isolated_ns, in_situ_ns=step.mean_ns)
     notes = (
         f"Regions: mean over {len(found.fine_ns)} steps with timers around every region of every layer, in frame blocks of one "
         f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",
         f"{REST.capitalize()}: {', '.join(each.name for each in found.step.operations if each.inside == REST)}.",
     )
-    table = Table("One denoise step by region.", columns, tuple(rows), notes)
+    rows = rows_of(fields, (*found.by_region(), whole), strong=lambda row: row is whole)
+    table = Table("One denoise step by region.", heads(fields), rows, notes)
     return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
 
 
@@ -261,16 +237,23 @@ class _Details:
 def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section:
     decode = found.decode
     table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
-    columns = (Column(""), Column("per decode", "ms", True), Column("share", numeric=True))
-    lines = (("sum of the modules", decode.isolated_ns), (_DIFFERENCE, decode.difference_ns))
-    rows = [Row((Text(name), Time(float(ns)), share_cell(ns, decode.mean_ns))) for name, ns in lines]
-    rows.append(Row((Code(VAE_DECODE), Time(float(decode.mean_ns)), Share(1.0)), strong=True))
+    fields: tuple[Field[tuple[Text | Code, Fraction]], ...] = (
+        Field("", lambda row: row[0]),
+        time("per decode", lambda row: float(row[1])),
+        numeric("share", lambda row: row[1], show=share_of(decode.mean_ns)),
+    )
+    rows = (
+        (Text("sum of the modules"), decode.isolated_ns),
+        (Text(_DIFFERENCE), decode.difference_ns),
+        (Code(VAE_DECODE), decode.mean_ns),
+    )
+    shown = rows_of(fields, rows, strong=lambda row: row is rows[-1])
     notes = [
         f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
     ]
     if what.overlapped:
         notes.append("It ran beside the commit pass, which slows both down; by themselves the modules had the device alone.")
-    account = Table("Decoder: parts against the whole.", columns, tuple(rows), tuple(notes))
+    account = Table("Decoder: parts against the whole.", heads(fields), shown, tuple(notes))
     return Section("decoder", "VAE decoder", "", (table, account))
 
 

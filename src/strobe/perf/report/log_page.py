@@ -9,9 +9,10 @@ from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.log.decide import decide
 from strobe.perf.report.blocks.log.entries import read_entries
 from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.findings import find
-from strobe.perf.report.model import SCHEMA_VERSION, Count, Fact, Report, Text
+from strobe.perf.report.model import Count, Fact, Report, Text
 from strobe.perf.report.study import load_study
 
 
@@ -32,9 +33,8 @@ def log_report(folders: Sequence[Path], into: Path) -> Report:
     head = entries[0].run.header
     environment = settings_section(load_study([entries[0].run.folder], into))
     references = dict.fromkeys(entry.reference for entry in entries)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(speedups(entries)),
+    return page(
+        speedups=speedups(entries),
         title="Optimisation log",
         subtitle=f"{len(entries)} entries of {len(folders)} runs, against {', '.join(references)}, on {head.machine.device_name}",
         facts=(
@@ -44,5 +44,5 @@ def log_report(folders: Sequence[Path], into: Path) -> Report:
             Fact("Open", Count(counts["Open"])),
         ),
         banners=log_banners(entries, into),
-        sections=tuple(filter(None, (first, *log_sections(decided), environment, others))),
+        sections=(first, *log_sections(decided), environment, others),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strobe.perf.records.record import Quality
+from strobe.perf.report.blocks.fields import beside, table_of
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.quality import quality_table
-from strobe.perf.report.model import SCHEMA_VERSION, Column, Count, Fact, Report, Row, Section, Table, Text
+from strobe.perf.report.model import Count, Fact, Report, Section, Table, Text
 
 _LEAD = (
     "Fidelity numbers compare pixels, frame by frame, with the reference. They say how far a clip moved from it, not "
@@ -22,18 +24,15 @@ def quality_report(reference: str, lines: Sequence[Quality]) -> Report:
         lines: what was found, variant by variant.
     """
     variants, missing = list(dict.fromkeys(line.variant for line in lines)), missing_table(lines)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Quality against {reference}",
         subtitle=", ".join(variants),
         facts=(Fact("Reference", Text(reference)), Fact("Clips compared", Count(len(variants)))),
-        banners=(),
-        sections=(Section("quality", "Quality", _LEAD, (table_of(lines), *((missing,) if missing else ()))),),
+        sections=(Section("quality", "Quality", _LEAD, (scores_table(lines), *((missing,) if missing else ()))),),
     )
 
 
-def table_of(lines: Sequence[Quality]) -> Table:
+def scores_table(lines: Sequence[Quality]) -> Table:
     """Build the table with one row per metric and one column per clip."""
     variants = list(dict.fromkeys(line.variant for line in lines))
     return quality_table(variants, {(line.variant, line.metric): line for line in lines}, "Quality of each clip.")
@@ -42,6 +41,4 @@ def table_of(lines: Sequence[Quality]) -> Table:
 def missing_table(lines: Sequence[Quality]) -> Table | None:
     """Build the table of metrics that were not measured, with reason and remedy; None if all were."""
     reasons = dict.fromkeys((line.metric, line.note) for line in lines if line.value is None and not line.n)
-    columns = (Column("not measured"), Column("why, and what to do"))
-    rows = tuple(Row((Text(metric), Text(note))) for metric, note in reasons)
-    return Table("What was not measured.", columns, rows) if rows else None
+    return table_of("What was not measured.", beside("not measured", ("why, and what to do",)), [*reasons]) if reasons else None

@@ -13,23 +13,8 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.records.viewers import Served, Viewer
 from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Axis,
-    Cell,
-    Fact,
-    Figure,
-    Mark,
-    Notes,
-    Number,
-    Plane,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.blocks.page import page, run_facts
+from strobe.perf.report.model import Axis, Fact, Figure, Mark, Notes, Number, Plane, Report, Section, Share, Table, Text, Time
 from strobe.perf.report.text import bytes_cell
 
 _FEW: Final = 20
@@ -52,14 +37,11 @@ def serve_report(folder: Path) -> Report:
         else f"At no load did every viewer get in and have {HELD:.0%} of the pictures on time."
     )
     where = f"{server.device} of {head.machine.device_name}" if server.own else "a server that was there already"
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Viewers on one server: {server.model}, {head.baseline}",
         subtitle=answer,
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Server", Text(f"{server.url}, {where}")),
             Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {_codecs(run.viewers)}")),
             Fact("Arrivals", Text(_arrivals(run.viewers))),
@@ -162,13 +144,9 @@ def _viewers(run: RunRecords) -> Section:
         count("stalls", lambda each: each.stalls),
         count("prompts seen", lambda each: len(each.prompt_to_pixel_ns)),
         count("lost", lambda each: each.lost, "pictures inside a prompt that never came"),
-        Field("answer", _answer),
+        Field("answer", lambda each: Text("let in") if not each.refusal else Text(each.refusal, "bad", each.cause)),
     )
     table = table_of("Every viewer.", fields, viewers)
     causes = Counter(each.cause for each in viewers if each.refusal)
     notes = tuple(f"{number} times: {cause}" for cause, number in causes.most_common(5))
     return Section("viewers", "Viewers", "", (table, Notes(notes)) if notes else (table,))
-
-
-def _answer(each: Viewer) -> Cell:
-    return Text("let in") if not each.refusal else Text(each.refusal, "bad", each.cause)

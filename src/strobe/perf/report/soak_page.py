@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
 from strobe.perf.records.store import read_run
 from strobe.perf.report.blocks.damage import end_banners
+from strobe.perf.report.blocks.fields import Field, beside, table_of
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Cell,
-    Column,
     Count,
     Fact,
     Figure,
@@ -25,7 +26,6 @@ from strobe.perf.report.model import (
     Notes,
     Plane,
     Report,
-    Row,
     Section,
     Share,
     Table,
@@ -33,7 +33,7 @@ from strobe.perf.report.model import (
     Time,
 )
 from strobe.perf.report.study import load_study
-from strobe.perf.report.text import bytes_cell, bytes_in
+from strobe.perf.report.text import bytes_cell
 
 _POINTS: Final = 100
 """Most points of a picture; each stands for the same number of frame blocks."""
@@ -57,14 +57,11 @@ def soak_report(folder: Path) -> Report:
     head, work, settings = run.header, run.header.workload, run.variants[0]
     assert work is not None
     latents = len(found.blocks_ns) * work.latents_per_block
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=f"Soak of {settings.name}",
         subtitle=f"{len(found.blocks_ns)} frame blocks, {latents} latent frames, on {head.machine.device_name}",
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Frame", Text(f"{work.width}x{work.height} pixels")),
             Fact("Prompt switches", Count(len(found.switches))),
         ),
@@ -76,34 +73,30 @@ def soak_report(folder: Path) -> Report:
 def verdict_table(found: Soak) -> Table:
     """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
-    columns = (
-        Column("figure"),
-        Column(f"first {part}", numeric=True),
-        Column(f"last {part}", numeric=True),
-        Column("change", numeric=True),
-        Column("may grow by", numeric=True),
-        Column("holds"),
-    )
-    rows = [_row(each, lambda ns: Time(ns), lambda each: Share(each.growth / each.first), "time") for each in found.times]
+    words = (f"first {part}", f"last {part}", "change", "may grow by")
+    holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
+    rows: list[Sequence[object]] = [
+        _row(each, Time, lambda each: Share(each.growth / each.first), "time") for each in found.times
+    ]
     rows += [
         _row(each, lambda held: bytes_cell(held, "GiB", 3), lambda each: bytes_cell(each.growth, "MiB", 2), "memory")
         for each in found.held
     ]
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
-    blank = Text("")
-    rows.append(Row((Text("drift of a frame block over 1,000"), blank, blank, drift, blank, Text("told, not judged", "muted"))))
+    rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (
         f"Frame blocks {found.first[0]} to {found.first[-1]} against {found.last[0]} to {found.last[-1]}, those that a prompt "
         f"switch made longer left out; the {found.settled} before fill the cache, and compile and capture. Drift: median of the "
         "slopes between any two."
     )
-    return Table("The first frame blocks against the last.", columns, tuple(rows), (note,))
+    fields = (*beside("figure", words, numeric=True), holds)
+    return table_of("The first frame blocks against the last.", fields, rows, notes=(note,))
 
 
-def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Row:
+def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Sequence[object]:
     limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
     holds = Text("yes", "good") if each.holds else Text("NO", "bad")
-    return Row((Text(_WORDS[each.what]), cell(each.first), cell(each.last), change(each), limit, holds))
+    return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
 
 
 def _verdict(found: Soak) -> Section:
@@ -125,15 +118,15 @@ def _times(found: Soak) -> Section:
         own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
         median, longest = percentile(own, 0.5), own[-1]
         marks += [Mark(bucket.stop - 1, median, 0), Mark(bucket.stop - 1, longest, 1)]
-        rows.append(Row((Text(_span(bucket)), Time(median), Time(longest))))
+        rows.append((_span(bucket), median, longest))
     size = len(buckets[0])
     names = ("median", "max") if size > 1 else ("frame block", "frame block")
-    columns = (Column("frame blocks"), Column("median", "ms", True), Column("max", "ms", True))
     shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
     plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
     to_a_point = f", {size} to a point" if size > 1 else ""
     title = f"Length of a frame block over the stream{to_a_point}, from number {found.settled} on."
-    figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
+    table = table_of("The points.", beside("frame blocks", ("median", "max"), "ms", show=Time), rows)
+    figure = Figure(title, "Points over the stream; the table says the same.", plane, table)
     return Section("times", "Frame blocks over the stream", "", (figure,))
 
 
@@ -150,13 +143,14 @@ def _memory(found: Soak) -> Section:
     for bucket in buckets:
         most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
         marks += [Mark(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
-        rows.append(Row((Text(_span(bucket)), *(bytes_cell(held, "GiB", 3) for held in most))))
-    columns = (Column("frame blocks"), *(Column(_WORDS[kind], numeric=True) for kind in kinds))
+        rows.append((_span(bucket), *most))
     series = tuple(_WORDS[kind] for kind in kinds)
     plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
     most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
     title = f"Memory held after a frame block{most_of}."
-    figure = Figure(title, "Points over the stream; the table says the same.", plane, Table("The points.", columns, tuple(rows)))
+    fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
+    table = table_of("The points.", fields, rows)
+    figure = Figure(title, "Points over the stream; the table says the same.", plane, table)
     return Section("memory", "Memory over the stream", "", (figure,))
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, Literal
+from typing import Final
 
-from strobe.core.printable import clean
+from strobe.core.printable import ByteUnit, bytes_in, clean
 from strobe.perf.report.model import Cell, Code, Column, Count, ExactTime, Missing, Number, Ratio, Share, Text, Time
 
 MAX_NAME: Final = 120
 _NOISE: Final = re.compile(r"^void |\b(?:at::native|at|c10|std)::|\(anonymous namespace\)::")
-ByteUnit = Literal["KiB", "MiB", "GiB", "MB"]
-_BYTES: Final[dict[ByteUnit, float]] = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 1e6}
 _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -39,11 +37,6 @@ def significant(value: float, digits: int = 4) -> str:
 def time_text(ns: float, unit: str = "ms") -> str:
     """Format nanoseconds in `unit` with four significant digits, without the unit's name."""
     return significant(ns / _NS[unit])
-
-
-def bytes_in(num_bytes: float, unit: ByteUnit) -> float:
-    """Convert bytes to `unit`."""
-    return num_bytes / _BYTES[unit]
 
 
 def bytes_cell(num_bytes: float, unit: ByteUnit, digits: int) -> Number:

@@ -182,7 +182,7 @@ def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -
         for at in range(view.span_ns):
             bin_ = next(b for b, edge in enumerate(strip.edges_ns[1:]) if zero + at < edge)
             expected[CLASSES.index(asked.class_of(view.begin_ns + at))][bin_] += 1
-        assert [list(row) for row in lane.ns] == expected
+        assert [list(row) for row in lane] == expected
 
 
 @given(trace=_traces(), window=_WINDOWS, by=st.sampled_from(["name", "shape"]))

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from strobe.perf.analysis.runs.kernels import kernel_table
+from strobe.perf.analysis.runs.kernels import region_kernels
 from strobe.perf.analysis.runs.partition import Partition, Tile
 from strobe.perf.analysis.runs.timeline import Label, RegionCall
 from strobe.perf.measure.stats import P99_SAMPLES
@@ -23,20 +23,20 @@ def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
         RegionCall("mm", ffn, 90, 0, 0),
         RegionCall("mm", attention, 100, 7, 7), RegionCall("linear", ffn, 0, 100, 55),
     ]  # fmt: skip
-    table = kernel_table(_partition(calls))
+    table = region_kernels(_partition(calls))
     assert (table.kind, table.exclusive_ns) == ("operator", 116)
     assert [(row.region, row.name, row.exclusive_ns) for row in table.rows] == [
         ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
     ]  # fmt: skip
     mm = table.rows[1].calls
     assert (mm.n, mm.sum_ns, mm.min_ns, mm.p50_ns, mm.mean_ns, mm.max_ns, mm.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)
-    assert kernel_table(_partition(calls, "cuda:0")).kind == "kernel"
+    assert region_kernels(_partition(calls, "cuda:0")).kind == "kernel"
 
 
 @pytest.mark.parametrize("n", [1, 2, P99_SAMPLES - 1, P99_SAMPLES, 1000])
 def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
     durations = [(i * 7919) % n for i in range(n)]
-    row = kernel_table(_partition([RegionCall("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
+    row = region_kernels(_partition([RegionCall("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
     assert row.p50_ns == statistics.median_low(durations)
     if n < P99_SAMPLES:
         assert row.p99_ns is None
@@ -46,4 +46,4 @@ def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
 
 
 def test_an_empty_partition_has_an_empty_table() -> None:
-    assert kernel_table(_partition([])).rows == ()
+    assert region_kernels(_partition([])).rows == ()

@@ -97,10 +97,10 @@ def test_no_operators_are_no_table() -> None:
 def test_ranges_of_the_host_are_one_row_for_each_name() -> None:
     rows = [HostEvent("ProfilerStep#1", 0, 50, 0), HostEvent("forward", 5, 20, 0), HostEvent("ProfilerStep#2", 50, 90, 0)]
     trace = replace(trace_of([]), ranges=HostEvents.from_rows(rows))
-    assert [(one.name, one.calls.n, one.calls.sum_ns) for one in host_ranges(trace)] == [
+    assert [(name, calls.n, calls.sum_ns) for name, calls in host_ranges(trace).items()] == [
         ("ProfilerStep", 2, 90),
         ("forward", 1, 15),
     ]
     late = host_ranges(trace, Window(start_ns=20, end_ns=60, label="w"))
-    assert [(one.name, one.calls.n, one.calls.max_ns) for one in late] == [("ProfilerStep", 2, 50)]
-    assert host_ranges(trace_of([])) == ()
+    assert [(name, calls.n, calls.max_ns) for name, calls in late.items()] == [("ProfilerStep", 2, 50)]
+    assert host_ranges(trace_of([])) == {}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
-from strobe.perf.records.seal import seal
+from strobe.perf.records.lines import seal
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time

@@ -10,7 +10,7 @@ from typing import NoReturn
 import msgspec
 from torch import nn
 
-from strobe.bench.attention.attempt import Attempt
+from strobe.bench.attempt import Attempt
 from strobe.bench.cases.ablate.cells import AblationCell
 from strobe.bench.cases.ablate.factors import SYNCS, Setup
 from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 
-from strobe.bench.attention.attempt import Attempt
-from strobe.bench.attention.run import finished
 from strobe.bench.case import Plan as Amount
 from strobe.bench.case import Progress
 from strobe.bench.cases.ablate.case import CellCase, script_of
 from strobe.bench.cases.ablate.cells import AblationCell, idle, waiting
 from strobe.bench.cases.ablate.factors import Setup, names, value_of
 from strobe.bench.cases.stream import Script
+from strobe.bench.cells import Outcome, measure_cells
 from strobe.bench.runner import run_case
-from strobe.core.device import resolve_device, synchronize
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.device import resolve_device
+from strobe.core.errors import ConfigError
 from strobe.core.files import not_written, write_whole
 from strobe.engine.load import Model
-from strobe.perf.records.plan import CELLS, PLAN, Plan, read_plan
-from strobe.perf.records.store import RunWriter, rotate
+from strobe.perf.records.plan import PLAN, Plan, read_plan
+from strobe.perf.records.store import RunWriter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,15 +83,6 @@ def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, 
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """Result of a run: cells measured now, cells that were complete before, and failed cells with the reason."""
-
-    measured: tuple[str, ...]
-    kept: tuple[str, ...]
-    failed: tuple[str, ...]
-
-
 def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> Outcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
@@ -108,28 +96,8 @@ def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: P
     for cell in cells:
         script_of(job.script, cell.base)
     claim(folder, job, cells)
-    measured, kept, failed = [], [], []
-    for number, cell in enumerate(cells):
-        name, place = cell.planned.name, folder / CELLS / cell.planned.name
-        if cell.planned.refused:
-            failed.append(f"{name}: {cell.planned.refused}")
-            continue
-        if finished(place):
-            kept.append(name)
-            continue
-        progress(number, len(cells), name)
-        if place.exists():
-            rotate(place)
-        with Attempt() as attempt:
-            _measure(cell, job, place, partial(_say, progress, number, len(cells), name))
-            measured.append(name)
-        if attempt.reason:
-            failed.append(f"{name}: {attempt.reason}")
-            _check_alive(job.device, attempt.reason)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+    asked = [(cell.planned.name, cell.planned.refused or partial(_measure, cell, job)) for cell in cells]
+    return measure_cells(asked, folder, resolve_device(job.device), progress)
 
 
 def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
@@ -158,7 +126,7 @@ def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
     write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
-def _measure(cell: AblationCell, job: Job, place: Path, say: Progress) -> None:
+def _measure(cell: AblationCell, job: Job, place: Path, say: Callable[[str], None]) -> None:
     amount = replace(job.amount, waits=waiting(cell), alone=cell.candidate is None)
     case = CellCase(cell, script=job.script, model=job.model, device=job.device, review_samples=job.review_samples)
 
@@ -167,15 +135,4 @@ def _measure(cell: AblationCell, job: Job, place: Path, say: Progress) -> None:
         return case.writer
 
     with closing(case):
-        run_case(case, root=place.parent, plan=amount, progress=say, open_run=open_run)
-
-
-def _say(progress: Progress, number: int, total: int, name: str, done: int, of: int, what: str) -> None:
-    progress(number, total, f"{name}: {what}")
-
-
-def _check_alive(device: str, reason: str) -> None:
-    with Attempt() as alive:
-        synchronize(resolve_device(device))
-    if alive.reason:
-        raise StrobeError(f"the device is lost: {reason}; the finished cells are kept, run the same command again")
+        run_case(case, root=place.parent, plan=amount, progress=lambda _, __, what: say(what), open_run=open_run)

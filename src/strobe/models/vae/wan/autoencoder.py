@@ -1,10 +1,10 @@
-"""The Wan2.1 video autoencoder: 8x in space, 4x in time, causal, in pieces of any length.
+"""The video autoencoders of Wan: 8x in space (Wan2.1) or 16x (Wan2.2), 4x in time, causal, in pieces of any length.
 
 Every convolution over time sees the two frames before. What it saw of the piece before is its memory, so that a video may be
 decoded or encoded piece by piece: the first latent frame alone gives one frame, every later one four, and the result is that of
 one call over all of it. A clip's first frame is not doubled in time, and the layers that double have no memory of it.
 
-Source: Wan2.1 (Wan Team 2025); checked against the implementation in diffusers.
+Source: Wan2.1 (Wan Team 2025), Wan2.2 (`wan/modules/vae2_2.py` at bf69229); checked against the implementation in diffusers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from strobe.models.vae.wan.layers import (
     Past,
     Pointwise,
     ResidualBlock,
+    SkippedStage,
     Upsample,
 )
 
@@ -73,31 +74,34 @@ class Coder(nn.Module):
 
 
 def encoder(config: WanVAEConfig) -> Coder:
-    """Build the encoder: frames `[B, 3, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
+    """Build the encoder: pixels `[B, 3 P P, F, Y, X]` in [-1, 1] to means and log-variances `[B, 2 C, F', Y', X']`."""
     stages: list[nn.Module] = []
     for (before, after), time in zip(pairwise((config.widths[0], *config.widths)), (*config.halve_time, None), strict=True):
-        stages += [ResidualBlock(before if number == 0 else after, after) for number in range(config.num_blocks)]
-        if time is not None:
-            stages.append(Downsample(after, time=time))
+        layers: list[nn.Module] = [ResidualBlock(after if number else before, after) for number in range(config.num_blocks)]
+        layers += [] if time is None else [Downsample(after, time=time)]
+        scale = (1, 1, 1) if time is None else (1 + time, 2, 2)
+        stages += [SkippedStage(layers, after, scale, up=False)] if config.residual else layers
     ends = (config.widths[0], config.widths[-1])
-    return Coder(3, 2 * config.latent_channels, ends, stages, middle_first=False)
+    return Coder(3 * config.patch**2, 2 * config.latent_channels, ends, stages, middle_first=False)
 
 
 def decoder(config: WanVAEConfig) -> Coder:
-    """Build the decoder: latents `[B, C, F, Y, X]` to frames `[B, 3, F', Y', X']`, about in [-1, 1]."""
+    """Build the decoder: latents `[B, C, F, Y, X]` to pixels `[B, 3 P P, F', Y', X']`, about in [-1, 1]."""
     stages: list[nn.Module] = []
-    widths, incoming = config.widths[::-1], config.widths[-1]
+    widths = config.decoder_widths[::-1]
+    before = widths[0]
     for width, time in zip(widths, (*config.halve_time[::-1], None), strict=True):
-        stages += [ResidualBlock(incoming if number == 0 else width, width) for number in range(config.num_blocks + 1)]
-        incoming = width
-        if time is not None:
-            stages.append(Upsample(width, time=time))
-            incoming = width // 2
-    return Coder(config.latent_channels, 3, (widths[0], widths[-1]), stages, middle_first=True)
+        layers: list[nn.Module] = [ResidualBlock(width if number else before, width) for number in range(config.num_blocks + 1)]
+        after = width if config.residual or time is None else width // 2
+        layers += [] if time is None else [Upsample(width, after, time=time)]
+        scale = None if time is None else (1 + time, 2, 2)
+        stages += [SkippedStage(layers, after, scale, up=True)] if config.residual else layers
+        before = after
+    return Coder(config.latent_channels, 3 * config.patch**2, (widths[0], widths[-1]), stages, middle_first=True)
 
 
 class WanVAE(nn.Module):
-    """Encoder and decoder of Wan2.1 with latents as the transformer takes them, zero-mean and unit-variance.
+    """Encoder and decoder of Wan2.1 or Wan2.2 with latents as the transformer takes them, zero-mean and unit-variance.
 
     Args:
         config: sizes.
@@ -165,10 +169,10 @@ class WanVAE(nn.Module):
         mean, std = self._statistics(latents.device)
         raw = (latents.float() * std + mean).transpose(1, 2).to(self.unpack.weight.dtype)
         out, after = self.decoder(self.unpack(raw.contiguous(memory_format=self.memory_format)), memories, first)
-        return ((out.float().clamp(-1, 1) + 1) / 2).transpose(1, 2), after
+        return (_from_patches(out, self.config.patch).float().clamp(-1, 1) + 1) / 2, after
 
     def encode_piece(self, frames: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """Encode frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to `[B, F', C, Y/8, X/8]`, with the next memories.
+        """Encode frames `[B, 4 n, 3, Y, X]` (`1 + 4 n` if `first`) in [0, 1] to `[B, F', C, Y', X']`, with the next memories.
 
         The latents are the means, float32; nothing is drawn.
 
@@ -176,14 +180,14 @@ class WanVAE(nn.Module):
             ShapeError: another number of frames or channels, a size that is no multiple of the stride or not the memories'.
         """
         check_frames(frames, self.stride, first=first)
-        x = (frames.transpose(1, 2) * 2 - 1).to(self.moments.weight.dtype).contiguous(memory_format=self.memory_format)
-        out, after = self.encoder(x, memories, first)
+        x = _to_patches(frames * 2 - 1, self.config.patch).to(self.moments.weight.dtype)
+        out, after = self.encoder(x.contiguous(memory_format=self.memory_format), memories, first)
         mean, std = self._statistics(frames.device)
         latents = self.moments(out).float()[:, : self.latent_channels].transpose(1, 2)
         return (latents - mean) / std, after
 
     def decode(self, latents: Tensor, *, piece: int = 3) -> Tensor:
-        """Decode a video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, 8Y, 8X]` in [0, 1], `piece` latents per call."""
+        """Decode a video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, Y', X']` in [0, 1], `piece` latents per call."""
         check_latents(latents, self.latent_channels)
         memories, frames = self.empty_memories(), []
         for number, part in enumerate((latents[:, :1], *_split(latents[:, 1:], piece))):
@@ -211,3 +215,15 @@ def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
     if size < 1:
         raise ShapeError(f"a piece of {size} frames is none; give 1 or more")
     return x.split(size, dim=1) if x.shape[1] else ()
+
+
+def _to_patches(frames: Tensor, patch: int) -> Tensor:
+    """Convert frames `[B, F, 3, Y, X]` to `[B, 3 P P, F, Y / P, X / P]`: a patch's pixels are channels, by column, then row."""
+    cells: Tensor = frames.unflatten(4, (-1, patch)).unflatten(3, (-1, patch))
+    return cells.permute(0, 2, 6, 4, 1, 3, 5).flatten(1, 3)
+
+
+def _from_patches(x: Tensor, patch: int) -> Tensor:
+    """Convert `[B, 3 P P, F, Y, X]` to frames `[B, F, 3, P Y, P X]`, the other way round."""
+    cells: Tensor = x.unflatten(1, (3, patch, patch))  # [B, 3, column, row, F, Y, X]
+    return cells.permute(0, 4, 1, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)

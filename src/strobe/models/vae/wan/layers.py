@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from strobe.models.vae.stream import Memories, check_stream
 
 EPS = 1e-24
 """Added to a mean square, so that a pixel of zeros stays zeros; the official formula bounds the norm by 1e-12 instead."""
+
+Scale = tuple[int, int, int]
+"""Frames, rows and columns for one."""
 
 
 class Past:
@@ -150,10 +155,10 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """Run the block: `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
-        skip = x if self.shortcut is None else self.shortcut(x)
-        hidden = self.conv1(F.silu(self.norm1(x), inplace=True), past)
-        out: Tensor = skip + self.conv2(F.silu(self.norm2(hidden), inplace=True), past)
-        return out
+        out = self.conv1(F.silu(self.norm1(x), inplace=True), past)
+        out = self.conv2(F.silu(self.norm2(out), inplace=True), past)
+        skipped: Tensor = (x if self.shortcut is None else self.shortcut(x)) + out  # last: it need not live beside the rest
+        return skipped
 
 
 class FrameAttention(nn.Module):
@@ -200,15 +205,15 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the height and width, half the channels and, if `time`, twice the frame rate; a video's first frame stays one."""
+    """Twice the height and width, other channels and, if `time`, twice the frame rate; a video's first frame stays one."""
 
-    def __init__(self, channels: int, *, time: bool) -> None:
+    def __init__(self, channels: int, out_channels: int, *, time: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels // 2, 3, padding=1)
+        self.conv = nn.Conv2d(channels, out_channels, 3, padding=1)
         self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """Upsample `[B, C, F, Y, X]` to `[B, C / 2, F', 2 Y, 2 X]`."""
+        """Upsample `[B, C, F, Y, X]` to `[B, C', F', 2 Y, 2 X]`."""
         if self.time_conv is not None:
             x = self._double(x, past)
         return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
@@ -225,6 +230,70 @@ class Upsample(nn.Module):
         if x.stride(1) == 1:
             doubled = doubled.contiguous(memory_format=torch.channels_last_3d)
         return _cat(x[:, :, :1], doubled) if past.first else doubled
+
+
+class SkippedStage(nn.Module):
+    """The layers of a resolution, with a skip around them all.
+
+    Args:
+        layers: in order; the last one may change resolution.
+        channels: of the output.
+        scale: frames, rows and columns of the output (`up`) or input (not) for one of the other; None: there is no skip.
+        up: the skip repeats cells; else it averages them.
+    """
+
+    def __init__(self, layers: list[nn.Module], channels: int, scale: Scale | None, *, up: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.channels, self.scale, self.up = channels, scale, up
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """Run the stage: `[B, C, F, Y, X]` to `[B, C', F', Y', X']`."""
+        out = x
+        for layer in self.layers:
+            out = layer(out, past)
+        if self.scale is None:
+            return out
+        skip = repeated(x, self.channels, self.scale, first=past.first) if self.up else averaged(x, self.channels, self.scale)
+        both: Tensor = out.add_(skip)
+        return both
+
+
+def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:
+    """Put the cells of each `scale` side by side as channels, `(C t y x)`, and average neighbours to fewer channels.
+
+    Frames that are no multiple get zeros in front, as the first frame of a video has.
+
+    Source: Wan2.2, `wan/modules/vae2_2.py` at bf69229, `AvgDown3D`.
+    """
+    times, height, width = scale
+    x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % times, 0))
+    cells: Tensor = x.unflatten(4, (-1, width)).unflatten(3, (-1, height)).unflatten(2, (-1, times))
+    order = (0, 2, 4, 6, 1, 3, 5, 7)  # [B, F', Y', X', C, t, y, x]
+    means: Tensor = cells.permute(order).flatten(4).unflatten(4, (channels, -1)).mean(-1)
+    return means.movedim(-1, 1)
+
+
+def repeated(x: Tensor, channels: int, scale: Scale, *, first: bool) -> Tensor:
+    """Spread channels over the cells of each `scale`, `(C' t y x)`, each repeated as often as that takes.
+
+    Of a video's first frame only the last of its repetitions stays.
+
+    Source: Wan2.2, `wan/modules/vae2_2.py` at bf69229, `DupUp3D`.
+    """
+    left, spread = x.shape[1] // channels, []
+    for size in scale:
+        spread.append(math.gcd(left, size))  # what is not spread over this dimension is repeated along it
+        left //= spread[-1]
+    cells: Tensor = x.unflatten(1, (channels, *spread))  # [B, C', t, y, x, F, Y, X]
+    if x.stride(1) == 1:
+        cells = cells.permute(0, 5, 2, 6, 3, 7, 4, 1)
+        whole = cells.expand(-1, -1, scale[0], -1, scale[1], -1, scale[2], -1)
+        out = whole.flatten(5, 6).flatten(3, 4).flatten(1, 2).movedim(-1, 1)
+    else:
+        whole = cells.permute(0, 1, 5, 2, 6, 3, 7, 4).expand(-1, -1, -1, scale[0], -1, scale[1], -1, scale[2])
+        out = whole.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    return out[:, :, scale[0] - 1 :] if first else out
 
 
 def to_pictures(x: Tensor) -> Tensor:

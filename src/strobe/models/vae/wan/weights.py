@@ -1,7 +1,8 @@
-"""Weights of the Wan2.1 autoencoder: the original spelling and that of diffusers, or drawn from a seed."""
+"""Weights of the Wan autoencoders: the original spelling and that of diffusers, or drawn from a seed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import torch
 from strobe.core.errors import WeightsError
 from strobe.models.checkpoint import fill, read_shapes, read_tensors, seeded
 from strobe.models.vae.wan.autoencoder import WanVAE
-from strobe.models.vae.wan.config import WanVAEConfig
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 
-FILES = ("Wan2.1_VAE.pth", "vae/diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors")
-"""Where a folder may have the weights: the original release, a diffusers pipeline, its `vae` folder."""
+FILES = ("Wan2.1_VAE.pth", "Wan2.2_VAE.pth", "vae/diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors")
+"""Where a folder may have the weights: the original releases, a diffusers pipeline, its `vae` folder."""
 
 Spelling = tuple[str, str]
 """The name of a module in the original checkpoint and in diffusers."""
@@ -57,12 +58,17 @@ def _spell(path: str, blocks: int) -> Spelling:
             place, layer = ("", ""), ENDS[end]
         case [part, "middle", number, name]:
             place, layer = MIDDLE[int(number)], LAYERS[name]
+        case ["encoder" | "decoder" as part, _, stage, "layers", number, name]:
+            side = "down" if part == "encoder" else "up"
+            inside = f"{side}sampler" if name in ("conv", "time_conv") else f"resnets.{number}"
+            place = (f"{side}samples.{stage}.{side}samples.{number}", f"{side}_blocks.{stage}.{inside}")
+            layer = LAYERS[name]
         case ["encoder" as part, _, number, name]:
             place, layer = (f"downsamples.{number}", f"down_blocks.{number}"), LAYERS[name]
         case [part, _, number, name]:
-            stage, block = divmod(int(number), blocks + 1)
+            up, block = divmod(int(number), blocks + 1)
             inside = "upsamplers.0" if block == blocks else f"resnets.{block}"
-            place, layer = (f"upsamples.{number}", f"up_blocks.{stage}.{inside}"), LAYERS[name]
+            place, layer = (f"upsamples.{number}", f"up_blocks.{up}.{inside}"), LAYERS[name]
     original, diffusers = (".".join(filter(None, (part, *pair))) for pair in zip(place, layer, strict=True))
     return original, diffusers
 
@@ -81,7 +87,8 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
 
     Args:
         path: a `.pth` or `.safetensors` file in either spelling, or a folder that holds one of `FILES`.
-        config: sizes; None: those of Wan2.1 with the width that the file has, which the pruned "lightvae" cuts to a quarter.
+        config: sizes; None: those of Wan2.1 or, by its names, Wan2.2, with the widths that the file has, which the pruned
+            "lightvae" cuts to a quarter.
 
     Raises:
         WeightsError: no such file, damaged, in neither spelling, or not all and only the tensors of this autoencoder.
@@ -92,14 +99,23 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
     enter = tensors.get(("encoder.conv1.weight", "encoder.conv_in.weight")[spelling])
     if enter is None or enter.dim() != 5:
         raise WeightsError(
-            f"{file} is no Wan2.1 VAE: it has neither encoder.conv1 (original) nor encoder.conv_in (diffusers) with both "
-            "of its coders; give Wan2.1_VAE.pth or the vae folder of a diffusers pipeline"
+            f"{file} is no Wan VAE: it has neither encoder.conv1 (original) nor encoder.conv_in (diffusers) with both "
+            "of its coders; give Wan2.1_VAE.pth, Wan2.2_VAE.pth or the vae folder of a diffusers pipeline"
         )
-    config = config or replace(WanVAEConfig(), width=enter.shape[0])
+    config = config or _told(tensors, enter.shape[0])
     with torch.device("meta"):
         vae = WanVAE(config)
     fill(vae, tensors, key_names(config)[spelling], file)
     return vae
+
+
+def _told(tensors: Mapping[str, torch.Tensor], width: int) -> WanVAEConfig:
+    """Return the sizes of a file's tensors; those of Wan2.2 are told by a name in either spelling."""
+    first = ("decoder.upsamples.0.upsamples.0.residual.2.bias", "decoder.up_blocks.0.upsampler.resample.1.bias")
+    found = next((tensors[name] for name in first if name in tensors), None)
+    if found is None:
+        return replace(WanVAEConfig(), width=width)
+    return replace(WAN22, width=width, decoder_width=found.shape[0] // WAN22.multipliers[-1])
 
 
 def find_wan_vae(path: Path) -> Path:
@@ -117,7 +133,7 @@ def find_wan_vae(path: Path) -> Path:
         if file.is_file() and (name != FILES[-1] or any(key.startswith("decoder.") for key in read_shapes(file))):
             return file
     raise WeightsError(
-        f"{path} holds no Wan2.1 VAE; expected one of: {', '.join(FILES)}; give --vae its file, or --release the folder of Wan2.1"
+        f"{path} holds no Wan VAE; expected one of: {', '.join(FILES)}; give --vae its file, or --release the folder of Wan"
     )
 
 

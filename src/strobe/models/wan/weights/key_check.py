@@ -19,8 +19,6 @@ ROWS: Final = 3
 
 
 OTHER_CHANNELS: Final = {
-    48: "Wan2.2 5B and LongLive 2, whose autoencoder (4x16x16), sampler and sinks of shots this engine lacks (--model wan-5b "
-    "--random-weights --vae tiny measures their speed)",
     36: "image-to-video Wan2.1, whose picture encoder this engine lacks",
 }
 """Channels of the latents of transformers that are known and cannot run here."""
@@ -39,9 +37,7 @@ def check_channels(held: Mapping[str, Tensor], where: str) -> None:
     patches = held.get("patch_embedding.weight")
     channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
     if channels in OTHER_CHANNELS:
-        raise WeightsError(
-            f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights of Wan2.1's kind"
-        )
+        raise WeightsError(f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights")
 
 
 def called(config: WanConfig) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.printable import first_of
 
 Verdict = Literal["same", "differs", "allowed", "unknown"]
 """`allowed`: it differs, and the user named it as meant."""
@@ -174,9 +175,7 @@ def shown(value: Value | None) -> str:
     """Format a fact on one line: the first of several values and the number of others."""
     if value is None or isinstance(value, str):
         return value or "not recorded"
-    several = sorted(value)
-    more = len(several) - _SHOWN
-    return "; ".join(several[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return first_of(sorted(value), _SHOWN, between="; ")
 
 
 def given_facts(texts: Iterable[str]) -> dict[str, Value]:

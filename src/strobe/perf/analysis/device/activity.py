@@ -254,18 +254,6 @@ def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
-    """Classes of one device's time in bins.
-
-    Args:
-        ns: nanoseconds by class (a row for each of `CLASSES`) and by bin (its columns); a bin inside the device's window adds up
-            to the bin's length.
-    """
-
-    ns: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IdleStrip:
     """Classes of several devices' time, in bins of one clock.
 
@@ -273,13 +261,14 @@ class IdleStrip:
         aligned: whether the lanes share a clock; if not, each starts with its own window.
         length_ns: length of the whole strip.
         edges_ns: bounds of the bins from the strip's start; lengths differ by 1 ns at most.
-        lanes: one for each device.
+        lanes: of each device, its time in ns by class (a row for each of `CLASSES`) and by bin; a bin inside the device's window
+            adds up to its own length.
     """
 
     aligned: bool
     length_ns: int
     edges_ns: tuple[int, ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
@@ -305,5 +294,5 @@ def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
         for slices in view.stretches():
             found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
             np.add.at(ns.reshape(-1), _class_of(view, slices)[found.a] * num_bins + found.b, found.end - found.start)
-        lanes.append(Lane(ns=tuple(map(tuple, ns.tolist()))))
+        lanes.append(tuple(map(tuple, ns.tolist())))
     return IdleStrip(aligned=aligned, length_ns=length, edges_ns=tuple(edges), lanes=tuple(lanes))

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from strobe.core.costs import Cost, DevicePeaks, parse_dtype
 from strobe.core.errors import DataError
+from strobe.core.printable import bytes_in
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE: Final = Fraction(102, 100)
@@ -104,7 +105,7 @@ def _anomaly(rates: tuple[Fraction, Fraction], cost: Cost, peaks: DevicePeaks, d
     if moved > peaks.bandwidth_bytes_per_s * TOLERANCE and cost.moved_bytes > peaks.cache_bytes:
         return (
             f"{float(moved) / 1e9:.4g} GB/s is above the memory bandwidth of {peaks.name}, "
-            f"{peaks.bandwidth_bytes_per_s / 1e9:.4g}, and {cost.moved_bytes / 2**20:.4g} MiB do not fit into its cache: "
-            f"a time without synchronisation, or not all of these bytes were moved"
+            f"{peaks.bandwidth_bytes_per_s / 1e9:.4g}, and {bytes_in(cost.moved_bytes, 'MiB'):.4g} MiB do not fit into its "
+            f"cache: a time without synchronisation, or not all of these bytes were moved"
         )
     return ""

@@ -81,7 +81,7 @@ def speedup(reference: Contestant, entry: Contestant) -> Speedup:
     return Speedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
 
 
-def outcome_of(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
+def _outcome(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
     """Return the outcome of a contestant, and the reason why it has no number.
 
     Args:
@@ -96,6 +96,24 @@ def outcome_of(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str
     if timed:
         return "measured", ""
     return "not reached", f"not reached: {run.end.message or run.end.status if run.end else 'the cell was cut short'}"
+
+
+def recorded(run: RunRecords, name: str, rounds: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """Return the fields of a `Contestant` from the records of its cell.
+
+    Args:
+        rounds: by palindrome: the times of its calls, ns.
+    """
+    outcome, reason = _outcome(run, name, timed=bool(rounds))
+    return {
+        "name": name,
+        "outcome": outcome,
+        "reason": reason,
+        "variant": next((variant for variant in run.variants if variant.name == name), None),
+        "gate": next((line for line in run.gates if line.variant == name), None),
+        "rounds": {number: tuple(values) for number, values in rounds.items()},
+        "numbers": tuple(line for line in run.quality if line.variant == name),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

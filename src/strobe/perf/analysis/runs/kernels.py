@@ -12,7 +12,7 @@ from strobe.perf.analysis.runs.partition import Partition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelRow:
+class RegionKernel:
     """All calls of one name under one span.
 
     Args:
@@ -29,15 +29,15 @@ class KernelRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelTable:
+class RegionKernels:
     """Rows by descending exclusive time. Only `exclusive_ns` adds up over rows: to the busy time of the frame blocks."""
 
     kind: Literal["kernel", "operator"]
-    rows: tuple[KernelRow, ...]
+    rows: tuple[RegionKernel, ...]
     exclusive_ns: int
 
 
-def kernel_table(partition: Partition) -> KernelTable:
+def region_kernels(partition: Partition) -> RegionKernels:
     """Tabulate the calls of the partition's frame blocks by span and name."""
     durations: dict[tuple[str, str], list[int]] = {}
     exclusive: dict[tuple[str, str], int] = {}
@@ -46,11 +46,11 @@ def kernel_table(partition: Partition) -> KernelTable:
         durations.setdefault(key, []).append(call.duration_ns)
         exclusive[key] = exclusive.get(key, 0) + call.exclusive_ns
     rows = [
-        KernelRow(region=region, name=name, calls=found, exclusive_ns=exclusive[region, name])
+        RegionKernel(region=region, name=name, calls=found, exclusive_ns=exclusive[region, name])
         for (region, name), calls in durations.items()
         if (found := distribution(np.array(calls, np.int64))) is not None
     ]
-    return KernelTable(
+    return RegionKernels(
         kind="operator" if partition.device == "cpu" else "kernel",
         rows=tuple(sorted(rows, key=lambda row: (-row.exclusive_ns, row.region, row.name))),
         exclusive_ns=sum(exclusive.values()),

@@ -29,14 +29,6 @@ class OperatorRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostRange:
-    """All calls on all threads of ranges of one name without its number; `calls` are their durations."""
-
-    name: str
-    calls: Distribution
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadRow:
     """One host thread: number of calls in the window, and the time in which any operator ran."""
 
@@ -110,11 +102,14 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     )
 
 
-def host_ranges(trace: Trace, window: Window | None = None) -> tuple[HostRange, ...]:
-    """Tabulate the ranges of the host that ran in the window, longest time first. They contain each other."""
+def host_ranges(trace: Trace, window: Window | None = None) -> dict[str, Distribution]:
+    """Return the durations of the host's ranges that ran in the window, longest time first; they contain each other.
+
+    Ranges of one name without its number are one, on all threads.
+    """
     ranges = unnumbered(trace.ranges)
     start, end = column(ranges.start_ns), column(ranges.end_ns)
     inside = np.ones(len(ranges), np.bool_) if window is None else (start < window.end_ns) & (end > window.start_ns)
     calls = distributions((end - start)[inside], column(ranges.name)[inside], len(ranges.names))
-    found = (HostRange(name=name, calls=one) for name, one in zip(ranges.names, calls, strict=True) if one is not None)
-    return tuple(sorted(found, key=lambda one: (-one.calls.sum_ns, one.name)))
+    found = [(name, one) for name, one in zip(ranges.names, calls, strict=True) if one is not None]
+    return dict(sorted(found, key=lambda each: (-each[1].sum_ns, each[0])))

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from strobe.core.errors import ConfigError, DataError, nearest
+from strobe.core.printable import first_of
 from strobe.perf.analysis.device.device_work import all_events
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.structure.scopes import device_times
@@ -202,5 +203,4 @@ def _offer(trace: Trace, asked: str) -> str:
     if not names:
         return f"; the trace has no ranges or modules; give {_FORMS}"
     hint = nearest(asked, list(names)[:_COMPARED])
-    more = f" and {len(names) - _OFFERED} more" if len(names) > _OFFERED else ""
-    return f"{hint}; the trace has {', '.join(repr(name) for name in list(names)[:_OFFERED])}{more}"
+    return f"{hint}; the trace has {first_of([*map(repr, names)], _OFFERED)}"

@@ -12,29 +12,25 @@ from strobe.perf.report.ablation_page.cells import CellRun, measured, read_cells
 from strobe.perf.report.ablation_page.effort import SCALE
 from strobe.perf.report.ablation_page.front import RULE, Point, advise
 from strobe.perf.report.blocks.answer import change_sections
+from strobe.perf.report.blocks.fields import Field, numeric, table_of
 from strobe.perf.report.blocks.log.decide import decide
 from strobe.perf.report.blocks.log.entries import METRIC, LogEntry, read_entries
 from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.model import (
-    SCHEMA_VERSION,
     Axis,
     Block,
-    Cell,
-    Column,
     Count,
     Fact,
     Figure,
     Mark,
-    Missing,
     Notes,
     Number,
     Paragraph,
     Plane,
     Ratio,
     Report,
-    Row,
     Section,
-    Table,
     Text,
 )
 
@@ -53,9 +49,8 @@ def ablation_report(folder: Path) -> Report:
     left = len(plan.cells) - len(cells)
     first, others = change_sections([cell.finding for cell in cells if cell.finding is not None])
     shown = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(speedups(entries)),
+    return page(
+        speedups=speedups(entries),
         title=f"Ablation of {plan.base}",
         subtitle=f"{len(cells)} cells on {entries[0].run.header.machine.device_name}, {plan.request.get('model', '')}",
         facts=(
@@ -65,7 +60,7 @@ def ablation_report(folder: Path) -> Report:
             Fact("not yet measured", Count(left)),
         ),
         banners=log_banners(entries, folder),
-        sections=tuple(section for section in (first, *shown, others) if section is not None),
+        sections=(first, *shown, others),
     )
 
 
@@ -92,10 +87,6 @@ def _measured(entry: LogEntry) -> Ratio:
     return Ratio(entry.e2e.ratio) if interval is None else Ratio(entry.e2e.ratio, interval.low, interval.high)
 
 
-def _score(point: Point) -> Cell:
-    return Missing("the frames equal the reference's", "equal") if point.score == float("inf") else Number(point.score, 2)
-
-
 def _mark(point: Point, number: int) -> Mark:
     """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
     ratio, equal = point.measured, point.score == float("inf")
@@ -113,19 +104,20 @@ def _front(cells: Sequence[CellRun], plan: Plan) -> Section:
     blocks: list[Block] = [tables.advice_table(advice)]
     if any(point.score != float("inf") for point in points):
         marks = tuple(_mark(point, number) for number, point in enumerate(points))
-        rows = tuple(Row((Text(point.label), point.measured, Number(point.speed, 3, "x"), _score(point))) for point in points)
-        head = (
-            Column("setting"),
-            Column("measured", numeric=True),
-            Column("counts as", numeric=True),
-            Column(f"{METRIC} (dB)", numeric=True),
+        fields: tuple[Field[Point], ...] = (
+            Field("setting", lambda point: point.label),
+            numeric("measured", lambda point: point.measured),
+            numeric("counts as", lambda point: Number(point.speed, 3, "x")),
+            numeric(f"{METRIC} (dB)", lambda point: tables.point_score(point, "the frames equal the reference's")),
         )
         plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), marks)
         title = (
             f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up. Hollow, with "
             "its interval: a difference that is not proven. An arrow at the upper edge: the frames equal the reference's."
         )
-        blocks.append(Figure(title, "One point per setting; the table says the same.", plane, Table("The points.", head, rows)))
+        blocks.append(
+            Figure(title, "One point per setting; the table says the same.", plane, table_of("The points.", fields, points))
+        )
     notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
     return Section("sweet-spot", "Sweet spot", "", (*blocks, Notes(notes)))
 

@@ -11,8 +11,9 @@ from strobe.perf.analysis.ledger.account import Ledger, Level, Line
 from strobe.perf.analysis.ledger.parts import NAMELESS, part_of
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval
+from strobe.perf.records.grids import CELLS
 from strobe.perf.records.packed import records_in
-from strobe.perf.records.plan import CELLS, Plan, PlannedCell
+from strobe.perf.records.plan import Plan, PlannedCell
 from strobe.perf.report.blocks.log.entries import LogEntry, read_entries
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study

@@ -6,30 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from strobe.perf.analysis.runs.grid import Speedup, speedup
 from strobe.perf.records.grids import COSINE, PEAK, RECALL, TEMPORARY
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun, read_cells
 from strobe.perf.report.attention_bench.tables import SERIALISED
-from strobe.perf.report.blocks.fields import Field, count, heads, numeric, table_of, time
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Banner,
-    Code,
-    Column,
-    Missing,
-    Notes,
-    Number,
-    Report,
-    Row,
-    Section,
-    Share,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Banner, Cell, Code, Missing, Notes, Number, Report, Section, Share, Table
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import bytes_cell
 
@@ -99,12 +86,9 @@ def advice_report(folder: Path) -> Report:
     sections = [_section(shape, settings) for shape, settings in _by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Video-sparse attention: three scenarios, measured",
         subtitle=f"on {machine.device_name}, torch {machine.torch}; whole operator, forward",
-        facts=(),
         banners=(stop,) if any(cell.serialised for cell in cells) else (),
         sections=(
             *(section for section in sections if section is not None),
@@ -198,15 +182,28 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
 )
 
 
+_Advised: TypeAlias = tuple[str, Setting | None, str]
+"""A scenario, the setting that was chosen for it, and the rule."""
+
+
 def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
     """Build the table of chosen settings, one row for each scenario."""
-    none = tuple(Missing(_NONE, "-") for _ in _FIELDS[1:])
-    rows = []
-    for scenario, (setting, rule) in choose(settings).items():
-        empty = (Missing(f"no measured setting meets: {rule}", "none"), *none)
-        cells = empty if setting is None else tuple(field.cell(setting) for field in _FIELDS)
-        rows.append(Row((Text(scenario), *cells, Text(rule))))
-    return Table(f"{shape}: advice.", (Column("scenario"), *heads(_FIELDS), Column("rule")), tuple(rows))
+
+    def chosen(row: _Advised) -> Setting | None:
+        return row[1]
+
+    def named(row: _Advised) -> Setting | Cell:
+        return row[1] or Missing(f"no measured setting meets: {row[2]}", "none")
+
+    name, *others = _FIELDS
+    fields: tuple[Field[_Advised], ...] = (
+        Field("scenario", lambda row: row[0]),
+        name.of(named),
+        *(field.of(chosen, _NONE) for field in others),
+        Field("rule", lambda row: row[2]),
+    )
+    rows = [(scenario, setting, rule) for scenario, (setting, rule) in choose(settings).items()]
+    return table_of(f"{shape}: advice.", fields, rows)
 
 
 def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:

@@ -11,9 +11,10 @@ from strobe.perf.report.attention_bench.cells import CellRun, read_cells
 from strobe.perf.report.attention_bench.pictures import memory, rates, speedups, stage_bars, stage_table
 from strobe.perf.report.attention_bench.tables import SERIALISED, absent_table, gradient_table, precision_table, speed_table
 from strobe.perf.report.blocks.damage import unread_banners
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.blocks.settings import banners, settings_section
-from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Count, Fact, Report, Section, Speedup, Table, Text
+from strobe.perf.report.model import Banner, Block, Count, Fact, Report, Section, Speedup, Table, Text
 from strobe.perf.report.study import load_study
 
 _LEAD = (
@@ -37,9 +38,8 @@ def bench_report(folder: Path) -> Report:
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
     serialised = [cell.name for cell in cells if cell.serialised]
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=tuple(_speedups(cells)),
+    return page(
+        speedups=_speedups(cells),
         title="Attention over the grid",
         subtitle=f"{len(cells)} cells on {machine.device_name}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
         facts=(
@@ -48,7 +48,7 @@ def bench_report(folder: Path) -> Report:
             Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
         ),
         banners=(*((stop,) if serialised else ()), *unread_banners(found.unread), *banners(study, gather=True)),
-        sections=(*(section for section in sections if section is not None), environment),
+        sections=(*sections, environment),
     )
 
 

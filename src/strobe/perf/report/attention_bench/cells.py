@@ -12,7 +12,7 @@ from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import timed_clips
-from strobe.perf.analysis.runs.grid import Grid, names_in, outcome_of, read_grid
+from strobe.perf.analysis.runs.grid import Grid, names_in, read_grid, recorded
 from strobe.perf.records.grids import HOST, MATMUL, STAGE, WHOLE, AttentionCell, Work
 from strobe.perf.records.store import RunRecords
 
@@ -158,15 +158,4 @@ def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[AttentionContest
         elif span.palindrome is not None and span.name in (ATTENTION, ATTENTION_KERNEL, MATMUL):
             rounds[span.variant][span.palindrome].append(span.value_ns)
     for name in names:
-        outcome, reason = outcome_of(run, name, timed=bool(rounds[name]))
-        yield AttentionContestant(
-            name=name,
-            outcome=outcome,
-            reason=reason,
-            variant=next((variant for variant in run.variants if variant.name == name), None),
-            gate=next((line for line in run.gates if line.variant == name), None),
-            rounds={number: tuple(values) for number, values in rounds[name].items()},
-            hosts_ns=tuple(hosts[name]),
-            stages=stages[name],
-            numbers=tuple(line for line in run.quality if line.variant == name),
-        )
+        yield AttentionContestant(**recorded(run, name, rounds[name]), hosts_ns=tuple(hosts[name]), stages=stages[name])

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from strobe.core.printable import bytes_in
 from strobe.core.spans import NAMES
 from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.records.grids import TEMPORARY, WHOLE
 from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 from strobe.perf.report.attention_bench.tables import entries, memory_table
-from strobe.perf.report.blocks.fields import Field, heads, numeric, rows_of, time
+from strobe.perf.report.blocks.fields import Field, beside, heads, numeric, rows_of, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell
 from strobe.perf.report.model import (
     Axis,
     Bar,
     Code,
-    Column,
     Figure,
     Mark,
     Missing,
@@ -30,7 +30,6 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.text import bytes_in
 
 _NONE = Missing("not measured here", "-")
 
@@ -51,15 +50,15 @@ def against_sparsity(
         return None
     picture = _plane(named, Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True))
     places = sorted({x for points in named.values() for x, _ in points})
-    columns = (Column("contestant"), *(Column(f"{100 * place:.1f} %", numeric=True) for place in places))
+    fields = beside("contestant", (f"{100 * place:.1f} %" for place in places), numeric=True)
     rows = []
-    for name in named:
-        points = dict(named[name])
-        rows.append(Row((Code(name), *(Number(points[place], 2, unit) if place in points else _NONE for place in places))))
+    for name, points in named.items():
+        values = dict(points)
+        rows.append((Code(name), *(Number(values[place], 2, unit) if place in values else _NONE for place in places)))
     first = cells[0]
     whose = f" of {group}" if group else ""
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
-    return Figure(title=title, alt=title, picture=picture, table=Table(f"{title}.", columns, tuple(rows)))
+    return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, rows))
 
 
 def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:

@@ -133,14 +133,10 @@ def explained(found: Answer) -> str:
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:
     """Return the columns of the parts of an answer: name, both sides, what was saved and its share; the parts add up."""
     return (
-        Field("part", _part_cell),
+        Field("part", lambda line: Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")),
         *both_sides(names, lambda line: (line.baseline_ns, line.candidate_ns), f"of a {found.unit}", show=_time),
         numeric(f"share of {found.difference}", lambda line: line.share, show=Share, total=lambda shares: 1.0),
     )
-
-
-def _part_cell(line: PartLine) -> Text:
-    return Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")
 
 
 def _time(ns: int | Fraction) -> Time:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
 from strobe.perf.analysis.ledger.account import is_attention_kernel
-from strobe.perf.report.blocks.fields import Field, count, table_of, time
-from strobe.perf.report.model import Cell, Column, Count, Missing, Ratio, Row, Section, Share, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
+from strobe.perf.report.model import Cell, Missing, Ratio, Section, Share, Table, Text, Time
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _HOST_RULE: Final = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
@@ -33,6 +34,10 @@ class Extent:
     @property
     def total_ns(self) -> int:
         return self.busy_ns + self.idle_ns
+
+
+_Summed: TypeAlias = tuple[Subject, tuple[Extent, Extent, Extent] | str]
+"""A variant, and its attention kernel, attention section and frame blocks, or why there are none."""
 
 
 def extents(profile: Profile) -> dict[str, Extent]:
@@ -90,55 +95,66 @@ def attention_sections(study: RunStudy) -> tuple[Section, Section]:
     return attention, Section("sections", "Sections and their boundaries", lead, (_per_call(study, found), _detail(study, found)))
 
 
-def _per(total_ns: int, calls: int) -> float:
-    return total_ns / calls
-
-
-def _speedup(reference: Extent | None, own: Extent | None, *, kernel: bool) -> Cell:
-    if reference is None or own is None:
-        return Missing("not traced", "-")
-    ours, theirs = (extent.kernel_ns if kernel else extent.total_ns for extent in (own, reference))
-    if not ours or not theirs:
-        return Missing("no such time", "-")
-    return Ratio(_per(theirs, reference.calls) / _per(ours, own.calls))
-
-
 def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    columns = (
-        Column("variant"),
-        Column("implementation"),
-        Column("calls", numeric=True),
-        Column("kernel", "ms", True, "attention kernel (operator on a CPU), mean per call"),
-        Column("speedup", numeric=True),
-        Column("section", "ms", True, "whole attention section, mean per call"),
-        Column("speedup", numeric=True),
-        Column("kernel / section", numeric=True),
-        Column("section / frame block", numeric=True, hint="over the traced frame blocks, every pass"),
+    def of(show: Callable[[Extent, Extent, Extent], Any]) -> Callable[[_Summed], Any]:
+        return lambda row: Text("") if isinstance(row[1], str) else show(*row[1])
+
+    def over(row: _Summed, name: str, ns: Callable[[Extent], int]) -> Cell:
+        subject, own = row
+        if isinstance(own, str):
+            return Text("")
+        reference = study.reference_of(subject)
+        theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
+        if not theirs:
+            return Text("reference", "muted")
+        kernel, section, _ = own
+        return _speedup(theirs.get(name), kernel if name == ATTENTION_KERNEL else section, ns)
+
+    fields: tuple[Field[_Summed], ...] = (
+        Field("variant", lambda row: row[0].label),
+        Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
+        count("calls", lambda row: Missing(row[1]) if isinstance(row[1], str) else row[1][0].calls),
+        time(
+            "kernel",
+            of(lambda kernel, section, block: kernel.kernel_ns / kernel.calls),
+            hint="attention kernel (operator on a CPU), mean per call",
+        ),
+        numeric("speedup", lambda row: over(row, ATTENTION_KERNEL, lambda extent: extent.kernel_ns)),
+        time(
+            "section",
+            of(lambda kernel, section, block: section.total_ns / section.calls),
+            hint="whole attention section, mean per call",
+        ),
+        numeric("speedup", lambda row: over(row, ATTENTION, lambda extent: extent.total_ns)),
+        numeric("kernel / section", of(lambda kernel, section, block: section.kernel_ns / section.total_ns), show=Share),
+        numeric(
+            "section / frame block",
+            of(lambda kernel, section, block: section.total_ns / block.total_ns),
+            "over the traced frame blocks, every pass",
+            show=Share,
+        ),
     )
-    rows = tuple(_summary_row(study, subject, found, len(columns)) for subject in study.subjects)
+    rows = [(subject, _summed(subject, found)) for subject in study.subjects]
     notes = ("Speedup: reference time per call over the variant's. Both are traced, so both carry the profiler's cost.",)
-    return Table("Attention, per call, from the traced clips.", columns, rows, notes)
+    return table_of("Attention, per call, from the traced clips.", fields, rows, notes=notes)
 
 
-def _summary_row(study: RunStudy, subject: Subject, found: dict[str, dict[str, Extent]], width: int) -> Row:
-    head: tuple[Cell, ...] = (Text(subject.label), Text(subject.settings.attention_impl or "not said"))
+def _summed(subject: Subject, found: dict[str, dict[str, Extent]]) -> tuple[Extent, Extent, Extent] | str:
+    """Return a variant's attention kernel, attention section and frame blocks; a text says why there are none."""
     if not isinstance(subject.profile, Profile):
-        return Row((*head, Missing(subject.profile), *(Text("") for _ in range(width - 3))))
+        return subject.profile
     own = found[subject.label]
-    kernel, section, whole = own.get(ATTENTION_KERNEL), own.get(ATTENTION), own[FRAME_BLOCK]
-    if kernel is None or section is None:
-        return Row((*head, Missing("the trace has no attention regions"), *(Text("") for _ in range(width - 3))))
-    reference = study.reference_of(subject)
-    theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
-    ratios: tuple[Cell, Cell] = (Text("reference", "muted"), Text("reference", "muted"))
-    if theirs:
-        ratios = (
-            _speedup(theirs.get(ATTENTION_KERNEL), kernel, kernel=True),
-            _speedup(theirs.get(ATTENTION), section, kernel=False),
-        )
-    per_call = (Time(_per(kernel.kernel_ns, kernel.calls)), ratios[0], Time(_per(section.total_ns, section.calls)), ratios[1])
-    shares = (Share(section.kernel_ns / section.total_ns), Share(section.total_ns / whole.total_ns))
-    return Row((*head, Count(kernel.calls), *per_call, *shares))
+    if ATTENTION_KERNEL not in own or ATTENTION not in own:
+        return "the trace has no attention regions"
+    return own[ATTENTION_KERNEL], own[ATTENTION], own[FRAME_BLOCK]
+
+
+def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int]) -> Cell:
+    if reference is None:
+        return Missing("not traced", "-")
+    if not ns(own) or not ns(reference):
+        return Missing("no such time", "-")
+    return Ratio(ns(reference) / reference.calls / (ns(own) / own.calls))
 
 
 def _names(found: dict[str, dict[str, Extent]]) -> list[str]:

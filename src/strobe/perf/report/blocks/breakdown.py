@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
 from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
-from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Place, layers_of, order
+from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import share_cell
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns
-from strobe.perf.report.model import Block, Cell, Column, Count, Missing, Notes, Ratio, Row, Share, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, time
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_fields
+from strobe.perf.report.model import Block, Cell, Count, Missing, Notes, Ratio, Table, Text, Time
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
@@ -25,7 +24,16 @@ LEAD: Final = (
 )
 _GAPS: Final = 15
 _NOT_FOUND: Final = Missing("no such piece here", "-")
-_part: Final = partial(share_cell, reason=_NOT_FOUND.reason)
+
+T = TypeVar("T")
+_Shared: TypeAlias = tuple[Text, Sequence[Amount], Amount, Cell, bool]
+"""Name of a piece, its time by kind of pass, in all of them, first layer / later, and whether the row is strong."""
+_Called: TypeAlias = tuple[Text, Cell, Amount, int, Roofline | Cell | None]
+"""Name of a stage, its calls in a frame block, their time, their number, and the roofline of one."""
+_Layered: TypeAlias = tuple[Text, Cell, float, tuple[Amount, Amount, int], Roofline | Cell | None, bool]
+"""Name of a piece, its calls and events in a layer, what `_layers` says of it, its roofline, and whether the row is strong."""
+_Gained: TypeAlias = tuple[Text, float | None, float | None, Cell, float, bool]
+"""Name of a piece, times of one call on both sides, calls, time saved in a frame block, and whether the row is strong."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +52,9 @@ class Roofs:
     device_name: str = ""
     dtype: str = ""
 
-    def columns(self) -> tuple[Column, ...]:
-        """Return the columns for the cells of `cells`; empty if no costs are known."""
-        return rate_columns(self.peaks) if self.costs else ()
-
-    def cells(self, name: str, each_ns: float) -> tuple[Cell, ...]:
-        """Return the cells of one call of a region against its roofline."""
-        found = self.of(name, each_ns)
-        if found is None:
-            return tuple(Missing("its cost does not follow from the shapes", "-") for _ in self.columns())
-        return rate_cells(found)
+    def fields(self, found: Callable[[T], Roofline | Cell | None]) -> tuple[Field[T], ...]:
+        """Return the columns of the roofline of each row; none if no costs are known."""
+        return rate_fields(self.peaks, found, "its cost does not follow from the shapes") if self.costs else ()
 
     def of(self, name: str, each_ns: float) -> Roofline | None:
         """Return the roofline of one call of a region; None if its cost is not known."""
@@ -131,36 +132,36 @@ def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, 
 def shares_table(label: str, found: Breakdown) -> Table:
     """Build the table of each piece's share of the frame blocks, by kind of pass."""
     passes = [stage for stage in PASSES if found.stages.get(stage)]
-    columns = (
-        Column("piece"),
-        *(Column(stage, numeric=True, hint="of the whole frame block") for stage in passes),
-        Column("of the frame block", numeric=True),
-        Column("idle in it", numeric=True, hint="nothing ran, before its work could; of the frame block"),
-        Column("first layer / later", numeric=True, hint="time of the first layer / mean of the others, denoise steps"),
+
+    def of_pass(at: int) -> Callable[[_Shared], Cell]:
+        return lambda row: share(row[1][at].total_ns) if row[1] else Text("")
+
+    share = share_of(found.total_ns, _NOT_FOUND.reason)
+    ratio = "time of the first layer / mean of the others, denoise steps"
+    fields: tuple[Field[_Shared], ...] = (
+        Field("piece", lambda row: row[0]),
+        *(numeric(stage, of_pass(at), "of the whole frame block") for at, stage in enumerate(passes)),
+        numeric("of the frame block", lambda row: row[2].total_ns, show=share),
+        numeric("idle in it", lambda row: row[2].idle_ns, "nothing ran, before its work could; of the frame block", show=share),
+        numeric("first layer / later", lambda row: row[3], ratio),
     )
-    rows = []
+    rows: list[_Shared] = []
     for words, path, deep in _rows(found, passes):
         parts = [found.of((stage,), path, deep=deep) for stage in passes]
-        whole = sum(parts, Amount())
-        shares = (_part(part.total_ns, found.total_ns) for part in (*parts, whole))
-        cells = (*shares, _part(whole.idle_ns, found.total_ns), _first_ratio(found, path, deep))
-        rows.append(Row((Text(words, note=NAMES.get(path[-1], "")), *cells), strong=len(path) == 1 and deep))
-    rest = [found.of((stage,), ()) for stage in passes]
-    rows.append(_total_row("passes / rest", rest, found))
-    rows.append(_total_row("all passes", [_stage(found, stage) for stage in passes], found))
+        name = Text(words, note=NAMES.get(path[-1], ""))
+        rows.append((name, parts, sum(parts, Amount()), _first_ratio(found, path, deep), len(path) == 1 and deep))
+    rest, whole = ([found.of((stage,), (), deep=deep) for stage in passes] for deep in (False, True))
+    rows.append((Text("passes / rest"), rest, sum(rest, Amount()), Text(""), False))
+    rows.append((Text("all passes"), whole, sum(whole, Amount()), Text(""), True))
     for stage in dict.fromkeys(place.stage for place in found.pieces if place.stage not in passes):
-        own = _stage(found, stage)
-        cells = (*(Text("") for _ in passes), _part(own.total_ns, found.total_ns), _part(own.idle_ns, found.total_ns))
-        rows.append(Row((Text(_stage_words(stage), note=NAMES.get(stage, "")), *cells, Text(""))))
+        rows.append((_stage_cell(stage), (), _stage(found, stage), Text(""), False))
     caption = f"Shares of {label}: {found.blocks} traced frame block{'s' if found.blocks > 1 else ''} on {found.device} = 100 %."
     note = "A row with parts is their sum; `rest` is what lies in none of them. Shares of rows without parts, and rests, add up."
-    return Table(caption, columns, tuple(rows), (note,))
+    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[4]), (note,))
 
 
-def _total_row(words: str, parts: Sequence[Amount], found: Breakdown) -> Row:
-    whole = sum(parts, Amount())
-    shares = (_part(part.total_ns, found.total_ns) for part in (*parts, whole))
-    return Row((Text(words), *shares, _part(whole.idle_ns, found.total_ns), Text("")), strong=words == "all passes")
+def _stage_cell(stage: str) -> Text:
+    return Text(_stage_words(stage), note=NAMES.get(stage, ""))
 
 
 def _stage_words(stage: str) -> str:
@@ -187,119 +188,92 @@ def _first_ratio(found: Breakdown, path: Path, deep: bool) -> Cell:
 
 def stages_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     """Build the table of each kind of pass and every other stage: calls, busy and idle time, and roofline."""
-    columns = (
-        Column("stage"),
-        Column("calls in a frame block", numeric=True),
-        Column("one call", "ms", True, "busy and idle"),
-        Column("busy", "ms", True),
-        Column("idle", "ms", True),
-        Column("of the frame block", numeric=True),
-        *roofs.columns(),
+    fields: tuple[Field[_Called], ...] = (
+        Field("stage", lambda row: row[0]),
+        numeric("calls in a frame block", lambda row: row[1]),
+        time("one call", lambda row: row[2].total_ns / row[3], hint="busy and idle"),
+        time("busy", lambda row: row[2].busy_ns / row[3]),
+        time("idle", lambda row: row[2].idle_ns / row[3]),
+        numeric("of the frame block", lambda row: row[2].total_ns, show=share_of(found.total_ns, _NOT_FOUND.reason)),
+        *roofs.fields(lambda row: row[4]),
     )
-    rows = []
+    rows: list[_Called] = []
     for stage in dict.fromkeys(place.stage for place in found.pieces):
         own, calls = _stage(found, stage), found.stages.get(stage, 0)
+        many = calls or found.blocks
         often: Cell = Count(calls // found.blocks) if calls % found.blocks == 0 else Text(f"{calls} in {found.blocks}")
-        times = [Time(ns / (calls or found.blocks)) for ns in (own.total_ns, own.busy_ns, own.idle_ns)]
-        head = Text(_stage_words(stage), note=NAMES.get(stage, ""))
-        rates = roofs.cells(stage, own.total_ns / (calls or found.blocks))
-        rows.append(Row((head, often if calls else Text(""), *times, _part(own.total_ns, found.total_ns), *rates)))
-    whole = [Time(ns / found.blocks) for ns in (found.total_ns, _busy(found), found.total_ns - _busy(found))]
-    blank = (Text("") for _ in roofs.columns())
-    rows.append(Row((Text("frame block"), Count(1), *whole, Share(1.0), *blank), strong=True))
+        rows.append((_stage_cell(stage), often if calls else Text(""), own, many, roofs.of(stage, own.total_ns / many)))
+    busy = sum(amount.busy_ns for amount in found.amounts.values())
+    whole = Amount(busy_ns=busy, idle_ns=found.total_ns - busy)
+    rows.append((Text("frame block"), Count(1), whole, found.blocks, Text("")))
     notes = (device_note(roofs.device_name, roofs.peaks),) if roofs.costs else ()
-    return Table(f"Passes and stages of {label}, mean of one call.", columns, tuple(rows), notes)
-
-
-def _busy(found: Breakdown) -> int:
-    return sum(amount.busy_ns for amount in found.amounts.values())
+    shown = rows_of(fields, rows, strong=lambda row: row[2] is whole)
+    return Table(f"Passes and stages of {label}, mean of one call.", heads(fields), shown, notes)
 
 
 def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     """Build the table of a layer's pieces in the denoise steps: first layer, later layers, and roofline of one call."""
-    columns = (
-        Column("piece"),
-        Column("calls in a layer", numeric=True),
-        Column("kernels" if found.device != "cpu" else "operators", numeric=True, hint="in a layer, mean"),
-        Column("first layer", "µs", True, "busy and idle, mean over the denoise steps"),
-        Column("later layers", "µs", True, "mean of one"),
-        Column("first / later", numeric=True),
-        Column("idle, first", "µs", True),
-        Column("idle, later", "µs", True),
-        *roofs.columns(),
+    steps = max(1, found.stages.get(DENOISE_STEP, 0))
+
+    def ratio(row: _Layered) -> Cell:
+        first, later, number = row[3]
+        return Ratio(first.total_ns * number / later.total_ns) if first.total_ns and later.total_ns else _NOT_FOUND
+
+    fields: tuple[Field[_Layered], ...] = (
+        Field("piece", lambda row: row[0]),
+        numeric("calls in a layer", lambda row: row[1]),
+        count("kernels" if found.device != "cpu" else "operators", lambda row: round(row[2]), "in a layer, mean"),
+        time("first layer", lambda row: row[3][0].total_ns / steps, "µs", "busy and idle, mean over the denoise steps"),
+        time("later layers", lambda row: row[3][1].total_ns / steps / row[3][2], "µs", "mean of one"),
+        numeric("first / later", ratio),
+        time("idle, first", lambda row: row[3][0].idle_ns / steps, "µs"),
+        time("idle, later", lambda row: row[3][1].idle_ns / steps / row[3][2], "µs"),
+        *roofs.fields(lambda row: row[4]),
     )
-    steps = found.stages.get(DENOISE_STEP, 0)
-    rows = [
-        row
-        for words, path, deep in _rows(found, (DENOISE_STEP,))
-        if (row := _layer_row(words, (path, deep), found, roofs, steps)) is not None
-    ]
-    rows.append(_layer_total(found, steps, len(roofs.columns())))
+    rows: list[_Layered] = []
+    for words, path, deep in _rows(found, (DENOISE_STEP,)) if found.stages.get(DENOISE_STEP) else ():
+        both = _layers(found, path, deep)
+        if both is None:
+            continue
+        own, layers = found.of((DENOISE_STEP,), path, deep=deep), steps * (both[2] + 1)
+        often = Count(own.calls // layers) if own.calls % layers == 0 else Text(f"{own.calls / layers:.2f}")
+        roof = roofs.of(path[-1] if deep else "", own.sum_ns / own.calls if own.calls else 0.0)
+        name = Text(words, note=NAMES.get(path[-1], ""))
+        rows.append((name, often if deep else Text(""), own.events / layers, both, roof, deep and len(path) == 1))
+    first, *later = (found.of((DENOISE_STEP,), (), deep=True, layers=range(number, number + 1)) for number in layers_of(found))
+    rest = sum(later, Amount())
+    events = (first.events + rest.events) / steps / (len(later) + 1)
+    rows.append((Text("a layer"), Text(""), events, (first, rest, max(1, len(later))), Text(""), True))
     note = (
         "Rates are of one call of the piece over all layers: FLOPs and least bytes follow from the shapes; on a GPU its time is "
         "the sum of its kernels, without gaps."
     )
-    return Table(f"A layer of {label}, in the denoise steps.", columns, tuple(rows), (note,) if roofs.costs else ())
-
-
-def _layer_row(words: str, where: tuple[Path, bool], found: Breakdown, roofs: Roofs, steps: int) -> Row | None:
-    path, deep = where
-    both = _layers(found, path, deep)
-    if both is None or not steps:
-        return None
-    first, later, number = both
-    own = found.of((DENOISE_STEP,), path, deep=deep)
-    layers = steps * (number + 1)
-    calls: Cell = (
-        Count(own.calls // layers) if deep and own.calls % layers == 0 else Text("" if not deep else f"{own.calls / layers:.2f}")
-    )
-    times = (Time(first.total_ns / steps), Time(later.total_ns / steps / number), Ratio(first.total_ns * number / later.total_ns))
-    idle = (Time(first.idle_ns / steps), Time(later.idle_ns / steps / number))
-    rates = roofs.cells(path[-1] if deep else "", own.sum_ns / own.calls if own.calls else 0.0)
-    head = Text(words, note=NAMES.get(path[-1], ""))
-    return Row((head, calls, Count(round(own.events / layers)), *times, *idle, *rates), strong=deep and len(path) == 1)
-
-
-def _layer_total(found: Breakdown, steps: int, num_rates: int) -> Row:
-    numbers = layers_of(found)
-    first, *later = (found.of((DENOISE_STEP,), (), deep=True, layers=range(number, number + 1)) for number in numbers)
-    rest = sum(later, Amount())
-    number = max(1, len(later))
-    events = (first.events + rest.events) / max(1, steps) / (len(later) + 1)
-    times = (Time(first.total_ns / max(1, steps)), Time(rest.total_ns / max(1, steps) / number))
-    ratio: Cell = Ratio(first.total_ns * number / rest.total_ns) if rest.total_ns and first.total_ns else _NOT_FOUND
-    idle = (Time(first.idle_ns / max(1, steps)), Time(rest.idle_ns / max(1, steps) / number))
-    cells = (Text("a layer"), Text(""), Count(round(events)), *times, ratio, *idle)
-    return Row((*cells, *(Text("") for _ in range(num_rates))), strong=True)
+    shown = rows_of(fields, rows, strong=lambda row: row[5])
+    return Table(f"A layer of {label}, in the denoise steps.", heads(fields), shown, (note,) if roofs.costs else ())
 
 
 def gaps_table(label: str, found: Breakdown) -> Table:
     """Build the table of idle gaps between pieces: number, length and cause."""
     causes = sorted({cause for gap in found.gaps for cause in gap.causes})
-    columns = (
-        Column("after"),
-        Column("before"),
-        Column("gaps in a frame block", numeric=True),
-        Column("of the frame block", numeric=True),
-        Column("in a frame block", "ms", True),
-        Column("p50", "µs", True),
-        Column("max", "µs", True),
-        *(Column(cause, numeric=True, hint="of these gaps") for cause in causes if len(causes) > 1),
+
+    def often(gap: Gap) -> Cell:
+        return Count(gap.n // found.blocks) if gap.n % found.blocks == 0 else Text(f"{gap.n / found.blocks:.1f}")
+
+    def because(cause: str) -> Callable[[Gap], Cell]:
+        return lambda gap: share_cell(gap.causes.get(cause, 0), gap.sum_ns, _NOT_FOUND.reason)
+
+    fields: tuple[Field[Gap], ...] = (
+        Field("after", lambda gap: _words(gap.before)),
+        Field("before", lambda gap: "the same" if gap.before == gap.after else _words(gap.after)),
+        numeric("gaps in a frame block", often),
+        numeric("of the frame block", lambda gap: gap.sum_ns, show=share_of(found.total_ns, _NOT_FOUND.reason), total=sum),
+        Field("in a frame block", lambda gap: gap.sum_ns, lambda ns: Time(ns / found.blocks), "ms", total=sum),
+        time("p50", lambda gap: gap.p50_ns, "µs"),
+        time("max", lambda gap: gap.max_ns, "µs"),
+        *(numeric(cause, because(cause), "of these gaps") for cause in causes if len(causes) > 1),
     )
-    rows = []
-    for gap in found.gaps[:_GAPS]:
-        why = (_part(gap.causes.get(cause, 0), gap.sum_ns) for cause in causes if len(causes) > 1)
-        ends = Text(_words(gap.before)), Text("the same" if gap.before == gap.after else _words(gap.after))
-        often = Count(gap.n // found.blocks) if gap.n % found.blocks == 0 else Text(f"{gap.n / found.blocks:.1f}")
-        times = (Time(gap.sum_ns / found.blocks), Time(gap.p50_ns), Time(gap.max_ns))
-        rows.append(Row((*ends, often, _part(gap.sum_ns, found.total_ns), *times, *why)))
-    left = found.gaps[_GAPS:]
+    rows = rows_of(fields, found.gaps, top=_GAPS, left="pairs", strong_rest=False)
     whole = sum(gap.sum_ns for gap in found.gaps)
-    if left:
-        rest = sum(gap.sum_ns for gap in left)
-        blank = tuple(Text("") for _ in range(len(columns) - 5))
-        cells = (Text(f"{len(left)} more pairs"), Text(""), Text(""), _part(rest, found.total_ns), Time(rest / found.blocks))
-        rows.append(Row((*cells, *blank)))
     number, share = sum(gap.n for gap in found.gaps) / found.blocks, whole / found.total_ns if found.total_ns else 0.0
     caption = f"Launch gaps of {label}: {number:.0f} in a frame block, {100 * share:.1f} % of it."
     meaning = (
@@ -307,7 +281,7 @@ def gaps_table(label: str, found: Breakdown) -> Table:
         if found.device == "cpu"
         else "A gap lasts from the end of the last event on the device to the start of the next one; causes as in docs/traces.md."
     )
-    return Table(caption, columns, tuple(rows), (meaning,))
+    return Table(caption, heads(fields), rows, (meaning,))
 
 
 def _words(place: Place) -> str:
@@ -322,32 +296,25 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
         theirs: the reference's.
         ours: the candidate's.
     """
-    columns = (
-        Column("piece"),
-        Column(labels[0], "µs", True, "mean of one call in the denoise steps, gaps left out"),
-        Column(labels[1], "µs", True, "mean of one call in the denoise steps, gaps left out"),
-        Column("speedup of a call", numeric=True),
-        Column("calls in a frame block", numeric=True),
-        Column("saved in a frame block", "ms", True, "all passes, gaps included"),
+    mean = "mean of one call in the denoise steps, gaps left out"
+    fields: tuple[Field[_Gained], ...] = (
+        Field("piece", lambda row: row[0]),
+        time(labels[0], lambda row: row[1], "µs", mean, missing=_NOT_FOUND.reason),
+        time(labels[1], lambda row: row[2], "µs", mean, missing=_NOT_FOUND.reason),
+        numeric("speedup of a call", lambda row: Ratio(row[1] / row[2]) if row[1] and row[2] else _NOT_FOUND),
+        numeric("calls in a frame block", lambda row: row[3]),
+        time("saved in a frame block", lambda row: row[4], hint="all passes, gaps included"),
     )
-    rows = []
+    rows: list[_Gained] = []
     for path in sorted({*_paths(theirs, PASSES), *_paths(ours, PASSES)}, key=order):
         sides = [(side, side.of((DENOISE_STEP,), path, deep=True), side.of(PASSES, path, deep=True)) for side in (theirs, ours)]
-        each = [steps.sum_ns / steps.calls if steps.calls else None for _, steps, _ in sides]
-        times: list[Cell] = [_NOT_FOUND if ns is None else Time(ns) for ns in each]
-        ratio: Cell = Ratio(each[0] / each[1]) if each[0] and each[1] else _NOT_FOUND
+        before, after = (steps.sum_ns / steps.calls if steps.calls else None for _, steps, _ in sides)
         often = " → ".join(dict.fromkeys(f"{whole.calls / side.blocks:g}" for side, _, whole in sides))
         saved = sides[0][2].total_ns / theirs.blocks - sides[1][2].total_ns / ours.blocks
-        head = Text(" / ".join(path), note=NAMES.get(path[-1], ""))
-        rows.append(Row((head, *times, ratio, Text(often), Time(saved)), strong=len(path) == 1))
+        name = Text(" / ".join(path), note=NAMES.get(path[-1], ""))
+        rows.append((name, before, after, Text(often), saved, len(path) == 1))
     whole = theirs.total_ns / theirs.blocks, ours.total_ns / ours.blocks
-    total: tuple[Cell, ...] = (
-        Text("frame block"),
-        *(Time(ns) for ns in whole),
-        Ratio(whole[0] / whole[1]),
-        Count(1),
-        Time(whole[0] - whole[1]),
-    )
-    rows.append(Row(total, strong=True))
+    rows.append((Text("frame block"), *whole, Count(1), whole[0] - whole[1], True))
     note = "Traced, so both sides carry the profiler's cost, and once each: no interval. `strobe compare` times and repeats."
-    return Table(f"{labels[1]} against {labels[0]}, piece by piece.", columns, tuple(rows), (note,))
+    caption = f"{labels[1]} against {labels[0]}, piece by piece."
+    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))

@@ -10,7 +10,9 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 from strobe.perf.report.model import Cell, Column, Count, ExactTime, Missing, Row, Share, Table, Text, Time
 
 T = TypeVar("T")
+S = TypeVar("S")
 Unit = Literal["", "ns", "µs", "ms", "s"]
+Reason: TypeAlias = str | Callable[[T], str]
 Total: TypeAlias = Callable[[Iterable[Any]], Any] | None
 _CELLS: Final = get_args(Cell)
 
@@ -27,7 +29,7 @@ class Field(Generic[T]):
         numeric: read as numbers; a column with a unit is.
         hint: explains the head.
         total: what the values of several rows come to, such as `sum`; None: nothing is shown for several rows.
-        missing: reason where the value is None.
+        missing: reason where the value is None, or what tells it of a row.
     """
 
     head: str
@@ -37,7 +39,7 @@ class Field(Generic[T]):
     numeric: bool = False
     hint: str = ""
     total: Total = None
-    missing: str = ""
+    missing: Reason[T] = ""
 
     @property
     def column(self) -> Column:
@@ -46,28 +48,45 @@ class Field(Generic[T]):
 
     def cell(self, row: T) -> Cell:
         """Return the column's cell in one row."""
-        return self._cell(self.get(row))
+        value = self.get(row)
+        if value is None:
+            return Missing(self.missing if isinstance(self.missing, str) else self.missing(row), "-")
+        return self._shown(value)
 
     def total_cell(self, rows: Sequence[T]) -> Cell:
         """Return the column's cell in the row of totals; empty if the column has no total."""
         if self.total is None:
             return Text("")
         known = [value for row in rows if not isinstance(value := self.get(row), (*_CELLS, type(None)))]
-        return self._cell(self.total(known) if known else None)
+        if not known:
+            return Missing(self.missing if isinstance(self.missing, str) else "", "-")
+        return self._shown(self.total(known))
 
-    def _cell(self, value: Any) -> Cell:
-        if value is None:
-            return Missing(self.missing, "-")
+    def of(self, get: Callable[[S], Any], missing: Reason[S] = "") -> Field[S]:
+        """Return the same column for rows of another kind.
+
+        Args:
+            get: our row in one of theirs, or the cell that stands in its place.
+            missing: reason where it is None.
+        """
+
+        def cell(row: S) -> Cell | None:
+            own = get(row)
+            return own if own is None or isinstance(own, _CELLS) else self.cell(own)
+
+        return Field(self.head, cell, unit=self.unit, numeric=self.numeric, hint=self.hint, missing=missing)
+
+    def _shown(self, value: Any) -> Cell:
         cell: Cell = value if isinstance(value, _CELLS) else self.show(value)
         return cell
 
 
-def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
+def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: Reason[T] = "") -> Field[T]:
     """Return a column of integers."""
     return Field(head, get, Count, numeric=True, hint=hint, total=total, missing=missing)
 
 
-def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: str = "") -> Field[T]:
+def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: Reason[T] = "") -> Field[T]:
     """Return a column of integer nanoseconds, printed in ms with all digits."""
     return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
 
@@ -79,14 +98,14 @@ def numeric(
     *,
     show: Callable[[Any], Cell] = Text,
     total: Total = None,
-    missing: str = "",
+    missing: Reason[T] = "",
 ) -> Field[T]:
     """Return a column of numbers: cells as `get` returns them, or values that `show` (such as `share_of(whole)`) prints."""
     return Field(head, get, show, numeric=True, hint=hint, total=total, missing=missing)
 
 
 def time(
-    head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, total: Total = None, missing: str = ""
+    head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, total: Total = None, missing: Reason[T] = ""
 ) -> Field[T]:
     """Return a column of nanoseconds, printed in the unit with four significant digits."""
     return Field(head, get, Time, unit, hint=hint, total=total, missing=missing)
@@ -97,7 +116,7 @@ def both_sides(
     both: Callable[[T], tuple[int | Fraction, int | Fraction]],
     hint: str = "",
     *,
-    show: Callable[[int | Fraction], Cell] = lambda ns: ExactTime(round(ns)),
+    show: Callable[[int | Fraction], Cell] = lambda ns: exact_cell(ns),
 ) -> tuple[Field[T], ...]:
     """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond.
 
@@ -114,6 +133,24 @@ def both_sides(
     )
 
 
+def beside(
+    head: str, labels: Iterable[str], unit: Unit = "", *, numeric: bool = False, show: Callable[[Any], Cell] = Text
+) -> tuple[Field[Sequence[Any]], ...]:
+    """Return the columns of rows that are a name and one value for each label.
+
+    Args:
+        head: of the column of names.
+        labels: heads of the other columns.
+        unit: of all values; `numeric` and `show` likewise.
+    """
+
+    def value(at: int) -> Callable[[Sequence[Any]], Any]:
+        return lambda row: row[at]
+
+    columns = (Field(label, value(at), show, unit, numeric) for at, label in enumerate(labels, start=1))
+    return (Field(head, value(0)), *columns)
+
+
 def heads(fields: Iterable[Field[T]]) -> tuple[Column, ...]:
     """Return the heads of the columns."""
     return tuple(field.column for field in fields)
@@ -128,6 +165,7 @@ def rows_of(
     totals: Iterable[tuple[str, Sequence[T]]] = (),
     words_in: int = 0,
     strong: Callable[[T], bool] = lambda row: False,
+    strong_rest: bool = True,
 ) -> tuple[Row, ...]:
     """Build the rows of a table.
 
@@ -137,14 +175,16 @@ def rows_of(
         totals: further rows of several together, each with its words.
         words_in: column that the words of several rows stand in.
         strong: whether a row is a total, an average or the chosen one.
+        strong_rest: the row of the others is strong too.
     """
     shown = [Row(tuple(field.cell(row) for field in fields), strong(row)) for row in rows[:top]]
     rest = () if top is None else rows[top:]
-    for words, several in ((f"{len(rest)} more {left}".rstrip(), rest), *totals):
+    others = ((f"{len(rest)} more {left}".rstrip(), rest, strong_rest), *((*each, True) for each in totals))
+    for words, several, is_strong in others:
         if several:
             cells = [field.total_cell(several) for field in fields]
             cells[words_in] = Text(words)
-            shown.append(Row(tuple(cells), strong=True))
+            shown.append(Row(tuple(cells), is_strong))
     return tuple(shown)
 
 
@@ -164,14 +204,19 @@ def table_of(
     return Table(caption, heads(fields), shown, tuple(notes), sortable=sortable, collapsed=collapsed)
 
 
-def left_out(rows: Sequence[object], top: int) -> tuple[str, ...]:
+def left_out(rows: Sequence[object], top: int, what: str = "rows are left out") -> tuple[str, ...]:
     """Return the note that a table shows the first `top` rows alone; empty if it shows all."""
-    return (f"{len(rows) - top} more rows are left out.",) if len(rows) > top else ()
+    return (f"{len(rows) - top} more {what}.",) if len(rows) > top else ()
 
 
 def padded(width: int, *cells: Cell, strong: bool = False) -> Row:
     """Return a row of the cells, filled with empty cells up to the width of the table."""
     return Row((*cells, *(Text(""),) * (width - len(cells))), strong=strong)
+
+
+def exact_cell(ns: float | Fraction) -> Cell:
+    """Return the cell of a time to the nearest nanosecond."""
+    return ExactTime(round(ns))
 
 
 def share_cell(part: float | Fraction, whole: float | Fraction, reason: str = "") -> Cell:

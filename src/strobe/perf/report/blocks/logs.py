@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from strobe.perf.analysis.device.distribution import Distribution
+from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
 from strobe.perf.analysis.runs.log_rounds import StageRounds
-from strobe.perf.analysis.structure.focal import FocalKernels
 from strobe.perf.logs.reader import sha256_of
-from strobe.perf.logs.series import Log
+from strobe.perf.logs.series import Example, Log, Series
 from strobe.perf.logs.units import Resolved, short
-from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, padded, rows_of, table_of
+from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, ExactTime, Missing, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Code, ExactTime, Missing, Section, Table, Text
 
 T = TypeVar("T")
 _RANGES: Final = 6
@@ -75,24 +76,20 @@ def round_label(index: int) -> str:
 
 
 def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
-    columns = (Column("round"), *(Column(label, "ms", True) for label, _ in found))
-    rows = [
-        Row((Text(round_label(index)), *(_round_cell(rounds, index) for _, rounds in found)))
-        for index in range(max(len(rounds.rounds) for _, rounds in found))
-    ]
-    all_rounds = (ExactTime(round(rounds.avg_all_rounds_ns)) for _, rounds in found)
-    steady = (
-        Missing("every round is left out") if rounds.avg_excl_warmup_ns is None else ExactTime(round(rounds.avg_excl_warmup_ns))
-        for _, rounds in found
+    fields = beside("round", (label for label, _ in found), "ms", show=exact_cell)
+    own = [[each.value_ns for each in rounds.rounds] for _, rounds in found]
+    rows: list[Sequence[object]] = [(round_label(index), *each) for index, each in enumerate(zip_longest(*own))]
+    averages = (
+        ("avg_all_rounds", *(rounds.avg_all_rounds_ns for _, rounds in found)),
+        ("avg_excl_warmup", *map(_steady, (rounds for _, rounds in found))),
     )
-    rows.append(Row((Text("avg_all_rounds"), *all_rounds), strong=True))
-    rows.append(Row((Text("avg_excl_warmup"), *steady), strong=True))
     notes = tuple(f"{label}: {note}" for label, rounds in found for note in _rounds_notes(rounds))
-    return Table(f"{name}, by round.", columns, tuple(rows), notes)
+    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
+    return Table(f"{name}, by round.", heads(fields), shown, notes)
 
 
-def _round_cell(rounds: StageRounds, index: int) -> Cell:
-    return ExactTime(rounds.rounds[index].value_ns) if index < len(rounds.rounds) else Missing("", "-")
+def _steady(rounds: StageRounds) -> Fraction | Missing:
+    return Missing("every round is left out") if (mean := rounds.avg_excl_warmup_ns) is None else mean
 
 
 def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
@@ -113,14 +110,11 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
 
 
 def _ranks_table(label: str, rounds: StageRounds) -> Table:
-    columns = (Column("round"), *(Column(_rank(each), "ms", True) for each in rounds.resolved))
-    rows = tuple(Row((Text(round_label(index)), *map(ExactTime, each.ranks_ns))) for index, each in enumerate(rounds.rounds))
-    notes = tuple(note for note in unit_notes(rounds.resolved))
-    return Table(f"{rounds.name} of {label}, by round and rank.", columns, rows, notes, collapsed=True)
-
-
-def _rank(resolved: Resolved) -> str:
-    return "no rank" if resolved.series.rank is None else f"rank {resolved.series.rank}"
+    ranks = (each.series.rank for each in rounds.resolved)
+    fields = beside("round", ("no rank" if rank is None else f"rank {rank}" for rank in ranks), "ms", show=ExactTime)
+    rows = [(round_label(index), *each.ranks_ns) for index, each in enumerate(rounds.rounds)]
+    caption = f"{rounds.name} of {label}, by round and rank."
+    return table_of(caption, fields, rows, notes=unit_notes(rounds.resolved), collapsed=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -186,48 +180,8 @@ def ranges(indices: Sequence[int]) -> str:
             found[-1][1] = index + 1
         else:
             found.append([index + 1, index + 1])
-    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:_RANGES]]
-    return ", ".join(texts) + (f" and {len(found) - _RANGES} more stretches" if len(found) > _RANGES else "")
-
-
-# -------------------------------------------------------------------------------------------------------------- kernels
-
-
-FocalRow: TypeAlias = tuple[str, int, Sequence[str], Distribution | Missing]
-"""Trace, device and names of focal kernels, and their times or why there are none."""
-
-
-def focal_fields(head: str, get: Callable[[T], FocalRow]) -> tuple[Field[T], ...]:
-    """Return the columns that say which focal kernels a row is of, and how many calls; `head` stands above their names."""
-    return (
-        Field("trace", lambda row: get(row)[0]),
-        count("device", lambda row: get(row)[1]),
-        Field(head, lambda row: ", ".join(get(row)[2]), Code),
-        count("occurrences", lambda row: calls if isinstance(calls := get(row)[3], Missing) else calls.n),
-    )
-
-
-def kernels_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
-    """Build the section with one row per trace and device: calls and times of the focal kernels.
-
-    Args:
-        traces: each with its label and the focal kernels on its devices.
-        pattern: regular expression that the kernels were found by.
-    """
-    fields: tuple[Field[tuple[str, FocalKernels]], ...] = (
-        *focal_fields("kernels", lambda row: (row[0], row[1].device, row[1].names, row[1].calls)),
-        *spread(lambda row: row[1].calls, "ms", ("min", "max"), exact=True),
-        exact_time("avg", lambda row: round(row[1].calls.mean_ns)),
-        *spread(lambda row: row[1].calls, "ms", ("p50", "sum"), exact=True),
-    )
-    rows: list[Row] = []
-    for label, found in traces:
-        rows += rows_of(fields, [(label, each) for each in found])
-        if not found:
-            rows.append(padded(len(fields), Text(label), Missing("no device event has such a name", "none")))
-    lead = "Device events whose name holds the regular expression, over the whole trace. Each counts in full, overlap or not."
-    table = Table(f"Focal kernels: {pattern}", heads(fields), tuple(rows))
-    return Section("kernels", "Focal kernels", lead, (table,))
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
+    return first_of(texts, _RANGES, "stretches")
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
@@ -269,18 +223,22 @@ def _rejected(log: Log) -> int:
 
 
 def _examples(logs: Sequence[Log]) -> Iterator[Table]:
-    columns = (Column("log"), Column("line", numeric=True), Column("pattern"), Column("text"))
-    similar = tuple(
-        Row((Code(log.path.name), Count(each.line), Text(each.pattern), Code(each.text))) for log in logs for each in log.similar
-    )
+    similar = [(log, each) for log in logs for each in log.similar]
     if similar:
-        yield Table("Lines that look like a timing and match no pattern, the first of each pattern.", columns, similar)
-    rejected = tuple(
-        Row((Code(log.path.name), Count(each.line), Code(series.title), Code(each.text), Text(each.reason)))
-        for log in logs
-        for series in log.series
-        for each in series.rejected.examples
-    )
+        of_similar: tuple[Field[tuple[Log, Example]], ...] = (
+            Field("log", lambda row: row[0].path.name, Code),
+            count("line", lambda row: row[1].line),
+            Field("pattern", lambda row: row[1].pattern),
+            Field("text", lambda row: row[1].text, Code),
+        )
+        yield table_of("Lines that look like a timing and match no pattern, the first of each pattern.", of_similar, similar)
+    rejected = [(log, series, each) for log in logs for series in log.series for each in series.rejected.examples]
     if rejected:
-        heads = (Column("log"), Column("line", numeric=True), Column("series"), Column("value"), Column("why"))
-        yield Table("Values that are in no figure, the first of each series.", heads, rejected)
+        of_rejected: tuple[Field[tuple[Log, Series, Example]], ...] = (
+            Field("log", lambda row: row[0].path.name, Code),
+            count("line", lambda row: row[2].line),
+            Field("series", lambda row: row[1].title, Code),
+            Field("value", lambda row: row[2].text, Code),
+            Field("why", lambda row: row[2].reason),
+        )
+        yield table_of("Values that are in no figure, the first of each series.", of_rejected, rejected)

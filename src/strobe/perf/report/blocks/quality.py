@@ -8,22 +8,8 @@ from typing import Final
 
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.records.record import Quality
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Cell,
-    Column,
-    Figure,
-    Mark,
-    Missing,
-    Number,
-    Paragraph,
-    Plane,
-    Row,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.blocks.fields import Field, beside, numeric, table_of
+from strobe.perf.report.model import Axis, Block, Cell, Figure, Mark, Missing, Number, Paragraph, Plane, Section, Table
 from strobe.perf.report.study import RunStudy, Subject
 
 _PICTURES: Final = 2
@@ -78,15 +64,16 @@ def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Qualit
         labels: of the variants, in order.
         values: by label and metric.
     """
-    rows, notes = [], []
+    rows: list[Sequence[object]] = []
+    notes: list[str] = []
     for metric in dict.fromkeys(metric for _, metric in values):
         lines = [values.get((label, metric)) for label in labels]
         known = [line for line in lines if line is not None]
         digits = _digits([line.value for line in known if line.value is not None])
-        rows.append(Row((Text(metric), Text(known[0].better), *(_cell(line, digits) for line in lines))))
+        rows.append((metric, *(_cell(line, digits) for line in lines), known[0].better))
         notes += [f"{metric}: {definition}" for definition in dict.fromkeys(line.definition for line in known)]
-    columns = (Column("metric"), Column("better"), *(Column(label, numeric=True) for label in labels))
-    return Table(caption, columns, tuple(rows), tuple(notes))
+    name, *columns = beside("metric", labels, numeric=True)
+    return table_of(caption, (name, Field("better", lambda row: row[-1]), *columns), rows, notes=notes)
 
 
 def _block_ns(found: Mapping[str, Latencies | str], subject: Subject) -> float | None:
@@ -130,10 +117,12 @@ def _picture(
     points = _points(study, metric, values, found)
     lines = [values[subject.label, metric] for subject, _, _ in points]
     digits = _digits([line.value for line in lines if line.value is not None])
-    rows = tuple(
-        Row((Text(subject.label), Number(latency / 1e6, 2, "ms"), _cell(line, digits)))
-        for (subject, latency, _), line in zip(points, lines, strict=True)
+    fields: tuple[Field[tuple[Subject, float, Quality]], ...] = (
+        Field("variant", lambda row: row[0].label),
+        numeric("steady frame block, mean", lambda row: Number(row[1] / 1e6, 2, "ms")),
+        numeric(metric, lambda row: _cell(row[2], digits)),
     )
+    rows = [(subject, latency, line) for (subject, latency, _), line in zip(points, lines, strict=True)]
     direction = {"higher": "up", "lower": "down", "neither": "neither way"}[lines[0].better]
     y = Axis(metric, "dB") if lines[0].unit == "dB" else Axis(metric)
     title = f"{metric} against the time of a steady frame block. Faster is left, better is {direction}."
@@ -147,7 +136,5 @@ def _picture(
         for subject, latency, value in points
     )
     plane = Plane(Axis("steady frame block, mean", "ms", True), y, marks)
-    columns = (Column("variant"), Column("steady frame block, mean", numeric=True), Column(metric, numeric=True))
-    return Figure(
-        title, f"{metric} against latency, one point per variant.", plane, Table(f"{metric} and latency.", columns, rows)
-    )
+    table = table_of(f"{metric} and latency.", fields, rows)
+    return Figure(title, f"{metric} against latency, one point per variant.", plane, table)

@@ -3,76 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import Field
-from strobe.perf.report.model import Cell, Column, Missing, Number, Share, Text, Time
+from strobe.perf.report.blocks.fields import Field, numeric, time
+from strobe.perf.report.model import Block, Cell, Missing, Number, Section, Share
 
 T = TypeVar("T")
-_ACHIEVED = (
-    Column("TFLOP/s", numeric=True, hint="FLOPs of matrix products / time"),
-    Column("GB/s", numeric=True, hint="bytes that must be moved at least / time"),
+_UNKNOWN = "the peak of this dtype is not known"
+_NO_PRODUCTS = Missing("no matrix products", "-")
+_ACHIEVED: tuple[Field[Roofline], ...] = (
+    numeric(
+        "TFLOP/s",
+        lambda found: rate_number(found.flops_per_s / 1e12) if found.flops_per_s else _NO_PRODUCTS,
+        "FLOPs of matrix products / time",
+    ),
+    numeric(
+        "GB/s",
+        lambda found: rate_number(found.bytes_per_s / 1e9) if found.bytes_per_s else Missing("no bytes", "-"),
+        "bytes that must be moved at least / time",
+    ),
 )
 
 
-_AGAINST = (
-    Column("of peak", numeric=True, hint="of the dtype's dense matrix peak"),
-    Column("of bandwidth", numeric=True, hint="of the device memory's bandwidth"),
-    Column("bound", hint="the higher of the two floors: FLOPs / peak, or bytes / bandwidth"),
-    Column("floor", "ms", True, "least time that this device could take"),
-    Column("floor / time", numeric=True),
+def _of_peak(found: Roofline) -> Cell | None:
+    if found.compute_share is not None:
+        return Share(found.compute_share)
+    return None if found.flops_per_s else _NO_PRODUCTS
+
+
+_FLOORS = "the higher of the two floors: FLOPs / peak, or bytes / bandwidth"
+_AGAINST: tuple[Field[Roofline], ...] = (
+    numeric("of peak", _of_peak, "of the dtype's dense matrix peak", missing=_UNKNOWN),
+    numeric("of bandwidth", lambda found: found.memory_share, "of the device memory's bandwidth", show=Share, missing=_UNKNOWN),
+    Field("bound", lambda found: found.bound, hint=_FLOORS, missing=_UNKNOWN),
+    time("floor", lambda found: found.floor_ns, "ms", "least time that this device could take", missing=_UNKNOWN),
+    numeric("floor / time", lambda found: found.share, show=Share, missing=_UNKNOWN),
 )
 
 
-def rate_columns(peaks: DevicePeaks | None) -> tuple[Column, ...]:
-    """Return the columns for `rate_cells`: achieved rates, and their shares of the device's peaks if those are known."""
-    return _ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)
-
-
-def rate_cells(found: Roofline) -> tuple[Cell, ...]:
-    """Return the cells of a roofline, under the columns of `rate_columns`."""
-    achieved = (
-        rate_number(found.flops_per_s / 1e12) if found.flops_per_s else Missing("no matrix products", "-"),
-        rate_number(found.bytes_per_s / 1e9) if found.bytes_per_s else Missing("no bytes", "-"),
-    )
-    if found.device is None:
-        return achieved
-    unknown = Missing("the peak of this dtype is not known", "-")
-    none = Missing("no matrix products", "-")
-    return (
-        *achieved,
-        (unknown if found.flops_per_s else none) if found.compute_share is None else Share(found.compute_share),
-        unknown if found.memory_share is None else Share(found.memory_share),
-        unknown if found.bound is None else Text(found.bound),
-        unknown if found.floor_ns is None else Time(found.floor_ns),
-        unknown if found.share is None else Share(found.share),
-    )
-
-
-def rate_fields(peaks: DevicePeaks | None, found: Callable[[T], Roofline | None], missing: str = "") -> tuple[Field[T], ...]:
-    """Return the same columns for a table of fields.
+def rate_fields(
+    peaks: DevicePeaks | None, found: Callable[[T], Roofline | Cell | None], missing: str = ""
+) -> tuple[Field[T], ...]:
+    """Return the columns of achieved rates, and of their shares of the device's peaks if those are known.
 
     Args:
-        found: roofline of a row.
+        found: roofline of a row, or the cell that stands in its place in every column.
         missing: reason where it is None.
     """
+    return tuple(field.of(found, missing) for field in (_ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)))
 
-    def cell(place: int) -> Callable[[T], Cell | None]:
-        def get(row: T) -> Cell | None:
-            own = found(row)
-            return None if own is None else rate_cells(own)[place]
 
-        return get
-
-    columns = rate_columns(peaks)
-    return tuple(
-        Field(each.title, cell(place), unit=each.unit, numeric=each.numeric, hint=each.hint, missing=missing)
-        for place, each in enumerate(columns)
-    )
+def peaks_section(blocks: Sequence[Block], lead: str = "", *, folded: bool = False) -> Section | None:
+    """Build the section of any page on rates against the device's peaks; None without blocks."""
+    return Section("roofline", "Against the device's peaks", lead, tuple(blocks), folded) if blocks else None
 
 
 def rate_number(value: float) -> Number:

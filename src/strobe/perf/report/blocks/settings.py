@@ -10,7 +10,8 @@ from strobe.perf.records.clocks import Clocks
 from strobe.perf.records.record import CUSTOM, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.damage import damage_banner
-from strobe.perf.report.model import Banner, Cell, Code, Column, Count, Row, Section, Table, Text
+from strobe.perf.report.blocks.fields import beside, table_of
+from strobe.perf.report.model import Banner, Cell, Code, Count, Section, Table, Text
 from strobe.perf.report.study import RunStudy, Subject, damage_of
 from strobe.perf.report.text import bytes_cell
 
@@ -135,14 +136,13 @@ def _files(run: RunRecords) -> list[tuple[str, Cell]]:
 
 def environment_table(study: RunStudy, caption: str = "Environment, model and clip.") -> Table:
     """Return machine, versions and files of every run; of our own streams model and clip too."""
-    columns: list[dict[str, Cell]] = []
-    for run in study.runs:
-        rows = [(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run)
-        columns.append(dict(rows))
-    names = dict.fromkeys(name for column in columns for name in column)
-    heads = [Column("")] + [Column("value" if len(study.runs) == 1 else run.header.run) for run in study.runs]
-    rows_out = tuple(Row((Text(name), *(column.get(name, _NONE) for column in columns))) for name in names)
-    return Table(caption, tuple(heads), rows_out)
+    found = [
+        dict([(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run))
+        for run in study.runs
+    ]
+    names = dict.fromkeys(name for own in found for name in own)
+    fields = beside("", ("value" if len(study.runs) == 1 else run.header.run for run in study.runs))
+    return table_of(caption, fields, [(name, *(own.get(name, _NONE) for own in found)) for name in names])
 
 
 # ------------------------------------------------------------------------------------------------------------- variants
@@ -194,22 +194,20 @@ def _muted_if_same(cell: Cell, reference: Cell) -> Cell:
 
 
 def _variants(study: RunStudy) -> Table:
-    heads = (Column(""), *(Column(subject.label) for subject in study.subjects))
-    rows = []
+    rows: list[Sequence[object]] = []
     for name, cell in _SETTINGS:
         cells = []
         for subject in study.subjects:
             reference = study.reference_of(subject)
             own = cell(subject.settings)
             cells.append(own if reference is None or reference is subject else _muted_if_same(own, cell(reference.settings)))
-        rows.append(Row((Text(name), *cells)))
+        rows.append((name, *cells))
     if any(subject.settings.predicted_bytes is not None for subject in study.subjects):
-        rows.append(
-            Row((Text("memory of one session, predicted"), *(_bytes(each.settings.predicted_bytes) for each in study.subjects)))
-        )
-    rows.append(Row((Text("peak memory so far, largest of its clips"), *(_bytes(_peak(subject)) for subject in study.subjects))))
+        rows.append(("memory of one session, predicted", *(_bytes(each.settings.predicted_bytes) for each in study.subjects)))
+    rows.append(("peak memory so far, largest of its clips", *(_bytes(_peak(subject)) for subject in study.subjects)))
     notes = ("Grey: the same as the reference of the run.", "Peak memory: of the device on CUDA, of the whole process on a CPU.")
-    return Table("Settings of every variant as it ran.", heads, tuple(rows), notes)
+    fields = beside("", (subject.label for subject in study.subjects))
+    return table_of("Settings of every variant as it ran.", fields, rows, notes=notes)
 
 
 def _peak(subject: Subject) -> int | None:
@@ -227,17 +225,18 @@ def _knobs(study: RunStudy) -> Table:
     """Build the table of optimisations in which variants differ, or which could not be turned on."""
     by_subject = [{knob.name: knob for knob in subject.settings.knobs} for subject in study.subjects]
     names = dict.fromkeys(name for knobs in by_subject for name in knobs)
-    rows, same = [], []
+    rows: list[Sequence[object]] = []
+    same = []
     for name in names:
         knobs = [knobs.get(name) for knobs in by_subject]
         states = {(knob.value, knob.on) if knob else None for knob in knobs}
         if len(states) > 1 or any(knob and knob.reason for knob in knobs):
-            rows.append(Row((Text(name), *map(_knob_cell, knobs))))
+            rows.append((name, *map(_knob_cell, knobs)))
         else:
             same.append(f"{name} ({knobs[0].value if knobs[0] else 'none'})")
     notes = (f"The same everywhere: {', '.join(same)}.",) if same else ()
-    heads = (Column("knob"), *(Column(subject.label) for subject in study.subjects))
-    return Table("Optimisations that differ, or that this device cannot run.", heads, tuple(rows), notes)
+    fields = beside("knob", (subject.label for subject in study.subjects))
+    return table_of("Optimisations that differ, or that this device cannot run.", fields, rows, notes=notes)
 
 
 # -------------------------------------------------------------------------------------------------------------- banners

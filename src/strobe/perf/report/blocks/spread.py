@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from strobe.perf.analysis.device.distribution import Distribution
 from strobe.perf.measure.stats import P99_SAMPLES, Tail, tail
-from strobe.perf.report.blocks.fields import Field, Unit
-from strobe.perf.report.model import Cell, ExactTime, Missing, Time
+from strobe.perf.report.blocks.fields import Field, Unit, exact_cell
+from strobe.perf.report.model import Cell, Missing, Time
 
 T = TypeVar("T")
 Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
@@ -40,7 +40,7 @@ def spread(
         quiet: where there is no p99, leave out of how many calls the maximum is.
         missing: reason where a row has no times.
     """
-    show = _exact if exact else Time
+    show = exact_cell if exact else Time
     hints = {"p99": p99_hint(what)}
     return tuple(
         Field(name, _figure(get, name, quiet), show, unit, hint=hints.get(name, ""), missing=missing) for name in figures
@@ -70,7 +70,3 @@ def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet:
         return Missing("" if quiet else f"max of {times.n}", "-") if value is None else value
 
     return figure
-
-
-def _exact(ns: float) -> Cell:
-    return ExactTime(round(ns))

@@ -7,26 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from strobe.core.spans import DENOISE_STEP, E2E
-from strobe.perf.analysis.runs.compare import STAGES, StageTotal, stage_totals
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, Side, StageTotal, stage_totals
+from strobe.perf.report.blocks.fields import Field, beside, heads, numeric, rows_of, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Cell,
-    Column,
-    Figure,
-    Level,
-    Mark,
-    Missing,
-    Notes,
-    Plane,
-    Row,
-    Section,
-    Table,
-    Text,
-    Time,
-)
+from strobe.perf.report.model import Axis, Block, Cell, Figure, Level, Mark, Missing, Notes, Plane, Section, Table, Time
 from strobe.perf.report.study import RunStudy, Subject
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
@@ -70,13 +55,16 @@ def _runs_figure(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title:
 def _runs_table(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
     longest = max(len(own) for own in totals)
     digits = max(2, len(str(longest)))
-    rows = [Row((Text(f"run_{number + 1:0{digits}d}"), *(_run_cell(own, number) for own in totals))) for number in range(longest)]
-    rows.append(Row((Text("avg_all_rounds"), *(_mean(list(own)) for own in totals)), strong=True))
-    rows.append(
-        Row((Text("avg_excl_warmup"), *(_mean([total for total in own if not _warmup(total)]) for own in totals)), strong=True)
+    rows: list[Sequence[object]] = [
+        (f"run_{number + 1:0{digits}d}", *(_run_cell(own, number) for own in totals)) for number in range(longest)
+    ]
+    averages = (
+        ("avg_all_rounds", *map(_mean, totals)),
+        ("avg_excl_warmup", *(_mean([total for total in own if not _warmup(total)]) for own in totals)),
     )
-    columns = (Column("run"), *(Column(subject.label, "ms", True) for subject in study.subjects))
-    return Table(f"{title}, every clip of every variant in the order it ran.", columns, tuple(rows))
+    fields = beside("run", (subject.label for subject in study.subjects), "ms")
+    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
+    return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
 
 
 def _run_cell(own: Sequence[StageTotal], number: int) -> Cell:
@@ -92,14 +80,14 @@ def _mean(totals: Sequence[StageTotal]) -> Cell:
 
 def _averages(study: RunStudy) -> Table:
     """Build the table of each stage's mean time per clip and its calls, without warm-up."""
-    rows = []
+    rows: list[Sequence[object]] = []
     for stage in STAGES:
         cells = [_average_cell(subject, stage) for subject in study.subjects]
         if not all(isinstance(cell, Missing) for cell in cells):
-            rows.append(Row((Text(stage), *cells)))
-    columns = (Column("stage"), *(Column(subject.label, "ms", True) for subject in study.subjects))
+            rows.append((stage, *cells))
+    fields = beside("stage", (subject.label for subject in study.subjects), "ms")
     notes = ("Stages nest: frame_block contains every stage above it but the first text, and e2e contains all of them.",)
-    return Table("Stages of a clip, mean over timed clips.", columns, tuple(rows), notes)
+    return table_of("Stages of a clip, mean over timed clips.", fields, rows, notes=notes)
 
 
 def _average_cell(subject: Subject, stage: str) -> Cell:
@@ -112,21 +100,20 @@ def _average_cell(subject: Subject, stage: str) -> Cell:
 
 def _speedups(finding: Finding) -> Table:
     assert not isinstance(finding.stages, str)
-    rows = []
-    for item in finding.stages:
-        name = f"{item.stage}, one call" if item.per_call else item.stage
-        sides = (item.baseline, item.candidate)
-        times = (Time(side.total_ns / (side.calls if item.per_call else len(side.clips_ns))) for side in sides)
-        rows.append(Row((Text(name), *times, ratio_cell(item.ratio, item.interval), verdict_cell(item.verdict))))
     labels = (finding.reference.label, finding.candidate.label)
-    columns = (
-        Column("stage"),
-        *(Column(label, "ms", True) for label in labels),
-        Column("speedup", numeric=True),
-        Column("verdict"),
+
+    def each_ns(item: Comparison, side: Side) -> float:
+        return side.total_ns / (side.calls if item.per_call else len(side.clips_ns))
+
+    fields: tuple[Field[Comparison], ...] = (
+        Field("stage", lambda item: f"{item.stage}, one call" if item.per_call else item.stage),
+        time(labels[0], lambda item: each_ns(item, item.baseline)),
+        time(labels[1], lambda item: each_ns(item, item.candidate)),
+        numeric("speedup", lambda item: ratio_cell(item.ratio, item.interval)),
+        Field("verdict", lambda item: verdict_cell(item.verdict)),
     )
     caption = f"{labels[1]} against {labels[0]}, stage by stage, per clip unless one call is said."
-    return Table(caption, columns, tuple(rows), collapsed=True)
+    return table_of(caption, fields, finding.stages, collapsed=True)
 
 
 def _exclusions(study: RunStudy) -> Block:

@@ -13,7 +13,7 @@ from strobe.perf.analysis.runs.compare import stage_totals
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.ratios import ratio_cell, verdict_cell
 from strobe.perf.report.dit_page.pairs import Paired
-from strobe.perf.report.model import Cell, Column, Missing, Number, Ratio, Row, Share, Table, Text
+from strobe.perf.report.model import Cell, Missing, Number, Ratio, Share, Table, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
@@ -37,6 +37,8 @@ class PerStep:
 
 
 _Row: TypeAlias = tuple[Subject, PerStep | str]
+_Pair: TypeAlias = tuple[Paired, PerStep | str, PerStep | str]
+"""A pair, and the attention times of its reference and of its candidate, or why there are none."""
 
 
 def per_step(subject: Subject) -> PerStep | str:
@@ -84,46 +86,63 @@ def attention_table(study: RunStudy) -> Table:
 
 def bounds_table(pairs: Sequence[Paired]) -> Table:
     """Build the table of speedups (kernel, operator, section, end to end), with the Amdahl bound and the loss outside of it."""
-    columns = (
-        Column("candidate"),
-        Column("reference"),
-        Column("kernel", numeric=True, hint="attention kernel"),
-        Column("operator", numeric=True, hint="with tiling, selection and finishing"),
-        Column("section", numeric=True, hint="the module of self-attention"),
-        Column("end to end", numeric=True, hint="forward passes, untraced; median over mirrored pairs, 95 % interval"),
-        Column("verdict"),
-        Column("Amdahl bound", numeric=True, hint="end to end, if nothing but the operator had changed"),
-        Column("of the bound", numeric=True),
-        Column(
-            "lost outside the operator", numeric=True, hint="section / what it were with nothing but the operator changed, - 1"
-        ),
+
+    def of(get: Callable[[PerStep, PerStep], Any]) -> Callable[[_Pair], Any]:
+        def cell(row: _Pair) -> Any:
+            _, reference, candidate = row
+            if isinstance(reference, str) or isinstance(candidate, str):
+                return Missing(reference if isinstance(reference, str) else str(candidate), "-")
+            return get(reference, candidate)
+
+        return cell
+
+    def reached(row: _Pair) -> Any:
+        e2e = row[0].finding.e2e
+        return of(lambda b, c: Missing("no end-to-end times") if e2e is None else e2e.ratio / _bound(b, c))(row)
+
+    timed = "forward passes, untraced; median over mirrored pairs, 95 % interval"
+    lost = "section / what it were with nothing but the operator changed, - 1"
+    fields: tuple[Field[_Pair], ...] = (
+        Field("candidate", lambda row: row[0].finding.candidate.label),
+        Field("reference", lambda row: row[0].finding.reference.label),
+        numeric("kernel", of(lambda b, c: b.kernel / c.kernel), "attention kernel", show=Ratio),
+        numeric("operator", of(lambda b, c: b.kernel / c.operator), "with tiling, selection and finishing", show=Ratio),
+        numeric("section", of(_section), "the module of self-attention", show=Ratio, missing=_APART),
+        numeric("end to end", lambda row: _timed(row)[0], timed),
+        Field("verdict", lambda row: _timed(row)[1]),
+        numeric("Amdahl bound", of(_bound), "end to end, if nothing but the operator had changed", show=Ratio),
+        numeric("of the bound", reached, show=Share),
+        numeric("lost outside the operator", of(_lost), lost, show=lambda share: Number(100 * share, 1, "%"), missing=_APART),
     )
     notes = (
         "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
         "Amdahl bound: T / (T - (kernel of the reference - operator of the candidate)), T one denoise step of the reference.",
         "Lost outside the operator: what the section takes beyond that of the reference with the operator for its kernel.",
     )
-    return Table("Speedups, and what the operator alone allows.", columns, tuple(map(_row, pairs)), notes)
+    rows = [(pair, per_step(pair.finding.reference), per_step(pair.finding.candidate)) for pair in pairs]
+    return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
 
 
-def _row(pair: Paired) -> Row:
-    finding = pair.finding
-    head = (Text(finding.candidate.label), Text(finding.reference.label))
-    e2e = finding.e2e
-    timed: tuple[Cell, Cell] = (Missing("no end-to-end times"), Text(""))
-    if e2e is not None:
-        timed = (ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict))
-    sides = per_step(finding.reference), per_step(finding.candidate)
-    b, c = sides
-    if isinstance(b, str) or isinstance(c, str):
-        why = b if isinstance(b, str) else str(c)
-        return Row((*head, *(Missing(why, "-") for _ in range(3)), *timed, *(Missing(why, "-") for _ in range(3))))
-    saved = b.kernel - c.operator
-    bound = b.step / (b.step - saved)
-    reached: Cell = Missing("no end-to-end times") if e2e is None else Share(e2e.ratio / bound)
-    section: tuple[Cell, Cell] = (Missing(_APART, "-"), Missing(_APART, "-"))
-    if b.section is not None and c.section is not None:
-        section = Ratio(b.section / c.section), Number(100 * (c.section / (b.section - saved) - 1), 1, "%")
-    return Row(
-        (*head, Ratio(b.kernel / c.kernel), Ratio(b.kernel / c.operator), section[0], *timed, Ratio(bound), reached, section[1])
-    )
+def _timed(row: _Pair) -> tuple[Cell, Cell]:
+    e2e = row[0].finding.e2e
+    if e2e is None:
+        return Missing("no end-to-end times"), Text("")
+    return ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict)
+
+
+def _section(reference: PerStep, candidate: PerStep) -> float | None:
+    if reference.section is None or candidate.section is None:
+        return None
+    return reference.section / candidate.section
+
+
+def _bound(reference: PerStep, candidate: PerStep) -> float:
+    """Return the end-to-end speedup if nothing but the operator had changed."""
+    return reference.step / (reference.step - (reference.kernel - candidate.operator))
+
+
+def _lost(reference: PerStep, candidate: PerStep) -> float | None:
+    """Return by what share the section takes longer than it would if nothing but the operator had changed."""
+    if reference.section is None or candidate.section is None:
+        return None
+    return candidate.section / (reference.section - (reference.kernel - candidate.operator)) - 1

@@ -14,13 +14,14 @@ from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.notes import notes_section
+from strobe.perf.report.blocks.page import page, run_facts
 from strobe.perf.report.blocks.quality import quality_table
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.stages import stages_section
 from strobe.perf.report.dit_page.bounds import attention_table, bounds_table
 from strobe.perf.report.dit_page.pairs import UNIT, Paired, paired
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
+from strobe.perf.report.model import Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.study import RunStudy
 
 
@@ -58,14 +59,12 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         _speedups(pairs),
         _notes(study),
     )
-    report = Report(
-        v=SCHEMA_VERSION,
+    report = page(
         speedups=speedups(findings),
         title=f"{head.model.name}: {', '.join(subject.label for subject in study.subjects)}",
         subtitle=f"one forward pass over {work.width}x{work.height} pixels, {work.frames} frames, on {head.machine.device_name}",
         facts=(
-            Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
-            Fact("Run", Text(head.run)),
+            *run_facts(head),
             Fact("Model", Text(f"{head.model.name}, weights {head.model.weights_sha256[:8]}")),
             Fact("Batch", Text(str(work.batch))),
             Fact("Reference", Text(head.baseline)),

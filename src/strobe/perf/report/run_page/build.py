@@ -14,11 +14,12 @@ from strobe.perf.report.blocks.kernels import kernels_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.notes import clips_section, notes_section
+from strobe.perf.report.blocks.page import date_fact, page
 from strobe.perf.report.blocks.quality import quality_section
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.blocks.stages import stages_section
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.model import SCHEMA_VERSION, Block, Fact, Notes, Report, Section, Text
+from strobe.perf.report.model import Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.run_page.breakdown import breakdown_section
 from strobe.perf.report.run_page.headline import HEADLINE, chain_section, headline_section
 from strobe.perf.report.run_page.latency import latency_section
@@ -54,8 +55,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         settings_section(study),
         notes_section(study),
     )
-    report = Report(
-        v=SCHEMA_VERSION,
+    report = page(
         speedups=speedups(findings),
         title=_title(study),
         subtitle=_subtitle(study),
@@ -115,7 +115,7 @@ def _facts(study: RunStudy) -> tuple[Fact, ...]:
     timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
     model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
     return (
-        Fact("Date", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+        date_fact(head.date),
         Fact("Run", Text(head.run)),
         Fact("Commit", Text(commit)),
         Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads")),

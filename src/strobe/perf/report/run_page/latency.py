@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final
 
 from strobe.perf.analysis.runs.latency import Latencies
+from strobe.perf.report.blocks.fields import beside, table_of
 from strobe.perf.report.blocks.spread import tail_cell
 from strobe.perf.report.blocks.stages import excluded_text
-from strobe.perf.report.model import Block, Cell, Column, Missing, Notes, Number, Row, Section, Table, Text, Time
+from strobe.perf.report.model import Block, Cell, Missing, Notes, Number, Section, Table, Time
 from strobe.perf.report.study import RunStudy
 from strobe.perf.report.text import time_text
 
@@ -64,24 +65,22 @@ def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable
 
 
 def _table(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
-    columns = (Column(""), *(Column(subject.label, numeric=True) for subject in study.subjects))
-    rows = tuple(Row((Text(name), *_cells(study, found, cell))) for name, cell in _ROWS)
+    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
+    rows = [(name, *_cells(study, found, cell)) for name, cell in _ROWS]
     rates = sorted({run.header.workload.fps for run in study.runs if run.header.workload})
     stalls = "A frame block stalls it that takes longer than the one before plays; the clip that stalls most counts."
     notes = tuple(f"Playback needs {rate} pixel frames per second. {stalls}" for rate in rates)
-    return Table("Latencies and rates over the timed clips.", columns, rows, notes)
+    return table_of("Latencies and rates over the timed clips.", fields, rows, notes=notes)
 
 
 def _switches(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
     kinds = dict.fromkeys(
         (switch.frame_block, switch.mode) for value in found.values() if not isinstance(value, str) for switch in value.switches
     )
-    rows = []
-    for at, mode in kinds:
-        rows.append(Row((Text(f"switch at frame block {at} ({mode})"), *_cells(study, found, partial(_switch, at)))))
-    columns = (Column(""), *(Column(subject.label, numeric=True) for subject in study.subjects))
+    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
+    rows = [(f"switch at frame block {at} ({mode})", *_cells(study, found, partial(_switch, at))) for at, mode in kinds]
     note = "First frame block under the new prompt minus the block before it, median over clips."
-    return Table("Extra time of a prompt switch.", columns, tuple(rows), (note,))
+    return table_of("Extra time of a prompt switch.", fields, rows, notes=(note,))
 
 
 def _switch(at: int, found: Latencies) -> Cell:

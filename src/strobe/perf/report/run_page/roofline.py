@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from typing import TypeAlias
 
-from strobe.core.costs import device_peaks
+from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION_KERNEL
+from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.attended import cost_in_blocks
 from strobe.perf.analysis.runs.compare import timed_clips
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.attention import extents
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_cells, rate_columns
-from strobe.perf.report.model import Block, Code, Column, Count, Notes, Row, Section, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, count, table_of, time
+from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, peaks_section, rate_fields
+from strobe.perf.report.model import Block, Code, Notes, Section, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
 _TRACED = "traced"
+_Measured: TypeAlias = tuple[str, int, float, str, Roofline]
+"""Stage, its calls, their mean time, how it was measured, and its roofline."""
 
 
 def roofline_section(study: RunStudy) -> Section | None:
     """Build the section with every timed stage whose cost is known; None if no record has one."""
     blocks: list[Block] = []
-    head = (Column("stage"), Column("how"), Column("n", numeric=True), Column("mean", "ms", True))
     for subject in study.subjects:
-        rows, anomalies = _rows(subject)
+        name = subject.run.header.machine.device_name
+        peaks = device_peaks(name)
+        fields: tuple[Field[_Measured], ...] = (
+            Field("stage", lambda row: row[0], Code),
+            Field("how", lambda row: Text(row[3], "muted")),
+            count("n", lambda row: row[1]),
+            time("mean", lambda row: row[2]),
+            *rate_fields(peaks, lambda row: row[4]),
+        )
+        rows = tuple(_rows(subject, peaks))
         if rows:
-            name = subject.run.header.machine.device_name
-            notes = (device_note(name, device_peaks(name)), *anomalies)
-            caption = f"{subject.label}: steady stages, {subject.settings.dtype}."
-            blocks.append(Table(caption, (*head, *rate_columns(device_peaks(name))), rows, notes))
-    if not blocks:
-        return None
+            notes = (device_note(name, peaks), *anomaly_notes((row[0], row[4]) for row in rows))
+            blocks.append(table_of(f"{subject.label}: steady stages, {subject.settings.dtype}.", fields, rows, notes=notes))
     note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
     lead = "How far each stage is from the best that the device could do. A rate above a peak is an error in it, and flagged."
-    blocks.append(Notes((note,)))
-    return Section("roofline", "Against the device's peaks", lead, tuple(blocks))
+    return peaks_section([*blocks, Notes((note,))] if blocks else (), lead)
 
 
-def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    rows, against = [], []
-    peaks = device_peaks(subject.run.header.machine.device_name)
+def _rows(subject: Subject, peaks: DevicePeaks | None) -> Iterator[_Measured]:
     for full in subject.settings.costs:
         cost, measured = full, _measured(subject, full.span)
         if measured is None:
@@ -49,10 +56,7 @@ def _rows(subject: Subject) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         calls, mean, where = measured
         if where == _TRACED and isinstance(subject.profile, Profile):
             cost = cost_in_blocks(cost, subject.settings, subject.profile.partition.indices)
-        found = of_cost(cost, mean, peaks, subject.settings.dtype)
-        rows.append(Row((Code(cost.span), Text(where, "muted"), Count(calls), Time(mean), *rate_cells(found))))
-        against.append((cost.span, found))
-    return tuple(rows), anomaly_notes(against)
+        yield cost.span, calls, mean, where, of_cost(cost, mean, peaks, subject.settings.dtype)
 
 
 def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section
-from strobe.perf.report.model import SCHEMA_VERSION, Fact, Number, Paragraph, Report, Section
+from strobe.perf.report.blocks.page import page
+from strobe.perf.report.model import Fact, Number, Paragraph, Report, Section
 from strobe.perf.report.speedup_page.answer import answer_section
 from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
 from strobe.perf.report.speedup_page.ledger import ledger_section
@@ -32,8 +33,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         notes_section(study),
         _inputs(study),
     )
-    return Report(
-        v=SCHEMA_VERSION,
+    return page(
         speedups=speedups(study),
         title="Speedup: candidate against baseline" if study.comparable else "Not comparable: candidate against baseline",
         subtitle=_subtitle(study),

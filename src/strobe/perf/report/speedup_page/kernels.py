@@ -8,7 +8,7 @@ from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.ledger.label_trace import TracedSide
 from strobe.perf.report.blocks.boundaries import MeasuredSections, measured_sections, section_fields, section_notes
 from strobe.perf.report.blocks.fields import Field, heads, padded, rows_of
-from strobe.perf.report.blocks.logs import focal_fields
+from strobe.perf.report.blocks.kernels import focal_fields
 from strobe.perf.report.blocks.spread import spread
 from strobe.perf.report.model import Missing, Row, Section, Table, Text
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy

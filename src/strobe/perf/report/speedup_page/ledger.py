@@ -15,18 +15,7 @@ from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
 from strobe.perf.report.blocks.fields import Field, both_sides, count, exact_time, heads, numeric, rows_of, table_of
 from strobe.perf.report.blocks.ledger import effect_fields
 from strobe.perf.report.blocks.waterfall import Drop, interval_field, waterfall, whisker_words
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    ExactTime,
-    Figure,
-    Number,
-    Paragraph,
-    Section,
-    Share,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Cell, ExactTime, Figure, Number, Paragraph, Section, Share, Table, Text
 from strobe.perf.report.speedup_page.levels import LINE_LEVELS, loud_units, ms
 from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
 

@@ -15,7 +15,7 @@ from strobe.perf.analysis.ledger.paths import IDLE, Node
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.report.blocks.fields import Field, both_sides, heads, rows_of
 from strobe.perf.report.blocks.lanes import LaneSlices, Piece, class_table, draw_lanes, merged
-from strobe.perf.report.model import Block, Code, Figure, Flame, Frame, Kind, Paragraph, Row, Section, Table
+from strobe.perf.report.model import Block, Code, Figure, Flame, Frame, Kind, Paragraph, Section, Table
 from strobe.perf.report.speedup_page.study import SpeedupStudy
 from strobe.perf.report.speedup_page.tree import UNITS, tree_table
 from strobe.perf.trace import Trace
@@ -131,12 +131,9 @@ def _paths(root: Node) -> Table:
         Field("path", lambda item: " / ".join(item[0]), Code),
         *both_sides(("baseline", "candidate"), lambda item: (item[1].baseline_ns, item[1].candidate_ns)),
     )
-    rows = list(rows_of(fields, found[:MAX_PATHS]))
-    if found[MAX_PATHS:]:
-        (rest,) = rows_of(fields, (), totals=((f"{len(found) - MAX_PATHS} more", found[MAX_PATHS:]),))
-        rows.append(Row(rest.cells))
-    rows += rows_of(fields, (), totals=(("busy time", (((), root),)),))
-    return Table("Paths by descending change.", heads(fields), tuple(rows))
+    whole = (("busy time", (((), root),)),)
+    rows = rows_of(fields, found, top=MAX_PATHS, left="", totals=whole, strong_rest=False)
+    return Table("Paths by descending change.", heads(fields), rows)
 
 
 def _leaves(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:

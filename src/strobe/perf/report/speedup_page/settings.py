@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Final
 
 from strobe.perf.analysis.comparable.checks import FACTS, Check, Verdict, shown
 from strobe.perf.analysis.comparable.traces import CommonKernels
 from strobe.perf.report.blocks.damage import damage_banners
+from strobe.perf.report.blocks.fields import beside, table_of
 from strobe.perf.report.blocks.logs import input_file
-from strobe.perf.report.model import Banner, Code, Column, Missing, Row, Section, Share, Table, Text, Tone
+from strobe.perf.report.model import Banner, Code, Missing, Section, Share, Text, Tone
 from strobe.perf.report.speedup_page.notes import coincidences, contradictions
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 
@@ -27,10 +28,9 @@ def settings_section(study: SpeedupStudy) -> Section:
     rows += [] if study.common is None else [_common(study.common)]
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
-        rows.append(Row((Text(title), *cells, Text(""))))
+        rows.append((title, *cells, ""))
     named = ", ".join(check.title for check in study.comparability.unknown)
     unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
-    columns = (Column(""), Column("baseline"), Column("candidate"), Column("verdict"))
     notes = (
         "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
         "--allow-different NAME declares what is meant to differ.",
@@ -38,20 +38,21 @@ def settings_section(study: SpeedupStudy) -> Section:
         *unknown,
     )
     lead = "What ran on both sides, as their traces, records and the command line say it."
-    return Section("settings", "Experiment settings", lead, (Table("Settings and metadata.", columns, tuple(rows), notes),))
+    table = table_of("Settings and metadata.", beside("", ("baseline", "candidate", "verdict")), rows, notes=notes)
+    return Section("settings", "Experiment settings", lead, (table,))
 
 
-def _row(check: Check) -> Row:
+def _row(check: Check) -> Sequence[object]:
     sides = (Missing("", "not recorded") if value is None else Text(shown(value)) for value in (check.baseline, check.candidate))
     if check.weight == "told":
-        return Row((Text(check.title), *sides, Text("")))
+        return check.title, *sides, ""
     word, tone = _SAID[check.verdict]
-    return Row((Text(check.title), *sides, Text(word, tone)))
+    return check.title, *sides, Text(word, tone)
 
 
-def _common(common: CommonKernels) -> Row:
+def _common(common: CommonKernels) -> Sequence[object]:
     shares = (Share(float(share)) for share in (common.baseline_share, common.candidate_share))
-    return Row((Text("kernel time in kernels that both sides ran"), *shares, Text(f"{len(common.names)} kernels")))
+    return "kernel time in kernels that both sides ran", *shares, f"{len(common.names)} kernels"
 
 
 _READ: Final[dict[str, Callable[[Loaded], str]]] = {

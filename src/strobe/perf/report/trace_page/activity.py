@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final
 
-from strobe.perf.analysis.device.activity import CLASSES, Activity, IdleStrip, KindTime, StreamTime, idle_strip
+from strobe.perf.analysis.device.activity import CLASSES, Activity, KindTime, StreamTime, idle_strip
 from strobe.perf.analysis.device.device_work import DeviceView
 from strobe.perf.analysis.device.idle import PROFILER_OVERHEAD
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, numeric, share_cell, table_of
-from strobe.perf.report.model import Block, Code, Column, ExactTime, Figure, Notes, Row, Section, Strip, StripLane, Table, Text
+from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.report.model import Block, Code, Figure, Notes, Section, Strip, StripLane, Table
 from strobe.perf.report.trace_page.devices import CAUSE_HINTS, CLASS_KINDS, during
 from strobe.perf.report.trace_page.seen import seen_devices
+from strobe.perf.report.trace_page.stretches import permille, stretches_table
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
-MAX_STRETCHES: Final = 12
-"""Rows of the picture's table for each lane."""
 
 _UNLINKED: Final = "events whose launch the trace does not hold; they are counted everywhere"
 Seen = Sequence[tuple[str, DeviceView, Activity]]
@@ -60,18 +58,21 @@ def _devices(seen: Seen) -> Table:
 
 
 def _causes(seen: Seen) -> Table:
-    columns = (
-        Column("device"), Column("idle because"), Column("time", "ms", True), Column("of idle", numeric=True),
-        Column("of span", numeric=True), Column("that is"),
-    )  # fmt: skip
+    fields: tuple[Field[tuple[str, Activity, str, int, str]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("idle because", lambda row: row[2]),
+        exact_time("time", lambda row: row[3]),
+        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
+        numeric("of span", lambda row: share_cell(row[3], row[1].span_ns)),
+        Field("that is", lambda row: row[4]),
+    )
     rows = []
     for name, _, done in seen:
-        causes = [(cause, ns, CAUSE_HINTS[cause]) for cause, ns in done.idle.items() if ns]
-        for cause, ns, hint in (*causes, ("all", done.idle_ns, "")):
-            shares = share_cell(ns, done.idle_ns), share_cell(ns, done.span_ns)
-            rows.append(Row((Code(name), Text(cause), ExactTime(ns), *shares, Text(hint)), strong=not hint))
+        rows += [(name, done, cause, ns, CAUSE_HINTS[cause]) for cause, ns in done.idle.items() if ns]
+        rows.append((name, done, "all", done.idle_ns, ""))
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
-    return Table("Idle time by what the device waited for (exclusive: adds up to idle).", columns, tuple(rows), notes)
+    shown = rows_of(fields, rows, strong=lambda row: not row[4])
+    return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
 
 
 def _overheads(seen: Seen) -> Iterator[Table]:
@@ -136,39 +137,22 @@ def _picture(seen: Seen) -> Iterator[Figure]:
     if not drawn:
         return
     strip = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(CLASSES)) if any(any(lane.ns[number]) for lane in strip.lanes)]
+    present = [number for number in range(len(CLASSES)) if any(any(lane[number]) for lane in strip.lanes)]
     picture = Strip(
         length_ns=strip.length_ns,
         kinds=tuple(CLASS_KINDS[CLASSES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(_permille(lane.ns[number], strip) for number in present))
+            StripLane(name, tuple(permille(strip.edges_ns, lane[number]) for number in present))
             for (name, _), lane in zip(drawn, strip.lanes, strict=True)
         ),
     )
     clock = "one clock" if strip.aligned else "each device's own clock: the traces have no moment in common"
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
     alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    yield Figure(title, alt, picture, _stretches([name for name, _ in drawn], strip, present))
-
-
-def _permille(ns: Sequence[int], strip: IdleStrip) -> tuple[int, ...]:
-    return tuple(1000 * value // (right - left) for value, (left, right) in zip(ns, pairwise(strip.edges_ns), strict=True))
-
-
-def _stretches(names: Sequence[str], strip: IdleStrip, present: Sequence[int]) -> Table:
-    num_bins = len(strip.edges_ns) - 1
-    step = -(-num_bins // MAX_STRETCHES)
-    columns = (
-        Column("device"), Column("from", "ms", True), Column("to", "ms", True),
-        *(Column(CLASS_KINDS[CLASSES[number]].label, "ms", True) for number in present),
-    )  # fmt: skip
-    rows = []
-    for name, lane in zip(names, strip.lanes, strict=True):
-        for first in range(0, num_bins, step):
-            last = min(first + step, num_bins)
-            sums = [sum(lane.ns[number][first:last]) for number in present]
-            if any(sums):
-                times = (ExactTime(strip.edges_ns[first]), ExactTime(strip.edges_ns[last]), *map(ExactTime, sums))
-                rows.append(Row((Code(name), *times)))
+    named = (
+        (name, strip.edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+    )
+    labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    return Table("Time by class in stretches of the picture.", columns, tuple(rows), notes)
+    table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
+    yield Figure(title, alt, picture, table)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from strobe.perf.report.model import SCHEMA_VERSION, Report, Section
+from strobe.perf.report.blocks.page import page
+from strobe.perf.report.model import Report, Section
 from strobe.perf.report.trace_page.activity import activity_section
 from strobe.perf.report.trace_page.banners import trace_banners
 from strobe.perf.report.trace_page.collectives import collectives_section
@@ -57,14 +58,12 @@ def build_trace_report(study: TraceStudy) -> Report:
         ConfigError: a section or step that is not defined as one.
     """
     sections = (section(study) for section in SECTIONS)
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title=_title(study),
         subtitle=_subtitle(study),
         facts=trace_facts(study),
         banners=trace_banners(study),
-        sections=tuple(section for section in sections if section is not None),
+        sections=sections,
     )
 
 

@@ -76,14 +76,12 @@ def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Ta
     )
     told = [(name, kind) for name, one in zip(names, found, strict=True) for kind in one.kinds]
     told.sort(key=lambda item: -item[1].exposed_ns)
-    rest = [kind for _, kind in told[top:]]
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(one.num_cut for one in found)
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
-    if rest:
-        left = sum(kind.exposed_ns for kind in rest)
-        notes.append(f"{len(rest)} more rows are left out, with {time_text(left)} ms exposed together.")
+    left = sum(kind.exposed_ns for _, kind in told[top:])
+    notes += left_out(told, top, f"rows are left out, with {time_text(left)} ms exposed together")
     shown = told[:top]
     caption = "Collectives by name, group and size."
     return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)

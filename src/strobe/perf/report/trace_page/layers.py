@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from strobe.perf.analysis.structure.layers import Layer, LayerGroup, LayerTimes
-from strobe.perf.report.blocks.fields import Field, count, numeric, share_of, table_of, time
+from strobe.perf.report.blocks.fields import Field, count, left_out, numeric, share_of, table_of, time
 from strobe.perf.report.model import Block, Cell, Code, Table, Text
 
 _BY_KERNELS: Final = "found by kernels"
@@ -76,7 +76,6 @@ def _by_place(name: str, group: LayerGroup, top: int) -> Table:
         time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_BY_KERNELS),
         count("kernels", lambda layer: layer.times.kernels),
     )
-    rest = len(group.layers) - top
-    notes = (f"{rest} more places are left out.",) if rest > 0 else ()
+    notes = left_out(group.layers, top, "places are left out")
     caption = f"Each place of {group.name}, {name}."
     return table_of(caption, fields, group.layers[:top], notes=notes, sortable=True, collapsed=True)

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from strobe.core.printable import bytes_in
 from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Code,
-    Figure,
-    Mark,
-    Number,
-    Plane,
-    Section,
-    Table,
-)
-from strobe.perf.report.text import bytes_cell, bytes_in
+from strobe.perf.report.model import Axis, Block, Code, Figure, Mark, Number, Plane, Section, Table
+from strobe.perf.report.text import bytes_cell
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_POINTS: Final = 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strobe.core.printable import bytes_in, first_of
 from strobe.perf.analysis.operators.times import OperatorTime, OperatorTimes, Source
 from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
 from strobe.perf.report.model import Block, Cell, Code, Missing, Notes, Section, Table, Text
@@ -27,9 +28,8 @@ def operator_times_section(study: TraceStudy) -> Section | None:
         if len(trace.device_events) and trace.details is None
     ]
     if unread and (blocks or study.options.details is None):
-        said = (
-            f"{', '.join(unread)}: not read, because a file has more than {DETAILED_BYTES // 1_000_000} MB; --details reads them."
-        )
+        most = bytes_in(DETAILED_BYTES, "MB")
+        said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
     if not blocks:
         return None
@@ -95,9 +95,7 @@ def _callers(row: OperatorTime) -> str:
 
 def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:
     """Return the largest parts in words, with their shares if there are several."""
-    shown = [f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts[:_NAMED]]
-    more = len(parts) - _NAMED
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return first_of([f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts], _NAMED)
 
 
 def _percent(part: int, whole: int) -> str:

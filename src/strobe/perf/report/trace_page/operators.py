@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strobe.perf.analysis.structure.operators import HostRange, OperatorRow, Operators, ThreadRow, host_ranges, operators
+from strobe.perf.analysis.device.distribution import Distribution
+from strobe.perf.analysis.structure.operators import OperatorRow, Operators, ThreadRow, host_ranges, operators
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.blocks.fields import Field, count, exact_time, left_out, numeric, share_of, table_of
 from strobe.perf.report.blocks.spread import spread
@@ -59,13 +60,13 @@ def _rows(found: Operators, label: str, top: int) -> Table:
 
 
 def _ranges(trace: Trace, label: str, window: Window | None, top: int) -> Iterator[Table]:
-    found = host_ranges(trace, window)
+    found = [*host_ranges(trace, window).items()]
     if found:
-        fields: tuple[Field[HostRange], ...] = (
-            Field("range", lambda one: one.name, Code),
-            count("calls", lambda one: one.calls.n),
-            exact_time("sum", lambda one: one.calls.sum_ns, "of the calls"),
-            *spread(lambda one: one.calls, "µs"),
+        fields: tuple[Field[tuple[str, Distribution]], ...] = (
+            Field("range", lambda row: row[0], Code),
+            count("calls", lambda row: row[1].n),
+            exact_time("sum", lambda row: row[1].sum_ns, "of the calls"),
+            *spread(lambda row: row[1], "µs"),
         )
         note = "Ranges contain each other: sums do not add up. Names that differ in a number at their end are one row."
         yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=(note, *left_out(found, top)), sortable=True)

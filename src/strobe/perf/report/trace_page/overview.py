@@ -9,7 +9,7 @@ import numpy as np
 from strobe.perf.analysis.device.activity import Activity
 from strobe.perf.analysis.device.kernel_table import KernelTable
 from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_cell, table_of
-from strobe.perf.report.model import Block, Cell, Code, Column, Count, Fact, Missing, Row, Section, Table, Text
+from strobe.perf.report.model import Block, Cell, Code, Count, Fact, Missing, Section, Table, Text
 from strobe.perf.report.trace_page.seen import Seen, seen_devices
 from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import Trace
@@ -97,12 +97,14 @@ def _metadata(study: TraceStudy) -> Table | None:
     keys = sorted({key for trace in study.traces for key in trace.metadata})
     if not keys:
         return None
-    rows = []
-    for key in keys:
+
+    def value(key: str) -> Cell:
         found = {trace.metadata.get(key) for trace in study.traces}
-        value = found.pop() if len(found) == 1 else None
-        rows.append(Row((Code(key), Text(f"differs: {len(found)} values", "bad") if value is None else Code(value))))
-    return Table("What the traces say of themselves.", (Column("key"), Column("value")), tuple(rows), collapsed=True)
+        only = found.pop() if len(found) == 1 else None
+        return Text(f"differs: {len(found)} values", "bad") if only is None else Code(only)
+
+    fields: tuple[Field[str], ...] = (Field("key", Code), Field("value", value))
+    return table_of("What the traces say of themselves.", fields, keys, collapsed=True)
 
 
 def _devices(study: TraceStudy) -> Table | None:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final
 
 from strobe.perf.analysis.device.queue import LENGTHS, Queue
 from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, left_out, numeric, share_cell, table_of
-from strobe.perf.report.model import (
-    Block,
-    Code,
-    Column,
-    ExactTime,
-    Figure,
-    Kind,
-    KindStyle,
-    Number,
-    Row,
-    Section,
-    Strip,
-    StripLane,
-    Table,
-)
+from strobe.perf.report.model import Block, Code, Figure, Kind, KindStyle, Number, Section, Strip, StripLane, Table
 from strobe.perf.report.trace_page.seen import Seen, seen_queues
+from strobe.perf.report.trace_page.stretches import permille, stretches_table
 from strobe.perf.report.trace_study import TraceStudy
 
 MAX_LANES: Final = 8
 """Most queues that are drawn."""
-MAX_STRETCHES: Final = 12
-"""Rows of the picture's table for each lane."""
 _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
 
 
@@ -89,33 +73,21 @@ def _pictures(drawn: Sequence[tuple[Seen, Queue]]) -> Iterator[Figure]:
         if not length:
             continue
         strip = Strip(
-            length_ns=length, kinds=kinds, lanes=tuple(StripLane(_name(one, queue), _permille(queue)) for one, queue in lanes)
+            length_ns=length,
+            kinds=kinds,
+            lanes=tuple(
+                StripLane(_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
+                for one, queue in lanes
+            ),
         )
         alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
-        yield Figure("Length of the queues over time.", alt, strip, _stretches(lanes, kinds))
+        named = ((_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
+        caption = "Time by length in stretches of the picture."
+        table = stretches_table(caption, "queue", (kind.label for kind in kinds), named)
+        yield Figure("Length of the queues over time.", alt, strip, table)
 
 
 def _label(low: int, high: int | None) -> str:
     if high is None:
         return f"{low} and more"
     return "empty" if high == 0 else f"{low} to {high}"
-
-
-def _permille(queue: Queue) -> tuple[tuple[int, ...], ...]:
-    bins = [right - left for left, right in pairwise(queue.edges_ns)]
-    return tuple(tuple(1000 * ns // max(1, wide) for ns, wide in zip(own, bins, strict=True)) for own in queue.lengths_ns)
-
-
-def _stretches(lanes: Sequence[tuple[Seen, Queue]], kinds: Sequence[Kind]) -> Table:
-    ends = Column("from", "ms", True), Column("to", "ms", True)
-    columns = (Column("queue"), *ends, *(Column(kind.label, "ms", True) for kind in kinds))
-    rows = []
-    for one, queue in lanes:
-        num_bins = len(queue.edges_ns) - 1
-        step = -(-num_bins // MAX_STRETCHES)
-        for first in range(0, num_bins, step):
-            last = min(first + step, num_bins)
-            sums = [ExactTime(sum(own[first:last])) for own in queue.lengths_ns]
-            stretch = ExactTime(queue.edges_ns[first]), ExactTime(queue.edges_ns[last])
-            rows.append(Row((Code(_name(one, queue)), *stretch, *sums)))
-    return Table("Time by length in stretches of the picture.", columns, tuple(rows))

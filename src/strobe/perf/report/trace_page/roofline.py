@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from strobe.core.printable import first_of
 from strobe.perf.analysis.device.operator_costs import OperatorCost
 from strobe.perf.analysis.operators.rates import Rate, Rates, operator_rates
 from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, share_of, table_of, time
-from strobe.perf.report.blocks.roofline import device_note, rate_fields
+from strobe.perf.report.blocks.roofline import device_note, peaks_section, rate_fields
 from strobe.perf.report.model import Block, Code, Notes, Number, Section, Table
 from strobe.perf.report.trace_page.devices import during
 from strobe.perf.report.trace_page.seen import seen_operators
@@ -28,14 +29,12 @@ def roofline_section(study: TraceStudy) -> Section | None:
         said = seen.view.trace.metadata.get("record_shapes") in ("1", "true")
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
         blocks.append(Notes((f"{seen.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
-    if not blocks:
-        return None
     lead = (
         "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
         "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
         "Kernels without an operator (Triton outside of it, graphs) are left out."
     )
-    return Section("roofline", "Against the device's peaks", lead, tuple(blocks), folded=True)
+    return peaks_section(blocks, lead, folded=True)
 
 
 def _table(name: str, rates: Rates, top: int) -> Table:
@@ -80,9 +79,7 @@ def _notes(rates: Rates) -> Iterator[str]:
         if isinstance(rate.cost, str):
             reasons[rate.cost][rate.row.operator] = None
     for reason, names in reasons.items():
-        more = len(names) - _MOST_REASONS
-        listed = ", ".join([*names][:_MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
-        yield f"Not counted, {listed}: {reason}."
+        yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
     costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
     if rates.peaks is not None and any(
         isinstance(cost, OperatorCost) and cost.dtype == "float32" and cost.cost.flops for _, cost, _ in costed

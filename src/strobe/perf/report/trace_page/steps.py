@@ -7,24 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from strobe.core.printable import first_of
 from strobe.perf.analysis.device.distribution import Distribution, distribution
 from strobe.perf.analysis.structure.periods import Period
 from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.blocks.fields import Field, count, exact_time, heads, numeric, padded, rows_of, share_cell, table_of, time
 from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import (
-    Block,
-    Cell,
-    Code,
-    ExactTime,
-    Missing,
-    Notes,
-    Section,
-    Share,
-    Table,
-    Text,
-)
+from strobe.perf.report.model import Block, Cell, Code, ExactTime, Missing, Notes, Section, Share, Table, Text
 from strobe.perf.report.text import exact_ms
 from strobe.perf.report.trace_page.devices import device_name
 from strobe.perf.report.trace_page.seen import seen_steps
@@ -113,7 +103,7 @@ def uneven_text(steps: Steps) -> str:
 def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield each note with the devices it applies to, once for all of them."""
     for note, names in told.items():
-        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {note}."
+        yield f"{first_of(names, 1)}: {note}."
 
 
 def _inside(step: Step, window: Window | None) -> bool:

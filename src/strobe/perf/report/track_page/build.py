@@ -14,20 +14,8 @@ from strobe.perf.analysis.history.steps import ALPHA, DRAWS, FEWEST, Step
 from strobe.perf.records.history import Revision, SessionRecords
 from strobe.perf.report.blocks.damage import damage_banners
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
-from strobe.perf.report.model import (
-    SCHEMA_VERSION,
-    Banner,
-    Code,
-    Column,
-    Count,
-    Fact,
-    Number,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from strobe.perf.report.blocks.page import date_fact, page
+from strobe.perf.report.model import Banner, Code, Column, Count, Fact, Number, Paragraph, Report, Section, Table, Text
 from strobe.perf.report.text import cell_text
 from strobe.perf.report.track_page.cells import SHORT, change_text, step_cell, value_cell
 from strobe.perf.report.track_page.series import series_section
@@ -68,13 +56,11 @@ def track_report(
     current = [each for each in found if each.current]
     measured = {point.revision.commit for each in found for point in each.series.points}
     failed = {commit for each in sessions for commit in (one.commit for one in each.failures)} - measured
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="History",
         subtitle=f"{head.case} over {len(measured)} commits",
         facts=(
-            Fact("Last measured", Text(head.date.replace("T", " ").replace("Z", " UTC"))),
+            date_fact(head.date, "Last measured"),
             Fact("Machine", Text(head.host.cpu_name)),
             Fact("Commits measured", Count(len(measured))),
             Fact("Commits that failed", Count(len(failed))),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from strobe.core.printable import bytes_in
 from strobe.perf.analysis.history.steps import Step
 from strobe.perf.measure.stats import Interval
 from strobe.perf.records.history import Followed
 from strobe.perf.report.blocks.fields import Unit
 from strobe.perf.report.model import Cell, Number, Text, Time, Tone
-from strobe.perf.report.text import bytes_in
 
 _DIGITS = 4
 SHORT = 10

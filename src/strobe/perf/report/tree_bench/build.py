@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strobe.perf.report.blocks.damage import damage_banners, unread_banners
+from strobe.perf.report.blocks.fields import beside, table_of
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import SCHEMA_VERSION, Banner, Block, Column, Count, Fact, Number, Report, Row, Section, Table, Text
+from strobe.perf.report.model import Banner, Block, Count, Fact, Number, Report, Section, Table, Text
 from strobe.perf.report.study import load_study
 from strobe.perf.report.tree_bench.cells import CellRun, read_cells
 from strobe.perf.report.tree_bench.guide import guide_table
@@ -43,9 +45,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     first = cells[0].run.header
     sections = [*(scaling_sections(cells) if scaling else ()), *(_cell(cell) for cell in cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
-    return Report(
-        v=SCHEMA_VERSION,
-        speedups=(),
+    return page(
         title="Tree attention: scaling" if scaling else "Tree attention: strategies side by side",
         subtitle=f"{len(cells)} cells on {first.machine.device_name}, torch {first.machine.torch}",
         facts=(
@@ -128,9 +128,9 @@ def _links(cell: CellRun) -> Table | None:
             (f"{rate.kind} bytes per", _giga(rate.bytes_per_s, "GB/s")),
             (f"{rate.kind} host", _micro(rate.host_s)),
         ]
-    rows = tuple(Row((Text(name), value)) for name, value in named if value is not None)
-    columns = (Column("of these ranks"), Column("measured", numeric=True))
-    return Table(f"{cell.name}: links and roofs.", columns, rows, collapsed=True) if rows else None
+    fields = beside("of these ranks", ("measured",), numeric=True)
+    rows = [row for row in named if row[1] is not None]
+    return table_of(f"{cell.name}: links and roofs.", fields, rows, collapsed=True) if rows else None
 
 
 def _giga(value: float | None, unit: str) -> Number | None:

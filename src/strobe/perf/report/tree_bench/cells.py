@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.grid import Grid, names_in, outcome_of, read_grid
+from strobe.perf.analysis.runs.grid import Grid, names_in, read_grid, recorded
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts, RankCall, Region, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.grids import CALL, GUIDE, Links, Prediction, SentMessage, Surroundings
 from strobe.perf.records.record import Mode, Span
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.tree_bench.split import Collective, Parts, RankCall, Region, collectives, parts, typical
 
 _NOTHING_SAID = Surroundings()
 
@@ -136,18 +136,11 @@ def _entry(run: RunRecords, name: str, spans: Sequence[Span]) -> TreeContestant:
             rounds[span.palindrome].append(span.value_ns)
         elif span.palindrome is not None and span.rank is not None:
             ranks[span.rank].append(span.value_ns)
-    outcome, reason = outcome_of(run, name, timed=bool(rounds))
     modes: tuple[Mode, ...] = ("free-running", "serialised")
     return TreeContestant(
-        name=name,
-        outcome=outcome,
-        reason=reason,
-        variant=next((variant for variant in run.variants if variant.name == name), None),
-        gate=next((line for line in run.gates if line.variant == name), None),
-        rounds={lap: tuple(values) for lap, values in rounds.items()},
+        **recorded(run, name, rounds),
         ranks={rank: tuple(values) for rank, values in ranks.items()},
         apart={mode: tuple(_apart(spans, mode)) for mode in modes},
-        numbers=tuple(line for line in run.quality if line.variant == name),
         prediction=next((line for line in run.predictions if line.variant == name), None),
     )
 

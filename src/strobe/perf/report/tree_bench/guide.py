@@ -5,15 +5,34 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.grids import GUIDE, TOTAL
 from strobe.perf.records.record import Mode
-from strobe.perf.report.model import Code, Column, Missing, Row, Share, Table, Text, Time
+from strobe.perf.report.blocks.fields import Field, heads, numeric, rows_of, share_of, time
+from strobe.perf.report.model import Code, Table
 from strobe.perf.report.tree_bench.cells import CellRun
 
 Blocks = Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]
 """Times by (block, kind) and by rank, ns."""
+
+
+_Block: TypeAlias = tuple[str, str, Mapping[int, tuple[int, ...]]]
+"""Block, kind, and times by rank, ns."""
+
+
+def _mean(ranks: Mapping[int, tuple[int, ...]]) -> float:
+    """Return the time of a block over all calls, ns, mean over the ranks."""
+    return statistics.fmean(sum(values) for values in ranks.values())
+
+
+def _every(row: _Block) -> list[int]:
+    return [value for values in row[2].values() for value in values]
+
+
+def _medians(row: _Block) -> list[float]:
+    return [statistics.median(values) for values in row[2].values()]
 
 
 def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
@@ -30,7 +49,7 @@ def totals(blocks: Blocks) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for (name, kind), ranks in blocks.items():
         if name != TOTAL:
-            found[kind] += statistics.fmean(sum(values) for values in ranks.values())
+            found[kind] += _mean(ranks)
     return dict(found)
 
 
@@ -39,44 +58,24 @@ def guide_table(cell: CellRun, mode: Mode) -> Table | None:
     blocks = guide_blocks(cell, mode)
     if not blocks:
         return None
-    columns = (
-        Column("block"),
-        Column("kind"),
-        Column("mean", "ms", True),
-        Column("p50", "ms", True),
-        Column("p90", "ms", True),
-        Column("spread", "ms", True, "max - min"),
-        Column("of the leaves", numeric=True),
-        Column("fastest rank", "ms", True, "p50"),
-        Column("slowest rank", "ms", True, "p50"),
+    sums = totals(blocks)
+    share = share_of(sum(sums.values()))
+    fields: tuple[Field[_Block], ...] = (
+        Field("block", lambda row: row[0], Code),
+        Field("kind", lambda row: "around the others, not summed" if row[0] == TOTAL else row[1]),
+        time("mean", lambda row: statistics.fmean(_every(row))),
+        time("p50", lambda row: statistics.median(_every(row))),
+        time("p90", lambda row: percentile(_every(row), 0.9)),
+        time("spread", lambda row: max(_every(row)) - min(_every(row)), hint="max - min"),
+        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(_mean(row[2])), missing="it holds the leaves"),
+        time("fastest rank", lambda row: min(_medians(row)), hint="p50"),
+        time("slowest rank", lambda row: max(_medians(row)), hint="p50"),
     )
-    sums, rows = totals(blocks), []
-    whole = sum(sums.values())
-    for name, kind in sorted(blocks, key=lambda block: (block[0] == TOTAL, block[1] != "computation", block[1])):
-        ranks = blocks[name, kind]
-        every = [value for values in ranks.values() for value in values]
-        medians = [statistics.median(values) for values in ranks.values()]
-        own = statistics.fmean(sum(values) for values in ranks.values())
-        parent = name == TOTAL
-        rows.append(
-            Row(
-                (
-                    Code(name),
-                    Text("around the others, not summed" if parent else kind),
-                    Time(statistics.fmean(every)),
-                    Time(statistics.median(every)),
-                    Time(percentile(every, 0.9)),
-                    Time(max(every) - min(every)),
-                    Missing("it holds the leaves", "-") if parent else Share(own / whole),
-                    Time(min(medians)),
-                    Time(max(medians)),
-                ),
-                strong=parent,
-            )
-        )
-    shares = ", ".join(f"{kind} {100 * value / whole:.1f} %" for kind, value in sums.items())
+    places = sorted(blocks, key=lambda block: (block[0] == TOTAL, block[1] != "computation", block[1]))
+    rows = rows_of(fields, [(*place, blocks[place]) for place in places], strong=lambda row: row[0] == TOTAL)
+    shares = ", ".join(f"{kind} {100 * value / sum(sums.values()):.1f} %" for kind, value in sums.items())
     words = {
         "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
         "serialised": "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
     }[mode]
-    return Table(f"{cell.name}: blocks of the guide, {mode}.", columns, tuple(rows), (f"Leaves: {shares}.", words))
+    return Table(f"{cell.name}: blocks of the guide, {mode}.", heads(fields), rows, (f"Leaves: {shares}.", words))

@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
-from strobe.perf.report.model import (
-    Axis,
-    Block,
-    Code,
-    Figure,
-    Mark,
-    Missing,
-    Number,
-    Plane,
-    Section,
-    Share,
-    Table,
-)
+from strobe.perf.report.model import Axis, Block, Code, Figure, Mark, Missing, Number, Plane, Section, Share, Table
 from strobe.perf.report.tree_bench.cells import CellRun
 from strobe.perf.report.tree_bench.scaling import Crossing, Point, WhatIf, alone, crossings, groups, strong, weak, what_if
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts
 from strobe.perf.records.grids import SentMessage
 from strobe.perf.report.blocks.contestants import NONE, Timed, compared, reason_cell, timed_fields
-from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
-from strobe.perf.report.model import Bar, Code, Column, Figure, Number, Row, Share, Table, Text, Time, Waterfall
+from strobe.perf.report.blocks.fields import Field, numeric, share_of, table_of, time
+from strobe.perf.report.model import Bar, Code, Figure, Number, Share, Table, Text, Waterfall
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
-from strobe.perf.report.tree_bench.split import Collective, Parts
 from strobe.perf.report.tree_bench.verdicts import Bound, bound, straggler
 
 _Sent: TypeAlias = tuple[TreeContestant, Collective, SentMessage | None, float | None]
@@ -90,18 +90,19 @@ def part_figures(cell: CellRun) -> Iterator[Figure]:
         if found is None:
             continue
         bars, done = [], 0
-        rows = []
         for name in PARTS:
             value = round(getattr(found, name))
             tone = "bad" if name in ("wait", "transfer", "host") else "plain"
             bars.append(Bar(label=name, start_ns=done, stop_ns=done + value, tone="bad" if tone == "bad" else "plain"))
-            rows.append(Row((Text(name), Time(value), Share(value / found.total))))
             done += value
         bars.append(Bar(label="whole", start_ns=0, stop_ns=round(found.total), tone="plain", total=True))
         title = f"Parts of {entry.name}: {cell.name}"
-        table = Table(
-            f"{title}.", (Column("part"), Column("time", "ms", True), Column("of the whole", numeric=True)), tuple(rows)
+        fields: tuple[Field[Bar], ...] = (
+            Field("part", lambda bar: bar.label),
+            time("time", lambda bar: bar.stop_ns - bar.start_ns),
+            numeric("of the whole", lambda bar: bar.stop_ns - bar.start_ns, show=share_of(found.total)),
         )
+        table = table_of(f"{title}.", fields, [bar for bar in bars if not bar.total])
         yield Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from strobe.core.printable import bytes_in
+from strobe.perf.analysis.runs.rank_calls import Collective, Parts
 from strobe.perf.records.grids import Links
 from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
-from strobe.perf.report.tree_bench.split import Collective, Parts
 
 Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
 HIGH_SPREAD = 0.5
@@ -106,8 +107,8 @@ def _wait(entry: TreeContestant, found: Parts) -> Bound:
 
 def _transfer(cell: CellRun, entry: TreeContestant, found: Parts) -> Bound:
     alpha, beta = sum(each.alpha_ns for each in entry.sent), sum(each.beta_ns for each in entry.sent)
-    sent = sum(each.sent_bytes for each in entry.sent)
-    evidence = f"{_share(found.transfer, found)} is exposed transfer: {len(entry.sent)} collectives of {sent / 1e6:.3g} MB"
+    sent = bytes_in(sum(each.sent_bytes for each in entry.sent), "MB")
+    evidence = f"{_share(found.transfer, found)} is exposed transfer: {len(entry.sent)} collectives of {sent:.3g} MB"
     evidence += f"; predicted {alpha / 1e6:.3g} ms of latency and {beta / 1e6:.3g} ms of bandwidth"
     if alpha >= beta:
         fewest = min((each for each in cell.measured if each.sent), key=lambda each: len(each.sent))

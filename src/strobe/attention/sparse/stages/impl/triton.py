@@ -5,6 +5,7 @@ Without gradients. Sums are float32; nothing syncs, and no configuration depends
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
 from strobe.attention.sparse.launch import Launcher, precision_of
+from strobe.attention.sparse.layout import held, tile_layout
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.core.device import card_of
 
@@ -27,7 +29,7 @@ _STEP: Final = 16
 def _tile_kernel(
     q_ptr, k_ptr, v_ptr, q_out_ptr, k_out_ptr, v_out_ptr, q_mean_ptr, k_mean_ptr, v_mean_ptr,
     tokens_ptr, sizes_ptr, cos_ptr, sin_ptr,
-    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tiles,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, q_heads, kv_heads, num_tiles, angle_row, angle_step,
     block: tl.constexpr, run: tl.constexpr, width: tl.constexpr, first_tensor: tl.constexpr, num_tensors: tl.constexpr,
     move: tl.constexpr, rotated: tl.constexpr, pooled: tl.constexpr, pool_v: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +71,7 @@ def _tile_kernel(
             at = tl.load(tokens_ptr + rows, mask=valid, other=0) if move else rows
             x = tl.load(source + at[:, None] * stride_row + channels[None, :], mask=valid[:, None], other=0.0)
             if rotated and which < 2:
-                angles = at[:, None] * half + tl.arange(0, half)[None, :]
+                angles = at[:, None] * angle_row + tl.arange(0, half)[None, :] * angle_step
                 cos = tl.load(cos_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
                 sin = tl.load(sin_ptr + angles, mask=valid[:, None], other=0.0).to(tl.float32)
                 real, imaginary = tl.split(x.to(tl.float32).reshape(run, half, 2))
@@ -243,7 +245,7 @@ def tile(
         else None,
     )
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
-    cos, sin = (None, None) if rope is None else (rope[0].contiguous(), rope[1].contiguous())
+    cos, sin, angle_strides = _tables(rope)
     q_means, k_means, v_means = tiled.means or (None, None, None)
     means = (q_means, k_means, k_means if v_means is None else v_means)  # of one type; without the coarse output v has none
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
@@ -255,11 +257,44 @@ def tile(
         _TILE(
             (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
             (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
-            (*numbers, grid.num_tiles),
+            (*numbers, grid.num_tiles, *angle_strides),
             (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
             num_warps=run // 32,
         )
     return tiled
+
+
+def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rotate q and k as `reference.rotate`, both in one pass: the rows are moved as into tiles that keep their order."""
+    q, k, (batch, rows, heads, width), kv_heads = _rows(q), _rows(k), q.shape, k.shape[2]
+    grid = held(_in_order(rows, q.device), q.device)
+    turned, keys, (cos, sin, angle_strides) = _like_tiles(q, grid), _like_tiles(k, grid), _tables(rope)
+    _TILE(
+        (grid.num_tiles, max(heads, kv_heads), 2 * batch),
+        (q, k, k, turned, keys, keys, None, None, None, grid.tokens, grid.sizes, cos, sin),
+        (*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], heads, kv_heads, grid.num_tiles, *angle_strides),
+        (_RUN, _RUN, width, 0, 2, True, True, False, False),
+        num_warps=_RUN // 32,
+    )
+    return (turned, keys) if grid.ragged_sizes is None else (turned[:, :rows], keys[:, :rows])
+
+
+@lru_cache(maxsize=64)
+def _in_order(rows: int, device: torch.device) -> Grid:
+    """Rows cut into runs, each where it was."""
+    layout = tile_layout((1, 1, rows), (1, 1, _RUN))
+    with torch.inference_mode(False):  # what an inference makes, training could not use
+        sizes, tokens, order = layout.sizes(device), layout.tokens(device), layout.rows(device)
+    return Grid(
+        block=_RUN,
+        num_tiles=layout.num_tiles,
+        num_tokens=rows,
+        sizes=sizes,
+        ragged_sizes=None if layout.whole else sizes,
+        tokens=tokens,
+        rows=order,
+        tiled=False,
+    )
 
 
 def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, Tensor]:
@@ -270,7 +305,7 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, 
     _TILE(
         (q_grid.num_tiles, heads, batch),
         (q, q, q, tiled, tiled, tiled, means, means, means, q_grid.tokens, q_grid.sizes, None, None),
-        (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles),
+        (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles, 0, 0),
         (q_grid.block, run, width, 0, 1, not q_grid.tiled, False, True, False),
         num_warps=run // 32,
     )
@@ -279,12 +314,13 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, 
 
 def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Selected:
     """Select as `reference.select`, from the means that `tile` computed or, of the keys, that a cache keeps."""
-    batch, heads, width = tiled.q.shape[0], tiled.q.shape[2], tiled.q.shape[3]
-    num_q, num_kv, device = q_grid.num_tiles, kv_grid.num_tiles, tiled.q.device
+    (batch, _, heads, width), device = tiled.q.shape, tiled.q.device
+    num_q, num_kv = q_grid.num_tiles, kv_grid.num_tiles
     scores = coarse = None
     if tiled.means is not None:
         q_means, k_means, v_means = tiled.means
-        k_means = k_means.to(q_means.dtype).contiguous()
+        if k_means.dtype != q_means.dtype or not k_means.is_contiguous():
+            k_means = k_means.to(q_means.dtype).contiguous()
         scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
         numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
         exact = precision_of(torch.float32, card_of(device))
@@ -338,6 +374,16 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
 def _rows(tensor: Tensor) -> Tensor:
     """Return the tensor, copied unless its last dimension is contiguous."""
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _tables(rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None, tuple[int, ...]]:
+    """Return cos and sin, copied unless they have the same strides, and these strides."""
+    if rope is None:
+        return None, None, (0, 0)
+    cos, sin = rope
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return cos, sin, cos.stride()
 
 
 def _like_tiles(tensor: Tensor, grid: Grid) -> Tensor:

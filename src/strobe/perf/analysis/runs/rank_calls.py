@@ -52,34 +52,39 @@ def covered_ns(stretches: Iterable[Stretch]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
-    """One collective of one call on all ranks.
+class Collective:
+    """One collective on all ranks: of one call, or the medians over all calls of a strategy.
 
     Args:
         kind: `agreement`, `gather`, `exchange` or `reduce`.
+        place: among those of a call, from 0.
         transfer_ns: the shortest time that a rank was held up by it: the last to come waits for nobody.
         waits_ns: of each rank, how much longer it was held up than that.
-        last: the rank that waited least.
+        last: the rank that waited least, of several calls most often.
+        last_share: in which share of the calls.
     """
 
     kind: str
-    transfer_ns: int
-    waits_ns: tuple[int, ...]
+    place: int
+    transfer_ns: float
+    waits_ns: tuple[float, ...]
     last: int
+    last_share: float = 1.0
 
 
-def instances(ranks: Sequence[RankCall]) -> tuple[Instance, ...]:
+def instances(ranks: Sequence[RankCall]) -> tuple[Collective, ...]:
     """Return the collectives of one call, in order; only durations within a rank are used, so clocks need not agree.
 
     A collective that overlaps with other work holds a rank up only during its last part (`tree_wait`).
     """
     held = [[(region.part, own) for region, own in _held(call)] for call in ranks]
     found = []
-    for each in zip(*held, strict=False):
+    for place, each in enumerate(zip(*held, strict=False)):
         durations = [own for _, own in each]
         transfer = min(durations)
         waits = tuple(own - transfer for own in durations)
-        found.append(Instance(kind=each[0][0], transfer_ns=transfer, waits_ns=waits, last=durations.index(transfer)))
+        last = durations.index(transfer)
+        found.append(Collective(kind=each[0][0], place=place, transfer_ns=transfer, waits_ns=waits, last=last))
     return tuple(found)
 
 
@@ -148,37 +153,17 @@ def typical(calls: Sequence[Parts]) -> Parts:
     return Parts(**{name: statistics.fmean(getattr(each, name) for each in middle) for name in fields})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """One collective of a strategy over all calls.
-
-    Args:
-        place: among those of a call, from 0.
-        transfer_ns: median.
-        waits_ns: median of each rank.
-        last: the rank that was last most often.
-        last_share: in which share of the calls.
-    """
-
-    place: int
-    kind: str
-    transfer_ns: float
-    waits_ns: tuple[float, ...]
-    last: int
-    last_share: float
-
-
 def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[Collective, ...]:
     """Return every collective of a strategy, summarised over calls of all ranks."""
     found = []
     for place, each in enumerate(zip(*(instances(ranks) for ranks in calls), strict=False)):
-        last, count = Counter(instance.last for instance in each).most_common(1)[0]
+        last, count = Counter(one.last for one in each).most_common(1)[0]
         found.append(
             Collective(
                 place=place,
                 kind=each[0].kind,
-                transfer_ns=statistics.median(instance.transfer_ns for instance in each),
-                waits_ns=tuple(statistics.median(waits) for waits in zip(*(instance.waits_ns for instance in each), strict=True)),
+                transfer_ns=statistics.median(one.transfer_ns for one in each),
+                waits_ns=tuple(statistics.median(waits) for waits in zip(*(one.waits_ns for one in each), strict=True)),
                 last=last,
                 last_share=count / len(each),
             )

@@ -1,0 +1,112 @@
+"""Cells of a benchmark in one folder: each is measured once, and a run that was stopped goes on from the finished ones."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+import torch
+
+from strobe.bench.attempt import Attempt
+from strobe.bench.case import Progress
+from strobe.core.device import synchronize
+from strobe.core.errors import ConfigError, DataError, StrobeError
+from strobe.core.files import file_inside, not_written, write_whole
+from strobe.perf.records.grids import CELLS
+from strobe.perf.records.store import read_run, rotate
+
+REQUEST: Final = "request.json"
+Measure: TypeAlias = Callable[[Path, Callable[[str], None]], None]
+"""Measures a cell into its folder, and says what it is at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Result of a run: cells measured now, cells that were complete before, and those not measured, with reasons."""
+
+    measured: tuple[str, ...]
+    kept: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+def finished(place: Path) -> bool:
+    """Return whether a cell's records have an end line with status `complete`."""
+    try:
+        end = read_run(place).end
+    except DataError:
+        return False
+    return end is not None and end.status == "complete"
+
+
+def claim(folder: Path, request: msgspec.Struct) -> None:
+    """Write what was asked for into the folder, or check that the folder holds cells of the same.
+
+    Raises:
+        ConfigError: the folder holds cells of another request.
+        StrobeError: the request cannot be written.
+    """
+    file = folder / REQUEST
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
+            differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
+            if differing:
+                raise ConfigError(
+                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
+                )
+            return
+        write_whole(file, msgspec.json.format(msgspec.json.encode(request)) + b"\n")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
+    except OSError as error:
+        raise not_written(file, error) from error
+
+
+def measure_cells(cells: Sequence[tuple[str, Measure | str]], folder: Path, device: torch.device, progress: Progress) -> Outcome:
+    """Measure every cell that is not complete yet, one after the other, in this process.
+
+    Args:
+        cells: each with its name, and how it is measured or why it is not.
+        folder: holds a folder for each.
+        device: that the cells use; its memory is freed between two of them.
+
+    Raises:
+        StrobeError: the device is lost.
+    """
+    measured, kept, failed = [], [], []
+    for number, (name, measure) in enumerate(cells):
+        place = folder / CELLS / name
+        if isinstance(measure, str):
+            failed.append(f"{name}: {measure}")
+            continue
+        if finished(place):
+            kept.append(name)
+            continue
+        progress(number, len(cells), name)
+        if place.exists():
+            rotate(place)
+        with Attempt() as attempt:
+            measure(place, partial(_say, progress, number, len(cells), name))
+            measured.append(name)
+        if attempt.reason:
+            failed.append(f"{name}: {attempt.reason}")
+            with Attempt() as alive:
+                synchronize(device)
+            if alive.reason:
+                raise StrobeError(
+                    f"the device is lost: {attempt.reason}; the finished cells are kept, run the same command again"
+                )
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+
+
+def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
+    progress(number, total, f"{name}: {what}")

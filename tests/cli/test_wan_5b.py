@@ -1,0 +1,62 @@
+"""The command line with Wan2.2's kind: 48 channels, its own autoencoder, UniPC, shots; small sizes stand in for the released."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strobe.engine import wan_family
+from strobe.models.vae.wan.config import WAN22
+from strobe.models.wan.config import SIZES
+from strobe.quality.files import read_clip
+from terminal import Strobe
+
+RED = "a red circle moving left on a black background"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = replace(SIZES["wan-5b"], dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)
+    monkeypatch.setitem(SIZES, "wan-5b", sizes)
+    monkeypatch.setattr(wan_family, "WAN22", replace(WAN22, width=2, decoder_width=2))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("flags", [(), ("--vae", "tiny"), ("--recipe", "causal-wan")], ids=["longlive-2", "tiny", "causal-wan"])
+def test_random_weights_stream(strobe: Strobe, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    clip = tmp_path / "clip.mkv"
+    asked = (
+        "generate",
+        "x",
+        "--model",
+        "wan-5b",
+        "--random-weights",
+        "--size",
+        "32x64",
+        "--blocks",
+        2,
+        "--preset",
+        "balanced",
+        "-o",
+        clip,
+        *flags,
+    )
+    done = strobe(*asked, *(() if "--recipe" in flags else ("--switch", "block=1: y", "--mode", "shot")))
+    assert done.code == 0, done.err
+    assert "random weights" in done.out + done.err
+    assert read_clip(clip).shape == (1 + 15 * 4, 32, 64, 3)
+
+
+def test_shots_are_refused_where_there_are_none(strobe: Strobe, tmp_path: Path) -> None:
+    done = strobe("generate", RED, "--switch", f"block=1: {RED}", "--mode", "shot", "-o", tmp_path / "x.mkv")
+    assert done.code == 2 and "this model has no sinks of shots" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["longlive-2", "wan-5b"])
+def test_doctor_says_what_it_takes(strobe: Strobe, name: str) -> None:
+    done = strobe("doctor", "--model", name, "--preset", "low_memory")
+    assert "704x1280" in done.out and "autoencoder weights" in done.out
+    assert ("model_bf16.pt (10.0 GB)" in done.out) == (name == "longlive-2")
