@@ -23,6 +23,13 @@ def profiled(tiny: Model, name: str, iterations: int, said: list[tuple[int, int,
     return profile_kernels(tiny, config, PROMPTS, device=CPU, plan=plan, progress=lambda *step: heard.append(step))
 
 
+def test_a_model_in_shots_has_no_recache_and_no_fresh_noise(tiny: Model) -> None:
+    defaults = replace(tiny.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
+    found = profiled(replace(tiny, defaults=defaults), "balanced", 4)
+    names = {each.name for each in (*found.step.operations, *found.decode.operations, *found.reference)}
+    assert "kv_open" in names and not names & {"recache", "renoise"}
+
+
 @pytest.mark.parametrize("name", ["ultra", "baseline"])
 def test_the_budget_adds_up_to_the_measured_step(tiny: Model, name: str) -> None:
     said: list[tuple[int, int, str]] = []

@@ -215,6 +215,7 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
     for at, prompt in {3: "blue square", 4: "red square"}.items():
         ahead.prompt(prompt, mode="shot")
         ahead.prepare()
+        assert ahead._stream._now.ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
         found.append(streamed(ahead, 1))
         assert ahead.next_block == at + 1
     assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])
@@ -231,7 +232,8 @@ def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Se
 
 def test_what_does_not_go_with_shots(make: Callable[..., Session], build: Callable[..., Session], model: Model) -> None:
     for config, words in (
-        (EngineConfig(window=8), "window 8, and the shots of this model pin frames .* a window of 9 or more"),
+        (EngineConfig(window=8), "has window 8; the shots .* so give a window of 9 or more for a sink of 3\\. "),
+        (EngineConfig(sink=0), "has sink 0; the shots .* so give a sink of 1 or more\\. "),
         (EngineConfig(positions="rebased", sparsity=0.5), "positions rebased and sparsity 0.5"),
         (preset("baseline"), "knob ring_cache off"),
     ):
@@ -243,7 +245,7 @@ def test_what_does_not_go_with_shots(make: Callable[..., Session], build: Callab
         on_several(resolved)
     other = make()
     for ask in (lambda: other.prompt("red", mode="shot"), lambda: streamed(other, 3, {1: "red"})):
-        with pytest.raises(ConfigError, match="no sinks of shots; switch by recache, soft or interpolate"):
+        with pytest.raises(ConfigError, match="has no shots .*; switch by recache, soft or interpolate"):
             ask()
     ring: Any = build()._stream._cache
     with pytest.raises(SessionError, match="not derived again"):

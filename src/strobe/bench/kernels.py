@@ -116,10 +116,10 @@ def _rare(parts: StepParts) -> tuple[Prepared, ...]:
         return Prepared(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, waits=True)
 
     frames = parts.history.shape[1]
-    return (
-        one(RECACHE, f"{frames} latent frames derived again: a prompt switch", parts.recache),
-        one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next),
-    )
+    opened = one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next)
+    if parts.config.past == "shots":  # a prompt switch derives nothing again
+        return (opened,)
+    return (one(RECACHE, f"{frames} latent frames derived again: a prompt switch", parts.recache), opened)
 
 
 class _Steps:

@@ -212,8 +212,9 @@ class StepParts:
         yield part("conditions", "modulation and rotations, as far as a pass works them out", self._conditions)
         yield part("patch_embedding", "latents to tokens", lambda: dit.patchify(latents), cost["patch_embedding"])
         yield part("head", "modulated norm, projection", lambda: dit.project_out(x, modulation.head, grid), cost["head"])
-        yield part("renoise", "flow to clean latents, fresh noise mixed in",
-                   lambda: add_noise(to_x0(latents, latents, sigma), latents, sigma))  # fmt: skip
+        if self.config.schedule.sampler == "renoise":
+            yield part("renoise", "flow to clean latents, fresh noise mixed in",
+                       lambda: add_noise(to_x0(latents, latents, sigma), latents, sigma))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ class ModelFlags:
     model: Annotated[
         ModelName,
         Parameter(
-            help="shapes, wan-1.3b, wan-14b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan "
+            help="shapes, wan-1.3b, wan-14b, wan-5b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan "
             "checkpoint; hf:owner/name is one on the hub."
         ),
     ] = "shapes"
@@ -48,16 +48,19 @@ class ModelFlags:
         str | None, Parameter(help="file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.")
     ] = None
     release: Annotated[
-        Path | None, Parameter(help="folder of Wan2.1 as released, for umT5 and VAE, if they are not beside the weights.")
+        Path | None,
+        Parameter(help="folder of Wan2.1 (of wan-5b: Wan2.2) as released, for umT5 and VAE, if they are not beside the weights."),
     ] = None
     prompt_cache: Annotated[Path | None, Parameter(help="folder that keeps the embeddings of prompts for the next time.")] = None
-    size: Annotated[str | None, Parameter(help="frame height x width of a Wan model, such as 320x576; 480x832 by default.")] = (
-        None
-    )
+    size: Annotated[
+        str | None,
+        Parameter(help="frame height x width of a Wan model, such as 320x576; 480x832 by default, 704x1280 of wan-5b."),
+    ] = None
     recipe: Annotated[
         RecipeName | None,
         Parameter(
-            help="how Wan weights are run: self-forcing, longlive, causal-rcm, causvid, krea, rolling-forcing or causal-wan; "
+            help="how Wan weights are run: self-forcing, longlive, causal-rcm, causvid, krea, rolling-forcing, longlive-2 or "
+            "causal-wan; "
             "by default as they say."
         ),
     ] = None

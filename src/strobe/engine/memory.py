@@ -272,8 +272,8 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     """Estimate the bytes of the largest activations of transformer and decoder.
 
     Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:
-    in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more (Wan2.2: to
-    its first one, of twice the channels). Compiled decoders hold fewer tensors at once: what an H100 and an H200 held at most
+    in the Wan VAE the input of a residual block and what leads to its last convolution, which reads two frames more. The factors
+    7, 5, 4 and 2 count tensors of that resolution; those of compiled decoders are fitted to what an H100 and an H200 held at most
     (benchmarks/families-h100, benchmarks/engine-h200).
     """
     dit = parts.dit.config

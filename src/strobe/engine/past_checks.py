@@ -60,15 +60,15 @@ def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -
 def _check_shots(config: EngineConfig, own: ModelDefaults) -> None:
     """Raise ConfigError if a configuration does not go with sinks of shots."""
     least = 2 * own.sink + own.frame_block
-    off = {
-        f"window {own.window}": own.window < least,
-        f"positions {own.positions}": own.positions != "absolute",
-        f"sparsity {config.sparsity}": config.sparsity > 0,
-        "knob ring_cache off": not config.knobs.ring_cache,
+    needs = {  # what is wrong: what to give
+        f"sink {own.sink}": ("a sink of 1 or more", own.sink < 1),
+        f"window {own.window}": (f"a window of {least} or more for a sink of {own.sink}", own.window < least),
+        f"positions {own.positions}": ("absolute positions", own.positions != "absolute"),
+        f"sparsity {config.sparsity}": ("sparsity 0", config.sparsity > 0),
+        "knob ring_cache off": ("knob ring_cache on", not config.knobs.ring_cache),
     }
-    if wrong := [what for what, found in off.items() if found]:
+    if wrong := {what: need for what, (need, found) in needs.items() if found}:
         raise ConfigError(
-            f"{config.name} has {' and '.join(wrong)}, and the shots of this model pin frames beside the sink: it needs a window "
-            f"of {least} or more (--window 32 --sink 8), a ring at absolute positions, and sparsity 0; preset balanced has them, "
-            "and --recipe causal-wan does without shots"
+            f"{config.name} has {' and '.join(wrong)}; the shots of this model pin frames beside the sink, so give "
+            f"{' and '.join(wrong.values())}. Preset balanced has all that shots need, and --recipe causal-wan does without shots"
         )

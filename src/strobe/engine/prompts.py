@@ -19,7 +19,7 @@ from strobe.engine.config import ModelDefaults
 
 Mode = Literal["recache", "soft", "interpolate", "shot"]
 MODES: dict[Mode, str] = {
-    "recache": "the window is derived again under the new prompt: a hard switch, one pass",
+    "recache": "the window is derived again under the new prompt: a hard switch, one pass; as soft in a model that has shots",
     "soft": "the new prompt from the next frame block on, the past as it is: no cost",
     "interpolate": "over some frame blocks ever more denoise steps follow the new prompt, the last ones first; the past as it is",
     "shot": "the frame block begins a new shot, whose first frames are a sink of their own; of models that have shots",
@@ -38,7 +38,7 @@ def check_mode(mode: str, over: int, past: Past | None = None) -> None:
         raise unknown_choice("switch mode", mode, MODES)
     if mode == "shot" and past not in ("shots", None):
         raise ConfigError(
-            "this model has no sinks of shots; switch by recache, soft or interpolate, or take the recipe longlive-2"
+            "this model has no shots (models of the recipe longlive-2 have them); switch by recache, soft or interpolate"
         )
     if over < 1:
         raise ConfigError(f"a prompt cannot change over {over} frame blocks; smallest: 1")

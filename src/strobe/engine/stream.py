@@ -197,7 +197,7 @@ class Stream:
         self._put_back()
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
-        changed = (switched or self.state.stale) and not self.config.num_recomputed
+        changed = (switched or self.state.stale) and self.config.past in ("kept", "rolling")
         kept = self._cache.snapshot() if changed else None
         ahead = PreparedChange(change=change, kept=kept)
         self._now = replace(self._now, ahead=ahead)

@@ -230,7 +230,9 @@ class Connection:
             codec=channel.codec,
             words=self.words,
             examples=self.examples,
-            modes={str(name): told for name, told in MODES.items() if name != "shot" or defaults.past == "shots"},
+            modes={
+                str(name): told for name, told in MODES.items() if name != ("recache" if defaults.past == "shots" else "shot")
+            },
             start_buffer_ms=1e3 * device.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
             bit_equal=not channel.differs,

@@ -83,6 +83,9 @@ class TestToldByTheCheckpoint:
             found(tmp_path, named="self_forcing")
 
 
+TOLD = "its latents have 48 channels; those of Wan2.2 5B itself have too, and are not causal"
+
+
 class TestLongLive2:
     WIDE = replace(SMALL, latent_channels=48)
 
@@ -90,8 +93,13 @@ class TestLongLive2:
     def test_it_is_told_by_its_channels(self, tmp_path: Path, part: str) -> None:
         tensors = prefixed(CausalWan(self.WIDE).state_dict())
         torch.save({part: tensors} if part else tensors, tmp_path / "model_bf16.pt")
-        assert found(tmp_path, self.WIDE) == ("longlive-2", "its latents have 48 channels")
+        assert found(tmp_path, self.WIDE) == ("longlive-2", TOLD)
         assert found(tmp_path, self.WIDE, named="causal-wan")[0] == "causal-wan"
+
+    def test_it_is_not_for_other_latents(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError, match="longlive-2 is for latents of 48 channels, and .* has 16; leave --recipe out"):
+            found(tmp_path, named="longlive-2")
 
     def test_the_base_model_is_refused(self, tmp_path: Path) -> None:
         save_file(CausalWan(self.WIDE).state_dict(), tmp_path / "model.safetensors")

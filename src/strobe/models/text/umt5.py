@@ -33,7 +33,7 @@ TOKENIZERS = ("google/umt5-xxl", "tokenizer")
 """Folder of the tokeniser beside the weights: in the original release, in a diffusers pipeline."""
 
 WHERE: Final = (
-    "give --release the folder of Wan2.1 as released, or of its diffusers pipeline: it has text encoder and autoencoder"
+    "give --release the folder of Wan2.1 or Wan2.2 as released, or of its diffusers pipeline: it has text encoder and autoencoder"
 )
 INSTALL: Final = "run pip install 'strobe[wan]'"
 

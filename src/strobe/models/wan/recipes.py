@@ -187,11 +187,17 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
         WeightsError: the engine lacks what it needs; says what.
     """
     found = Found(recipe=named_recipe(named), why="as asked for") if named is not None else _told(opened, lora)
+    wide = opened.dit.config.latent_channels == WIDE
+    if found.recipe.past == "shots" and not wide:
+        raise WeightsError(
+            f"the recipe {found.recipe.name} is for latents of {WIDE} channels, and {opened.source.where} has "
+            f"{opened.dit.config.latent_channels}; leave --recipe out, or name another"
+        )
     if found.recipe.lacks:
         raise WeightsError(
             f"{opened.source.where} is for the recipe {found.recipe.name} ({found.why}), and this engine lacks "
             f"{found.recipe.lacks}; give other weights, or run these in another way with --recipe "
-            f"{'longlive-2' if opened.dit.config.latent_channels == WIDE else 'self-forcing'}, at your own risk"
+            f"{'longlive-2' if wide else 'self-forcing'}, at your own risk"
         )
     return found
 
@@ -200,7 +206,10 @@ def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
     source = opened.source
     stated = _class_name(source.files[0].parent / "config.json")
     if opened.dit.config.latent_channels == WIDE and (source.part or stated not in NOT_CAUSAL):
-        return Found(recipe=RECIPES["longlive-2"], why=f"its latents have {WIDE} channels")
+        return Found(
+            recipe=RECIPES["longlive-2"],
+            why=f"its latents have {WIDE} channels; those of Wan2.2 5B itself have too, and are not causal",
+        )
     if source.part == "generator_ema":
         return Found(recipe=RECIPES["self-forcing"], why="it holds generator_ema")
     if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:

@@ -83,7 +83,9 @@ class PromptAt(RecordPart, frozen=True, kw_only=True):
 
     frame_block: Annotated[int, Meta(description="number of the first frame block made with this prompt")]
     text: Annotated[str, Meta(description="text of the prompt")]
-    mode: Annotated[str, Meta(description="method of the switch: `recache`, `soft`, `interpolate`; `start` for the first prompt")]
+    mode: Annotated[
+        str, Meta(description="method of the switch: `recache`, `soft`, `interpolate`, `shot`; `start` for the first prompt")
+    ]
 
 
 class Workload(RecordPart, frozen=True, kw_only=True):

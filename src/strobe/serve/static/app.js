@@ -51,7 +51,7 @@ const player = new Player($("picture"), {
     $("prompt").value = $("prompt").value || message.prompt;
     $("seed").value = seed;
     options($("preset"), message.presets.map((each) => [each.name, offer(each, message)]), preset);
-    options($("mode"), Object.keys(message.modes).map((name) => [name, name]), "recache");
+    options($("mode"), Object.keys(message.modes).map((name) => [name, name]), Object.keys(message.modes)[0]);
     for (const option of $("mode").options) option.title = message.modes[option.value];
     words(message);
     timeline.reset(message.prompt, message.resumed_at_frame);

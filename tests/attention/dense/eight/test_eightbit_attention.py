@@ -103,6 +103,15 @@ def test_keys_are_rounded_once_and_replaced_in_place() -> None:
     assert torch.equal(other.values.view(torch.int8), kept.values.view(torch.int8))
 
 
+def test_keys_rounded_in_inference_mode_are_replaced_outside_of_it() -> None:
+    _, k, v = real_like(SHAPE)
+    expected = strobe.round_keys(k, v)
+    with torch.inference_mode():
+        kept = strobe.round_keys(k, v)
+    strobe.store_rounded(kept, k[:, :7], v[:, :7], 0)
+    assert torch.equal(kept.keys, expected.keys)
+
+
 def test_room_for_larger_keys_and_values() -> None:
     """What is beyond the scales is cut off; with room it is not."""
     q, k, v = real_like(SHAPE)

@@ -67,9 +67,12 @@ def unfilled(k: Tensor, v: Tensor, room: float) -> RoundedKeys:
     turned = k.transpose(1, 2).float() @ hadamard(dim, k.device, torch.float32)  # [B, H_kv, S, D]
     key_mean = turned.mean(2)
     value_mean = v.float().mean(1)
+    with torch.inference_mode(False):  # rows may be replaced later, in whatever mode
+        keys = torch.zeros(batch, heads, count, dim, dtype=torch.int8, device=k.device)
+        values = torch.zeros(batch, heads, dim, -(-count // BLOCK) * BLOCK, device=k.device).to(torch.float8_e4m3fn)
     return RoundedKeys(
-        keys=torch.zeros(batch, heads, count, dim, dtype=torch.int8, device=k.device),
-        values=torch.zeros(batch, heads, dim, -(-count // BLOCK) * BLOCK, device=k.device).to(torch.float8_e4m3fn),
+        keys=keys,
+        values=values,
         key_mean=key_mean,
         key_scale=(turned - key_mean[:, :, None]).abs().amax((2, 3)).clamp_min(_SMALLEST) * (room / INT8_MOST),
         value_mean=value_mean,
