@@ -30,7 +30,7 @@ from strobe.engine.memory import predict
 from strobe.engine.noise import draw
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
 
@@ -221,6 +221,11 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
     assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])
     predicted = {part.name: part.num_bytes for part in predict(model.parts, plain.config)}
     assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
+
+
+def test_the_modes_that_are_offered() -> None:
+    assert list(offered_modes("shots")) == ["soft", "interpolate", "shot"]
+    assert list(offered_modes("kept")) == list(offered_modes("recomputed")) == ["recache", "soft", "interpolate"]
 
 
 def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Session]) -> None:

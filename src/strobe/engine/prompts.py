@@ -28,6 +28,11 @@ _SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?
 EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'
 
 
+def offered_modes(past: Past) -> dict[str, str]:
+    """Return the switch modes that do something of their own in a model with such a past, and what each does."""
+    return {str(mode): told for mode, told in MODES.items() if mode != ("recache" if past == "shots" else "shot")}
+
+
 def check_mode(mode: str, over: int, past: Past | None = None) -> None:
     """Check a switch mode, the number of frame blocks that "interpolate" takes and, where it is known, the past of the model.
 

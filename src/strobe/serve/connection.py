@@ -15,7 +15,7 @@ from typing import Final
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
-from strobe.engine.prompts import MODES
+from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
 from strobe.serve.block import Branch
 from strobe.serve.channel import Channel
@@ -230,9 +230,7 @@ class Connection:
             codec=channel.codec,
             words=self.words,
             examples=self.examples,
-            modes={
-                str(name): told for name, told in MODES.items() if name != ("recache" if defaults.past == "shots" else "shot")
-            },
+            modes=offered_modes(defaults.past),
             start_buffer_ms=1e3 * device.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
             bit_equal=not channel.differs,
