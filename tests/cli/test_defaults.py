@@ -167,7 +167,7 @@ def test_the_schema_knows_every_verb_and_type() -> None:
     assert set(schema) == {*defaults.verbs(), "default"}
     assert flag("quick", "bench", "attention")["type"] == "boolean"
     assert flag("rounds", "compare")["type"] == "integer" and schema["generate"]["additionalProperties"] is False
-    assert flag("mode", "generate")["enum"] == ["interpolate", "recache", "soft"]
+    assert flag("mode", "generate")["enum"] == ["interpolate", "recache", "shot", "soft"]
     assert "$ref" not in json.dumps(schema["default"])
     assert set(schema["default"]["properties"]) == {name.removeprefix("--") for name in defaults.every_flag()}
     assert not {"config", "debug"} & set(schema["default"]["properties"])
