@@ -78,7 +78,7 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
     @pytest.mark.parametrize(
         ("file", "words"),
         [
-            (ORIGINAL, f"holds no umT5, neither {ORIGINAL} .*; give --release the folder of Wan2.1 as released"),
+            (ORIGINAL, f"holds no umT5, neither {ORIGINAL} .*; give --release the folder of Wan2.1 or Wan2.2 as released"),
             ("google/umt5-xxl/tokenizer.json", "the folder google/umt5-xxl nor tokenizer; give --release"),
             ("Wan2.1_VAE.pth", "holds no Wan VAE; .* give --vae its file, or --release the folder"),
         ],

@@ -214,7 +214,7 @@ def test_an_incomplete_folder_says_what_it_looked_for(tmp_path: Path) -> None:
     (tmp_path / ORIGINAL).write_bytes(b"")
     with pytest.raises(WeightsError, match="holds no umT5, neither the folder google/umt5-xxl nor tokenizer; give --release the"):
         Umt5Files.find(tmp_path)
-    with pytest.raises(WeightsError, match="no folder '.*nowhere'; give --release the folder of Wan2.1 as released"):
+    with pytest.raises(WeightsError, match="no folder '.*nowhere'; give --release the folder of Wan2.1 or Wan2.2 as released"):
         Umt5Files.find(tmp_path / "nowhere")
 
 
