@@ -218,8 +218,7 @@ class Session:
     def use_lora(self, lora: Lora | Sequence[Lora] | None, *, strength: float = 1.0) -> None:
         """Replace the LoRAs that this method set before by one or several others; the model's own LoRAs stay.
 
-        It takes effect at the next frame block, which derives the window again as in a hard prompt switch. A model that has shots
-        derives nothing again: frames of before keep their keys and values until they leave the window.
+        It takes effect at the next frame block, which derives the window again as a hard switch does, save in models with shots.
 
         Args:
             lora: one, several (each with a strength of its own, `Lora.at`), or None. One of the model's gets its new strength.
