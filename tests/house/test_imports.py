@@ -97,8 +97,9 @@ def test_import_strobe_loads_no_torch() -> None:
     [
         "strobe.dense_attention, strobe.video_sparse_attention, strobe.tree_attention, strobe.Session",
         "next(strobe.Session('a red circle moving left', preset='turbo', device='cpu').stream())",
+        "import strobe.engine.load; strobe.engine.load.model_parts('shapes')",
     ],
-    ids=["import", "stream"],
+    ids=["import", "stream", "predicted memory"],
 )
 def test_operators_and_engine_load_no_compiler(code: str) -> None:
     """It takes over a second in every process, and most compile nothing."""

@@ -27,8 +27,8 @@ class WordEncoder(nn.Module):
         self.length = length
         self.num_heads = num_heads
         self.index = {word: number for number, word in enumerate(self.vocabulary, start=1)}
-        self.words = nn.Embedding(len(self.vocabulary) + 1, dim)
-        self.places = nn.Parameter(torch.randn(length, dim) * 0.02)
+        self.words = nn.Embedding(len(self.vocabulary) + 1, dim, _weight=_drawn(len(self.vocabulary) + 1, dim, 1.0))
+        self.places = nn.Parameter(_drawn(length, dim, 0.02))
         self.norm = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
@@ -79,3 +79,9 @@ class WordEncoder(nn.Module):
         """Encode prompts to text `[B, length, dim]`."""
         out: Tensor = self(self.batch(prompts))
         return out
+
+
+def _drawn(rows: int, dim: int, deviation: float) -> Tensor:
+    """Draw normal numbers; on the meta device nothing is drawn, for that imports sympy, which takes seconds."""
+    empty = torch.empty(rows, dim)
+    return empty if empty.is_meta else torch.randn(rows, dim) * deviation
