@@ -216,7 +216,8 @@ def test_what_processes_cannot_read_is_one_line(
     alone = strobe("trace", good, "--address", "head:6379")
     assert alone.code == USAGE and "--address head:6379: give --executor ray too" in alone.err
     monkeypatch.setattr("strobe.bench.traces.START_S", 1e-3)
-    late = strobe("trace", good, "--executor", "local")
+    os.mkfifo(tmp_path / "silent.json")  # whoever reads it waits for a writer
+    late = strobe("trace", tmp_path / "silent.json", "--executor", "local")
     assert late.code == MISSING and "timeout: took longer than" in late.err and late.err.count("\n") == 1
     monkeypatch.undo()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
