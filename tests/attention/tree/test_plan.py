@@ -93,8 +93,7 @@ def test_hops_hide_behind_attention() -> None:
 
 
 def h200(gather: float, exchange: float, reduce: float, host: tuple[float, float, float]) -> Links:
-    """Two H200 as `benchmarks/tree-h200` has them: two measurements of their links, whose latencies were the host's. The first is
-    printed there, the second worked out from the predictions that it gave.
+    """Two H200: two measurements of their links, whose latencies were the host's.
 
     A local pass is the line through 746.4 us for half of the keys and 1,263.0 us for all of them. On the device, where the
     allgather of a small merge took 13.2 us in a CUDA graph with its two kernels, a message is given 10 us and a merge 3.

@@ -86,7 +86,7 @@ class Links:
 def assumed_links(backend: str, num_ranks: int) -> Links:
     """Return assumed rates for a group that was not measured: GPUs of one NVLink node, or processes of one machine.
 
-    For GPUs rounded from what two and four H200 gave (`benchmarks/tree-h200`): the host started a message in 57 to 144 us on one
+    For GPUs rounded from what two and four H200 gave: the host started a message in 57 to 144 us on one
     machine and in 109 to 301 on another, a pack with its merge in 66 and 191, a local pass in 120 to 230. Messages have 228 to
     277 GB/s of the 450 of an NVLink 4 device, attention 778 TFLOP/s in one pass of 0.2 ms.
     """
