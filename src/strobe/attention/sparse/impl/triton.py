@@ -308,20 +308,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
     q = q if q.stride(3) == 1 else q.contiguous()
     q_sizes, kv_sizes, block, count = selection.q_sizes, selection.kv_sizes, selection.block, selection.uniform_count or 0
     k, v = aligned(k), aligned(finite(v, kv_sizes, selection))
-    batch, q_len, heads, _ = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
-    if q_len == 0 or k.shape[1] == 0:
+    (batch, q_len, heads, _), (_, kv_len, kv_heads, _), device = q.shape, k.shape, q.device
+    out = torch.empty(q.shape, dtype=q.dtype, device=device)
+    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=device)
+    if q_len == 0 or kv_len == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    indices, num_kv = selection.indices.contiguous(), k.shape[1] // block
+    indices, num_kv, constants = selection.indices.contiguous(), kv_len // block, _constants(q, selection, 3)
+    rows = constants[1]
     _FORWARD(
-        (q_len // rows_of(q.dtype, card_of(q.device)), batch * heads, 1),
+        (q_len // rows, batch * heads, 1),
         (q, lse, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
-        (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, num_kv, indices.shape[3], count),
-        (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv), count > 0),
+        (*q.stride()[:3], heads, heads // kv_heads, q_len // block, num_kv, indices.shape[3], count),
+        (*constants, q_sizes is not None, selection.within(num_kv), count > 0),
         num_warps=4,
         floats=(softmax_scale * _LOG2E,),
-        descriptors=(_descriptor(k), _descriptor(v), _descriptor(out)),
+        descriptors=(_descriptor(k, rows), _descriptor(v, rows), _descriptor(out, rows)),
     )
     return out, lse
 
@@ -363,7 +364,7 @@ def backward(
         (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv)),
         num_warps=4,
         floats=(softmax_scale,),
-        descriptors=(_descriptor(k), _descriptor(v), _descriptor(d_q)),
+        descriptors=(_descriptor(k, rows), _descriptor(v, rows), _descriptor(d_q, rows)),
     )
     begins, queries = queries_of_keys(selection, num_kv)
     _D_KEY(
@@ -373,7 +374,7 @@ def backward(
         _constants(q, selection, 2),
         num_warps=4,
         floats=(softmax_scale,),
-        descriptors=(_descriptor(q), _descriptor(d_out), _descriptor(d_k), _descriptor(d_v)),
+        descriptors=tuple(_descriptor(each, rows) for each in (q, d_out, d_k, d_v)),
     )
     if given <= 0:  # d_q is that of the q which the kernels saw, `given / softmax_scale` times the caller's
         d_q = d_q * (given / softmax_scale)
@@ -405,10 +406,14 @@ def rows_of(dtype: torch.dtype, card: Card) -> int:
     return _ROWS[dtype] // (2 if card.vendor and card.capability[0] not in _ROOMY else 1)
 
 
-def _descriptor(tensor: Tensor) -> TensorDescriptor:
-    """Runs of rows of one head of `[B, S, H, D]`."""
-    rows = rows_of(tensor.dtype, card_of(tensor.device))
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, tensor.shape[3]])
+def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
+    """Runs of rows of one head of `[B, S, H, D]`, which is `aligned` and not empty.
+
+    Made without its constructor, which looks for what is known, longer than a launch takes.
+    """
+    made, shape = TensorDescriptor.__new__(TensorDescriptor), tensor.shape
+    made.base, made.shape, made.strides, made.block_shape = tensor, list(shape), list(tensor.stride()), [1, rows, 1, shape[3]]
+    return made
 
 
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:
