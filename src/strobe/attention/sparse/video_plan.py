@@ -139,7 +139,8 @@ def arrangement(
     tensors: tuple[Tensor, Tensor, Tensor], rope: tuple[Tensor, Tensor] | None, gate: Tensor | None
 ) -> tuple[Any, ...]:
     """Return what a prepared call rests on beside the plan: how the memory of its tensors is read."""
-    (q, k, v), tables = tensors, ()
+    q, k, v = tensors
+    tables: tuple[Any, ...] = ()
     if rope is not None:
         cos, sin = rope
         tables = cos.dtype, sin.dtype, cos.stride(), sin.stride(), cos.data_ptr() & 15 > 0, sin.data_ptr() & 15 > 0

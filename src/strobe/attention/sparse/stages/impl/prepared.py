@@ -7,10 +7,12 @@ it allocates, so calls on several streams or threads do not meet.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.launch import Bound, dense, empty_on, listening, stream_on
+from strobe.attention.sparse.launch import dense, empty_on, listening, stream_on
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Rope, SelectionSpec
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
@@ -33,8 +35,8 @@ def prepare(
 
     Returns:
         a function of q, k, v, rope and gate of the same shapes, strides and dtypes, whose device is current. It returns the
-        output, the indices and the lse in tile order; or None, having done nothing, if an address is no multiple of 16 bytes (of rope:
-        not as it was), or a hook listens to launches.
+        output, the indices and the lse in tile order; or None, having done nothing, if an address is no multiple of 16 bytes (of
+        rope: not as it was), or a hook listens to launches.
     """
     (q, k, v), (q_grid, kv_grid), cos = tensors, grids, None if rope is None else rope[0]
     crooked = any(tensor.stride(3) != 1 for tensor in tensors) or (rope is not None and rope[0].stride() != rope[1].stride())
@@ -55,37 +57,38 @@ def prepare(
     odd = () if rope is None else tuple(11 + place for place, table in enumerate(rope) if table.data_ptr() & 15)
     turned_odd = (11 in odd, 12 in odd)
     moved = (dtype,) * 6 + (single,) * 3
-    tile_launches: list[tuple[Bound | None, tuple[int | None, ...]]] = []
+    tile_launches: list[tuple[Any, tuple[int | None, ...]]] = []
     for grid, site in stages.tile_sites(q, k, v, q_grid, kv_grid, None if cos is None else cos.stride(), wish):
         kinds = (*moved, _kind(grid.tokens), number, angles, None if rope is None else rope[1].dtype)
         tile_launches.append((stages.TILE.bound(site, kinds, index, odd), _addresses(grid.tokens, grid.sizes)))
-    score = stages.SCORE.bound(score_site, (single, single, single, number), index)
+    score: Any = stages.SCORE.bound(score_site, (single, single, single, number), index)
     attend = stages.COARSE.bound(coarse_site, (single, single, single), index) if coarse else None
     select_site = stages.select_site(batch * heads, num_q, num_kv, pitch, wish)
-    select = stages.SELECT.bound(select_site, (single, _kind(wish.forced), number, number), index)
+    select: Any = stages.SELECT.bound(select_site, (single, _kind(wish.forced), number, number), index)
     finish_site = stages.finish_site(
         (batch, num_q * q_grid.block, heads, width), fine.stride, q_grid,
         None if gate is None or not coarse else gate.stride(), coarse,
     )  # fmt: skip
     gate_kind = gate.dtype if gate is not None and coarse else None
-    kinds = (dtype, single if coarse else None, gate_kind, dtype, _kind(q_grid.tokens), number)
-    finish = stages.FINISH.bound(finish_site, kinds, index)
+    ends = (dtype, single if coarse else None, gate_kind, dtype, _kind(q_grid.tokens), number)
+    finish: Any = stages.FINISH.bound(finish_site, ends, index)
     launches = (*(launch for launch, _ in tile_launches), score, select, finish, *((attend,) if coarse else ()))
     if None in launches:
         return None
     (kv_sizes,), wanted = _addresses(kv_grid.sizes), _addresses(wish.forced, wish.counts)
     q_rows = _addresses(q_grid.tokens, q_grid.sizes)
     empty, stream_of = empty_on(device), stream_on(index)
+    unturned: tuple[int | None, int | None] = (None, None)
 
     def call(q: Tensor, k: Tensor, v: Tensor, rope: Rope, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        given, turn = (q.data_ptr(), k.data_ptr(), v.data_ptr()), (None, None)
-        bits = given[0] | given[1] | given[2]
+        given: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr())
+        bits, turn = given[0] | given[1] | given[2], unturned
         if rope is not None:
-            turn = rope[0].data_ptr(), rope[1].data_ptr()
-            if (turn[0] & 15 > 0, turn[1] & 15 > 0) != turned_odd:
+            cos_at, sin_at = turn = rope[0].data_ptr(), rope[1].data_ptr()
+            if (cos_at & 15 > 0, sin_at & 15 > 0) != turned_odd:
                 return None
         weights = None
-        if gate_kind is not None:
+        if gate is not None and gate_kind is not None:
             weights = gate.data_ptr()
             bits |= weights
         if bits & 15 or listening():
