@@ -4,8 +4,8 @@
 takes for a layer, uncompiled, compiled, in CUDA graphs of torch.compile, and recorded as one CUDA graph: its replay, and what of
 that the host takes. The output of each is held to that of an uncompiled pass. Names of these ways after `cuda` choose some.
 `python host_of_a_layer.py twin`: the first two on a CPU, with two layers and without code from the compiler.
-`python host_of_a_layer.py cpu` without a GPU, with Triton 3.6: the processor alone, each launch of a kernel of ours done up to the
-call of the driver, which does nothing.
+`python host_of_a_layer.py cpu` without a GPU, with Triton 3.6: the processor alone, each launch of a kernel of ours done up to
+the call of the driver, which does nothing.
 The sources under test are those on the path: `PYTHONPATH=OTHER_CHECKOUT/src` measures another commit.
 """
 
