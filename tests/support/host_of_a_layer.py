@@ -1,8 +1,11 @@
 """Host time of a self-attention layer of Wan: diffusers' own processor, and ours dense and sparse.
 
 `python host_of_a_layer.py cuda` on a GPU: a model of 30 layers with so few tokens that the GPU waits for the host; what a pass
-takes for a layer, uncompiled, compiled, and in CUDA graphs. `python host_of_a_layer.py cpu` without a GPU, with Triton 3.6: the
-processor alone, each launch of a kernel of ours done up to the call of the driver, which does nothing.
+takes for a layer, uncompiled, compiled, in CUDA graphs of torch.compile, and recorded as one CUDA graph: its replay, and what of
+that the host takes. The output of each is held to that of an uncompiled pass. Names of these ways after `cuda` choose some.
+`python host_of_a_layer.py twin`: the first two on a CPU, with two layers and without code from the compiler.
+`python host_of_a_layer.py cpu` without a GPU, with Triton 3.6: the processor alone, each launch of a kernel of ours done up to
+the call of the driver, which does nothing.
 The sources under test are those on the path: `PYTHONPATH=OTHER_CHECKOUT/src` measures another commit.
 """
 
@@ -12,18 +15,20 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from strobe.core.tolerances import tolerance
 from strobe.integrations.diffusers import sparsify
 from tiny_pipelines import wan
 
 KINDS = ("diffusers", "dense", "sparse")
-LAYERS = 30
+WAYS = ("uncompiled", "compiled", "CUDA graphs", "recorded")
 OURS: dict[str, Any] = {"dense": {"sparsity": 0.0}, "sparse": {"sparsity": 0.5}}
 
 
@@ -50,35 +55,63 @@ def microseconds(call: Callable[[], object], calls: int, clock: Callable[[], flo
     return min(found)
 
 
-def on_a_gpu() -> None:
-    """Print what a pass takes for one layer, of every kind, uncompiled, compiled, and compiled into CUDA graphs."""
-    frames, height, width = 4, 16, 16  # latents: 256 tokens
-    case = wan(1, layers=LAYERS, heads=12, head_dim=128)
-    case.model.to("cuda", torch.bfloat16)
-    latents = torch.randn(1, 4, frames, height, width, device="cuda", dtype=torch.bfloat16)
-    text = torch.randn(1, 7, 16, device="cuda", dtype=torch.bfloat16)
-    times = torch.full((1,), 500, device="cuda")
+class Passes:
+    """Forward passes of one model, whose layers are made anew of each kind, in each of the `WAYS`."""
 
-    def step() -> None:
+    def __init__(self, device: str, layers: int) -> None:
+        dtype, tokens = (torch.bfloat16, 16) if device == "cuda" else (torch.float32, 8)
+        heads, width = (12, 128) if device == "cuda" else (2, 12)
+        case = wan(1, layers=layers, heads=heads, head_dim=width)
+        self.model, self.layers, self.on_gpu = case.model.to(device, dtype), layers, device == "cuda"
+        self.wait: Callable[[], None] = torch.cuda.synchronize if self.on_gpu else lambda: None
+        self.inputs = {
+            "hidden_states": torch.randn(1, 4, 4, tokens, tokens, device=device, dtype=dtype),
+            "encoder_hidden_states": torch.randn(1, 7, 16, device=device, dtype=dtype),
+            "timestep": torch.full((1,), 500, device=device),
+        }
+
+    def step(self) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
-            case.model(hidden_states=latents, timestep=times, encoder_hidden_states=text, return_dict=False)
+            found: Tensor = self.model(**self.inputs, return_dict=False)[0]
+        return found
 
-    def took(kind: str, mode: str) -> float:
-        with made(kind, case.model):
-            if mode != "uncompiled":
-                options = {"mode": "reduce-overhead"} if mode == "CUDA graphs" else {}
-                case.model.compile_repeated_blocks(fullgraph=True, dynamic=False, **options)
-            for _ in range(5):
-                step()
-            found = microseconds(step, 10, time.perf_counter, torch.cuda.synchronize) / LAYERS
-        for module in case.model.modules():
+    def took(self, kind: str, way: str, calls: int = 10) -> dict[str, float]:
+        """Microseconds for one layer, by what was measured; checks that compiled and recorded passes give what a pass gives."""
+        with made(kind, self.model):
+            plain = self.step().clone()
+            if way in ("compiled", "CUDA graphs"):
+                options: dict[str, Any] = {"mode": "reduce-overhead"} if way == "CUDA graphs" else {}
+                options |= {} if self.on_gpu else {"backend": "eager"}
+                self.model.compile_repeated_blocks(fullgraph=True, dynamic=False, **options)
+            for _ in range(5 if self.on_gpu else 2):
+                output = self.step()
+            call: Callable[[], object] = self.step
+            if way == "recorded":
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    output = self.step()
+                graph.replay()
+                call = graph.replay
+            self.wait()
+            error = ((output - plain).double().norm() / plain.double().norm()).item()
+            assert error <= tolerance("latents", plain.dtype), f"{kind}, {way}: the output is off by {error:.2g}"
+            found = {way: microseconds(call, calls, time.perf_counter, self.wait) / self.layers}
+            if way == "recorded":
+                found["recorded, the host alone"] = microseconds(call, 1, time.perf_counter, lambda: None) / self.layers
+            self.wait()
+        for module in self.model.modules():
             module._compiled_call_impl = None
         return found
 
-    for mode in ("uncompiled", "compiled", "CUDA graphs"):
-        rounds = [{kind: took(kind, mode) for kind in KINDS} for _ in range(3)]  # in turns: code is kept for each kind
-        say(mode, {kind: statistics.median(each[kind] for each in rounds) for kind in KINDS})
+
+def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None:
+    """Print what a pass takes for one layer, of every kind, in each way."""
+    passes = Passes(device, layers)
+    for way in ways:
+        found = [{kind: passes.took(kind, way) for kind in KINDS} for _ in range(rounds)]  # in turns: code is kept for each kind
+        for what in found[0][KINDS[0]]:
+            say(what, {kind: statistics.median(each[kind][what] for each in found) for kind in KINDS})
         torch._dynamo.reset()
 
 
@@ -145,4 +178,10 @@ def say(what: str, found: dict[str, float]) -> None:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="quality not measured")
-    on_a_gpu() if sys.argv[1:] == ["cuda"] else on_a_cpu()
+    place, *chosen = sys.argv[1:]
+    if place == "cuda":
+        in_turns("cuda", 30, chosen or WAYS, 3)
+    elif place == "twin":
+        in_turns("cpu", 2, WAYS[:2], 1)
+    else:
+        on_a_cpu()

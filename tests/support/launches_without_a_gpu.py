@@ -51,18 +51,19 @@ class Driver:
 
 
 class Variant:
-    """A stand-in for a compiled kernel, launched by Triton (`run`) or directly (`variant[grid]`)."""
+    """A stand-in for a compiled kernel, launched by Triton, which describes a launch and calls `run`, or directly."""
 
     function = packed_metadata = None
 
     def __init__(self, source: ASTSource) -> None:
-        self.source = source
+        self.source, self.described = source, False
 
     def launch_metadata(self, *_: object) -> None:
-        return None
+        self.described = True
 
     def run(self, *arguments: Any) -> None:
-        self.check(arguments[9:], direct=False)  # after the grid, the stream, the function, its metadata and the hooks
+        direct, self.described = not self.described, False
+        self.check(arguments[9:], direct)  # after the grid, the stream, the function, its metadata and the hooks
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
         assert len(grid) == 3

@@ -5,14 +5,22 @@ A process of its own, because the interpreter must be chosen before Triton is im
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from strobe.attention.impls import MISSING
+from strobe.attention.sparse import launch as launching
+from strobe.attention.sparse import video, video_plan
 from strobe.attention.sparse.coarse import Estimator, Forced, select_blocks
+from strobe.attention.sparse.impl import triton as fine_stage
 from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.stages.impl import prepared
+from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.sparse.stages.impl.triton import take
 from strobe.attention.sparse.stages.types import SelectionSpec
 from strobe.attention.sparse.tiled import fuses, rotate
@@ -29,24 +37,42 @@ CASES: tuple[dict[str, Any], ...] = (
     {"grid": (6, 9, 9), "tile": "auto", "topk": 5, "rotated": True, "sliced": True},
     {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 2, "gated": True, "rotated": True},
 )
+AGAIN: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"grid": (2, 5, 6), "kv_grid": (3, 5, 6), "topk": 2, "gated": True, "forced": Forced(last_frames=1)}, "reference"),
+    ({"grid": (3, 4, 5), "topk": 1, "gated": True, "rotated": True, "sliced": True, "forced": Forced(own=True)}, "triton"),
+    ({"grid": (3, 4, 5), "topk": 2, "rotated": True, "heads": (4, 2)}, "triton"),
+    ({"grid": (3, 4, 4), "topk": (1, 2), "coarse": True, "tile": (2, 4, 4)}, "reference"),
+    ({"grid": (3, 4, 4), "topk": 1, "estimator": Estimator(parts=4)}, "reference"),
+    ({"grid": (3, 4, 4), "topk": 1, "layout": "tiled", "gated": True}, "reference"),
+)
+"""Calls that are made more than once, and their fine stage."""
 
 
 def run(
     case: dict[str, Any], device: str, dtype: torch.dtype, *, fused: bool, through: Callable[..., Any] = video_sparse_attention,
-    probe: int = 3,
+    probe: int = 3, seed: int = 0, impl: str = "reference",
 ) -> VideoAttentionOutput:  # fmt: skip
     """Run one call through a function; with a gradient asked for, the plain stages run."""
-    options = {"tile": (4, 4, 4), "heads": (2, 2), "gated": False, "rotated": False, "layout": "raster", "sliced": False} | case
-    heads, layout, gated, rotated, sliced = (options.pop(name) for name in ("heads", "layout", "gated", "rotated", "sliced"))
-    generator = torch.Generator().manual_seed(len(str(case)))
+    usual = {
+        "tile": (4, 4, 4),
+        "heads": (2, 2),
+        "gated": False,
+        "rotated": False,
+        "layout": "raster",
+        "sliced": False,
+        "wide": 32,
+    }
+    options, names = usual | case, ("heads", "layout", "gated", "rotated", "sliced", "wide")
+    heads, layout, gated, rotated, sliced, width = (options.pop(name) for name in names)
+    generator = torch.Generator().manual_seed(len(str(case)) + seed)
     layouts = [tile_layout(options["grid"], options["tile"])] * 2
     rows = [found.num_rows if layout == "tiled" else found.num_tokens for found in layouts]
     if "kv_grid" in options:
         rows[1] = options["kv_grid"][0] * options["kv_grid"][1] * options["kv_grid"][2]
 
     def draw(length: int, number: int) -> torch.Tensor:
-        wide = torch.randn(2, length, number, 64 if sliced else 32, generator=generator).to(device, dtype)
-        return wide[..., :32] if sliced else wide
+        wide = torch.randn(2, length, number, 2 * width if sliced else width, generator=generator).to(device, dtype)
+        return wide[..., :width] if sliced else wide
 
     q, k, v = draw(rows[0], heads[0]), draw(rows[1], heads[1]), draw(rows[1], heads[1])
     if layout == "tiled":
@@ -54,7 +80,7 @@ def run(
         q[:, padding] = float("nan")
         k[:, padding], v[:, padding] = 7.0, -3.0
     gate = draw(rows[0], heads[0]) if gated else None
-    angles = torch.rand(rows[0], 16, generator=generator).to(device) * 6
+    angles = torch.rand(rows[0], width // 2, generator=generator).to(device) * 6
     if sliced:  # tables as diffusers' Wan has them: every angle twice
         angles = angles.repeat_interleave(2, dim=1)
     rope = (angles.cos()[:, :: 1 + sliced], angles.sin()[:, sliced :: 1 + sliced]) if rotated else None
@@ -68,7 +94,7 @@ def run(
         kv_layout=layout,
         gate=gate,
         rope=rope,
-        impl="reference",
+        impl=impl,
         return_lse=True,
         probe=probe,
     )
@@ -113,6 +139,111 @@ def compare_compiled(case: dict[str, Any], device: str) -> None:
     assert found.selection.uniform_count == expected.selection.uniform_count
 
 
+class Addressed:
+    """An interpreted kernel whose first launch gives a variant, as that of a compiled one: it is launched by addresses alone."""
+
+    launches = 0
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*arguments: Any, num_warps: int) -> Any:
+            self.kernel[grid](*arguments, num_warps=num_warps)
+            return Addressed.Variant(self.kernel, [each.dtype if isinstance(each, torch.Tensor) else None for each in arguments])
+
+        return launch
+
+    class Variant:
+        function = packed_metadata = None
+
+        def __init__(self, kernel: Any, kinds: list[torch.dtype | None]) -> None:
+            self.kernel, self.kinds = kernel, kinds
+
+        def run(self, *_: Any) -> None:
+            raise AssertionError("only Triton itself launches so")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*arguments: Any) -> None:
+                Addressed.launches += 1
+                found = [
+                    each
+                    if kind is None or each is None
+                    else torch.frombuffer((ctypes.c_char * 16).from_address(each), dtype=kind)
+                    for each, kind in zip(arguments, self.kinds, strict=True)
+                ]
+                self.kernel[grid](*found, num_warps=1)
+
+            return launch
+
+
+@contextmanager
+def kept_variants() -> Iterator[None]:
+    """Within it interpreted kernels are kept and launched as compiled ones are."""
+    launchers = (stages.TILE, stages.SCORE, stages.COARSE, stages.SELECT, stages.FINISH, fine_stage._FORWARD)
+    kernels, known = [each._kernel for each in launchers], launching.known_triton
+    launching.known_triton = lambda: False
+    for each, kernel in zip(launchers, kernels, strict=True):
+        each._kernel = Addressed(kernel)
+    try:
+        yield
+    finally:
+        launching.known_triton = known
+        for each, kernel in zip(launchers, kernels, strict=True):
+            each._kernel = kernel
+            each._variants.clear()
+
+
+def poisoned(device: torch.device) -> Callable[..., torch.Tensor]:
+    """Allocate as prepared calls do; what is not written then is NaN, or a number that no index may be."""
+    empty = launching.empty_on(device)
+
+    def filled(*place: Any) -> torch.Tensor:
+        found = empty(*place)
+        return found.fill_(float("nan") if found.dtype.is_floating_point else 1 << 29)
+
+    return filled
+
+
+def compare_prepared(case: dict[str, Any], device: str, impl: str) -> None:
+    """Check that a call that was prepared gives, of other values, what the same call gives without, bit by bit.
+
+    Whether it was prepared must be as expected: not in tile order, nor with several parts of a tile.
+    """
+
+    def called(seed: int) -> VideoAttentionOutput:
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        with torch.no_grad():
+            return run(case, device, dtype, fused=True, probe=0, seed=seed, impl=impl)
+
+    prepares, expected, found = video.prepare, [], []
+    calls = []
+    for keep in (False, True):
+        video_plan._SEEN.clear()
+        video_plan._kept.cache_clear()
+        calls = []
+        video.prepare = lambda *given: calls.append(prepares(*given)) or calls[-1] if keep else None  # noqa: B023
+        empty_on, prepared.empty_on, fine_stage.empty_on = prepared.empty_on, poisoned, poisoned
+        try:
+            expected, found = found, [called(seed) for seed in (0, 1, 0)]
+        finally:
+            video.prepare, prepared.empty_on, fine_stage.empty_on = prepares, empty_on, empty_on
+    assert len(calls) == isinstance(case["topk"], int), "a call that is found again is prepared once"
+    is_prepared = any(each is not None for each in calls)
+    assert is_prepared == (bool(calls) and case.get("layout") != "tiled" and "estimator" not in case), (case, calls)
+    for place, each in enumerate(found):
+        want = expected[place]
+        assert each.lse is not None and want.lse is not None
+        assert torch.equal(each.out, want.out) and torch.equal(each.lse, want.lse), (case, place)
+        used = torch.arange(want.selection.indices.shape[-1], device=device) < want.selection.counts[..., None]
+        assert torch.equal(each.selection.indices[used], want.selection.indices[used]), (case, place)
+        assert torch.equal(each.selection.counts, want.selection.counts)
+        assert (each.selection.uniform_count, each.selection.index_bound) == (
+            want.selection.uniform_count,
+            want.selection.index_bound,
+        )
+
+
 def compare_rotation(rows: int, heads: tuple[int, int], twice: bool, device: str) -> None:
     """Check that rotating both in one kernel gives what the plain rotation gives, which a gradient asks for."""
     generator = torch.Generator().manual_seed(rows)
@@ -155,6 +286,15 @@ if __name__ == "__main__":
             compare(case, place, dtype)
     for case in CASES:
         compare_compiled(case, place)
+    if place == "cuda":
+        for case, _ in AGAIN:
+            for impl in (each for each in ("triton", "cudnn", "fa4") if MISSING[each] is None):
+                compare_prepared(case | {"wide": 64}, place, impl)
+    else:
+        with kept_variants():
+            for case, impl in AGAIN:
+                compare_prepared(case, place, impl)
+        assert Addressed.launches > 50, Addressed.launches
     for rows, heads, twice in ((1, (2, 2), False), (63, (2, 1), True), (100, (1, 3), True), (256, (2, 2), False)):
         compare_rotation(rows, heads, twice, place)
     for columns in (1, 7, 65) if place == "cpu" else (1, 7, 65, 1025, 5000):

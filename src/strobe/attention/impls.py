@@ -236,6 +236,8 @@ class Impl(Generic[Spec]):
         kernel: hash of the sources that its gate stands for; empty if `auto` may take it without one.
         portable: `auto` may take it on a card where its gate has not been run, and then says so.
         slow: `auto` takes it only where no other runs, a portable one included.
+        prepare: of the operator's tensors and the spec, what later calls of the same shapes need not work out again; None where
+            there is no such thing.
     """
 
     name: str
@@ -245,6 +247,7 @@ class Impl(Generic[Spec]):
     kernel: str = ""
     portable: bool = False
     slow: bool = False
+    prepare: Callable[..., object] | None = None
 
     def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
         """Return the first gate that was run on such a card with the present sources, or None."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,17 +13,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.attention.sparse.launch import Launcher
+from strobe.attention.sparse import launch as launching
+from strobe.attention.sparse.launch import Launcher, Site, dense, empty_on, known_triton, stream_on
 
 
 class Variant:
-    """What compiling made: notes how it is launched, as `compiled[grid](*arguments)`."""
+    """What compiling made: notes how it is launched, as `compiled[grid](*arguments)` or by its `run`."""
+
+    function, packed_metadata = 11, (4, 1, 0)
 
     def __init__(self, kernel: Kernel, special: object) -> None:
         self.kernel, self.special = kernel, special
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.kernel.described += 1
         return lambda *arguments: self.kernel.direct.append((self.special, grid, arguments))
+
+    def run(self, x: int, y: int, z: int, stream: int, function: int, packed: object, *rest: Any) -> None:
+        assert (stream, function, packed, rest[:3]) == (7, 11, (4, 1, 0), (None, None, None))
+        self.kernel.direct.append((self.special, (x, y, z), rest[3:]))
 
 
 class Kernel:
@@ -28,6 +39,7 @@ class Kernel:
 
     def __init__(self, special: Any = None) -> None:
         self.special, self.direct, self.own = special or (lambda *_: None), [], []  # type: ignore[var-annotated]
+        self.described = 0  # launches by way of what describes them to hooks
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*arguments: Any, num_warps: int) -> Variant:
@@ -37,13 +49,106 @@ class Kernel:
         return launch
 
 
-def test_the_second_launch_goes_past_triton_with_the_new_arguments() -> None:
+@pytest.fixture(params=["run", "item"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How a kept variant is launched: with a Triton whose `run` is known, and with any other."""
+    known = request.param == "run"
+    monkeypatch.setattr(launching, "known_triton", lambda: known)
+    if not known:
+        yield "item"
+        return
+    driver = pytest.importorskip("triton.runtime").driver
+    driver.set_active(SimpleNamespace(get_current_device=lambda: 3, get_current_stream=lambda device: 7 if device == 3 else 0))
+    yield "run"
+    driver.set_active(None)
+
+
+def test_the_second_launch_goes_past_triton_with_the_new_arguments(way: str) -> None:
     launch = Launcher(kernel := Kernel())
     first, second = torch.zeros(32), torch.ones(32)
     for tensor, scale in ((first, 0.5), (second, 0.25)):
         launch((3, 2, 1), (tensor, None), (7,), (64, True), num_warps=2, floats=(scale,), descriptors=("rows",))
     assert kernel.own == [((3, 2, 1), ("rows", first, None, 7, 0.5, 64, True), 2)]
     assert kernel.direct == [(None, (3, 2, 1), ("rows", second.data_ptr(), None, 7, 0.25, 64, True))]
+    assert kernel.described == (way == "item")
+
+
+@pytest.mark.parametrize("hook", [SimpleNamespace(calls=[print]), print])
+@pytest.mark.parametrize("which", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("way", ["run"], indirect=True)
+def test_launches_are_described_while_a_hook_listens(way: str, which: str, hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    launch, tensor = Launcher(kernel := Kernel()), torch.zeros(32)
+    for listening in (False, True, False):
+        with monkeypatch.context() as patch:
+            if listening:
+                patch.setattr(knobs.runtime, which, hook)
+            for _ in range(2):
+                launch((3, 2, 1), (tensor,), (7,), (64,), num_warps=2)
+    assert len(kernel.own) == 1 and len(kernel.direct) == 5 and kernel.described == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("3.3.1", False), ("3.4.0", True), ("3.6.0+gitabc", True), ("3.9.0", True), ("3.10.0", False), (None, False)],
+)
+def test_the_run_of_some_versions_is_known(version: str | None, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    launching._version.cache_clear()
+    found = known_triton()
+    launching._version.cache_clear()
+    assert found is known
+
+
+def test_a_bound_launch_is_given_addresses_alone(way: str) -> None:
+    launch, tensor, other = Launcher(kernel := Kernel()), torch.zeros(32), torch.zeros(32, dtype=torch.int32)
+    site = Site((3, 2, 1), (7,), (64, True), 2, (0.5,))
+    kinds = (torch.float32, None, torch.int32)
+    assert launch.bound(site, kinds, -1) is None, "nothing like it was launched"
+    launch.at(site, (tensor, None, other), ("rows",))
+    assert launch.bound(site, (torch.float32, torch.int32, torch.int32), -1) is None, "of other dtypes"
+    assert launch.bound(site, kinds, -1, odd=(2,)) is None, "of other alignment"
+    bound = launch.bound(site, kinds, -1)
+    assert bound is not None
+    bound(stream_on(3)() if way == "run" else 0, "rows", 32, None, 64)
+    assert kernel.direct == [(None, (3, 2, 1), ("rows", 32, None, 64, 7, 0.5, 64, True))]
+    assert len(kernel.own) == 1 and kernel.described == (way == "item")
+
+
+def test_a_bound_launch_of_3_6_goes_past_the_allocation_of_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class CudaLauncher:
+        launch_cooperative_grid, launch_pdl, profile_scratch_size = False, True, 0
+
+        def __init__(self, scratch: int) -> None:
+            self.global_scratch_size = scratch
+
+        def launch(self, *given: Any) -> None:
+            seen.append(given)
+
+        def __call__(self, *given: Any) -> None:
+            seen.append(("run", *given))
+
+    for version, scratch, direct in (("3.6.0", 0, True), ("3.6.0", 8, False), ("3.8.0", 0, False)):
+        monkeypatch.setattr(launching, "_version", lambda version=version: version)
+        variant = SimpleNamespace(run=CudaLauncher(scratch), function=11, packed_metadata=(4, 1, 0))
+        launching._bound_of(variant, (3, 2, 1), (64, True))(7, 32, None)
+        middle = (False, True, None, None) if direct else ()
+        want = (3, 2, 1, 7, 11, *middle, (4, 1, 0), None, None, None, 32, None, 64, True)
+        assert seen.pop() == (want if direct else ("run", *want)), version
+
+
+def test_places_are_those_of_torch() -> None:
+    for sizes in ((3,), (2, 3, 4), (1, 5, 2, 8)):
+        place = dense(*sizes)
+        made = empty_on(torch.device("cpu"))(*place, torch.float16)
+        assert made.shape == sizes and made.is_contiguous() and made.dtype == torch.float16 and place[1] == made.stride()
 
 
 def test_in_the_interpreter_nothing_is_kept() -> None:
@@ -91,6 +196,8 @@ def test_what_is_launched_is_what_triton_would_take(call: tuple[Any, ...], chang
         return str((specialization, options))
 
     launch = Launcher(kernel := Kernel(special))
+    driver = pytest.importorskip("triton.runtime").driver
+    driver.set_active(SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda _: 7))
     for part, other in changes:
         call = (*call[:part], other[part], *call[part + 1 :])
         *places, count, length, block, num_warps = call
@@ -102,7 +209,8 @@ def test_what_is_launched_is_what_triton_would_take(call: tuple[Any, ...], chang
             assert took == special(*pointers, *numbers, 0.5, block, num_warps)
 
 
-def test_there_is_a_bound_to_what_is_kept() -> None:
+def test_there_is_a_bound_to_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "known_triton", lambda: False)
     launch = Launcher(kernel := Kernel())
     for length in range(1100):
         launch((1, 1, 1), (torch.zeros(4),), (length,), (), num_warps=1)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +164,14 @@ def test_a_whole_wan_is_one_graph() -> None:
     assert (run() - dense).abs().max() <= 1e-5
     assert (eager - dense).abs().max() > 1e-3
     torch._dynamo.reset()
+
+
+def test_the_measured_passes_of_a_layer_are_equal_compiled_and_not() -> None:
+    script = Path(__file__).parents[2] / "support" / "host_of_a_layer.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, script, "twin"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert [line.rpartition(": ")[0] for line in result.stdout.splitlines()] == [
+        f"{way}: {kind}" for way in ("uncompiled", "compiled") for kind in ("diffusers", "dense", "sparse")
+    ]

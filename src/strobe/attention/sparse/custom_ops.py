@@ -19,14 +19,18 @@ from strobe.attention.impls import ambient
 from strobe.attention.sparse.entries import check_entries, sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.stages.types import Prepared
 from strobe.attention.types import AttentionOutput
 
 _LIBRARIES: Final = ("cudnn", "fa4")
+PREPARING: Final = ("cudnn", "triton")
+"""Impls whose module has a `prepare`."""
 
 
 class _Kernels(Protocol):
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    prepare: Callable[..., Prepared | None]  # only of those that are `PREPARING`
 
 
 @cache
@@ -178,3 +182,11 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     else:
         out, lse = _kernels(impl).forward(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
+
+
+def prepare(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> Prepared | None:
+    """Prepare one of `PREPARING` for later calls without gradients, of tensors and selections like these."""
+    if spec.needs_grad or not selection.within(k.shape[1] // selection.block):
+        return None
+    found: Prepared | None = _kernels(impl).prepare(q, k, v, selection, spec.softmax_scale)
+    return found

@@ -106,6 +106,7 @@ def _operator(name: str, refuses: Callable[[SparseSpec], str | None], *beside: s
         name=name,
         refuses=refuses,
         run=partial(custom_ops.run, name),
+        prepare=partial(custom_ops.prepare, name) if name in custom_ops.PREPARING else None,
         operator="sparse",
         kernel=hash_of(*(f"sparse/{each}.py" for each in (f"impl/{name}", "padding", *beside))),
         portable=portable,

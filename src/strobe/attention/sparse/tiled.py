@@ -19,11 +19,12 @@ from torch import Tensor
 from strobe.attention.impls import Choice, ambient, announce
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import choose
+from strobe.attention.sparse.launch import dense
 from strobe.attention.sparse.layout import held
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
-from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
+from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Selected, SelectionSpec, Tiled
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.core.settings import read_settings
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
@@ -140,6 +141,36 @@ def attend(
     return Attended(out, fine, selection, tiled)
 
 
+def prepare(
+    plan: Plan,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    grids: tuple[Grid, Grid],
+    rope: tuple[Tensor, Tensor] | None,
+    gate: Tensor | None,
+    done: Attended,
+) -> Call | None:
+    """Prepare calls like one that `attend` has done; None where they go on as it did."""
+    impl, spec, tiled, (_, kv_rows) = plan.choice.impl, plan.spec, done.tiled, grids
+    if not plan.fused or spec.deterministic:  # then torch fills what it allocates
+        return None
+    operands, stride, fine = (tiled.q, tiled.k, tiled.v), done.fine.out.stride(), None
+    if impl.prepare is not None:
+        fine = impl.prepare(*operands, selection_of(plan, done.selection.indices, None, kv_rows), spec)
+
+    def run(_: int, q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = impl.run(q, k, v, selection_of(plan, indices, None, kv_rows), spec)
+        if found.out.stride() == stride:
+            return found.out, found.lse
+        return torch.empty_strided(found.out.shape, stride, dtype=spec.dtype, device=spec.device).copy_(found.out), found.lse
+
+    if fine is None:
+        q_place, k_place, v_place = (dense(*each.shape) for each in operands)
+        fine = Prepared((q_place, k_place, v_place), stride, run, lambda lse: lse)
+    module = import_module("strobe.attention.sparse.stages.impl.prepared")
+    found: Call | None = module.prepare(tensors, rope, gate, grids, plan.wish, fine)
+    return found
+
+
 def tile_queries(plan: Plan, q: Tensor, q_rows: Grid) -> tuple[Tensor, Tensor]:
     """Queries in tile order and the means of their tiles, for keys whose means are known."""
     with span(ATTENTION_TILE):
@@ -178,19 +209,26 @@ def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> 
     """The fine stage over what the coarse stage takes; the padding queries of its result may hold anything finite."""
     with span(ATTENTION_SELECT):
         chosen = _stages(plan).select(tiled, q_rows, kv_rows, plan.wish)
-    selection = _selection(plan, chosen, q_rows.ragged_sizes, kv_rows)
+    selection = selection_of(plan, chosen.indices, q_rows.ragged_sizes, kv_rows, chosen.counts)
     # padding queries that the last stage drops are 0 here, and need no masking
     masked = not plan.fused or q_rows.tiled or q_rows.ragged_sizes is None
-    seen = selection if masked else _selection(plan, chosen, None, kv_rows)
+    seen = selection if masked else selection_of(plan, chosen.indices, None, kv_rows, chosen.counts)
     with span(ATTENTION_KERNEL):
         fine = announce(plan.choice).impl.run(tiled.q, tiled.k, tiled.v, seen, plan.spec)
     return fine, chosen, selection
 
 
-def _selection(plan: Plan, chosen: Selected, q_sizes: Tensor | None, kv_rows: Grid) -> BlockSelection:
+def selection_of(
+    plan: Plan, indices: Tensor, q_sizes: Tensor | None, kv_rows: Grid, counts: Tensor | None = None
+) -> BlockSelection:
+    """What the coarse stage of a call has selected.
+
+    Args:
+        counts: of the rows; by default those of the wish.
+    """
     return BlockSelection(
-        indices=chosen.indices,
-        counts=chosen.counts,
+        indices=indices,
+        counts=plan.wish.counts if counts is None else counts,
         block=plan.spec.block,
         q_sizes=q_sizes,
         kv_sizes=kv_rows.ragged_sizes,

@@ -22,8 +22,18 @@ from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Grid
-from strobe.attention.sparse.tiled import attend, graded
-from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoPlan, key_of, plan_of, plan_seen, see_plan
+from strobe.attention.sparse.tiled import attend, graded, prepare, selection_of
+from strobe.attention.sparse.video_plan import (
+    Layout,
+    VideoCall,
+    VideoPlan,
+    arrangement,
+    key_of,
+    plan_of,
+    plan_seen,
+    see_plan,
+    see_prepared,
+)
 from strobe.attention.types import AttentionOutput, TensorMeta, constant_when_traced, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -140,13 +150,35 @@ def video_sparse_attention(
             return _as_one_operator(call, found, (q, k, v), gate, rope)
         if key is not None:
             see_plan(key, found)
+    tensors = q, k, v
     with ambient(q):
-        spread = None if gate is None else _spread(gate, q)
-        out, fine, selection, tiled = attend(found.plan, (q, k, v), (found.q_rows, found.kv_rows), rope, spread)
+        spread, place = None if gate is None else _spread(gate, q), None
+        if key is not None and not torch._C._len_torch_dispatch_stack():
+            place = arrangement(tensors, rope, spread)
+            ready = found.ready.get(place)
+            done = None if ready is None else ready(q, k, v, rope, spread)
+            if done is not None:
+                return _of_prepared(found, *done, return_lse)
+        attended = attend(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread)
+        out, fine, selection, tiled = attended
+        if place is not None and place not in found.ready:
+            see_prepared(found, place, prepare(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread, attended))
         recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, found, probe)
         lse = None if fine.lse is None or not return_lse else _in_order(fine.lse, found.q_rows)
     return VideoAttentionOutput(
         out=out, lse=lse, selection=selection, recall=recall, q_tiles=found.q_tiles, kv_tiles=found.kv_tiles
+    )
+
+
+def _of_prepared(found: VideoPlan, out: Tensor, indices: Tensor, lse: Tensor | None, return_lse: bool) -> VideoAttentionOutput:
+    """The result of a prepared call."""
+    return VideoAttentionOutput(
+        out=out,
+        lse=None if lse is None or not return_lse else _in_order(lse, found.q_rows),
+        selection=selection_of(found.plan, indices, found.q_rows.ragged_sizes, found.kv_rows),
+        recall=None,
+        q_tiles=found.q_tiles,
+        kv_tiles=found.kv_tiles,
     )
 
 

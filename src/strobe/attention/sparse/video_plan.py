@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import index
 from types import NoneType
@@ -16,7 +16,7 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.sparse.stages.types import Grid, SelectionSpec
+from strobe.attention.sparse.stages.types import Call, Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
 from strobe.attention.types import TensorMeta, check, constant_when_traced
 from strobe.core.errors import ConfigError, ShapeError
@@ -63,6 +63,7 @@ class VideoPlan:
 
     Args:
         opaque: a compiler traces the call, and takes it as one operator: its stages run fused, as they do uncompiled.
+        ready: prepared calls, by strides and dtypes (`arrangement`) of the tensors; None where calls cannot be prepared.
     """
 
     q_tiles: TileLayout
@@ -71,6 +72,7 @@ class VideoPlan:
     kv_rows: Grid
     plan: Plan
     opaque: bool = False
+    ready: dict[tuple[Any, ...], Call | None] = field(default_factory=dict)
 
 
 def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
@@ -133,6 +135,18 @@ def key_of(
     )  # fmt: skip
 
 
+def arrangement(
+    tensors: tuple[Tensor, Tensor, Tensor], rope: tuple[Tensor, Tensor] | None, gate: Tensor | None
+) -> tuple[Any, ...]:
+    """Return what a prepared call rests on beside the plan: how the memory of its tensors is read."""
+    q, k, v = tensors
+    tables: tuple[Any, ...] = ()
+    if rope is not None:
+        cos, sin = rope
+        tables = cos.dtype, sin.dtype, cos.stride(), sin.stride(), cos.data_ptr() & 15 > 0, sin.data_ptr() & 15 > 0
+    return q.stride(), k.stride(), v.stride(), tables, None if gate is None else (gate.dtype, gate.stride())
+
+
 def plan_seen(key: tuple[Any, ...], device: torch.device) -> VideoPlan | None:
     """Return the plan of the call of an equal key, or None."""
     try:
@@ -148,6 +162,13 @@ def see_plan(key: tuple[Any, ...], found: VideoPlan) -> None:
         _SEEN.clear()
     with suppress(TypeError):
         _SEEN[key] = found
+
+
+def see_prepared(found: VideoPlan, place: tuple[Any, ...], call: Call | None) -> None:
+    """Keep a prepared call with its plan."""
+    if len(found.ready) >= _MOST_SEEN:
+        found.ready.clear()
+    found.ready[place] = call
 
 
 @lru_cache(maxsize=256)

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse.launch import Place, dense, empty_on
 from strobe.attention.sparse.padding import aligned, cleared, finite, settle_
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.types import Prepared
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Tensor, Tensor]:
@@ -38,13 +40,46 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
         out.permute(1, 3, 2, 0),
         lse.permute(2, 1, 0),
         selection.indices.contiguous().permute(3, 2, 1, 0),
-        selection.counts.contiguous().permute(2, 1, 0),
-        sizes,
-        softmax_scale,
-        count,
+        *_beside(selection, softmax_scale),
     )
     settle_(out, lse, selection.q_sizes, block)
     return out, lse
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> Prepared | None:
+    """The forward for aligned q, k and v like these, whose queries are all valid: made in the kernel's order of dimensions."""
+    (batch, q_len, heads, width), (_, kv_len, kv_heads, _), dtype = q.shape, k.shape, q.dtype
+    if 0 in selection.indices.shape or kv_len == 0:
+        return None
+    count, sizes, empty = selection.uniform_count or 0, selection.kv_sizes, empty_on(q.device)
+    kernel = _forward_kernel(selection.block, width, heads // kv_heads, dtype, sizes is not None, count > 0, q.device.index)
+    q_place, lse_place = _place(q, (1, 3, 2, 0)), ((q_len, heads, batch), (1, q_len, q_len * heads))
+    beside = _beside(selection, softmax_scale)
+
+    def run(_: int, queries: Tensor, keys: Tensor, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = empty(*q_place, dtype), empty(*lse_place, torch.float32)
+        kernel(queries, keys, values, out, lse, indices.permute(3, 2, 1, 0), *beside)
+        return out, lse
+
+    places = (q_place, _place(k, (1, 3, 2, 0)), _place(v, (3, 1, 2, 0)))
+    return Prepared(places, dense(*q.shape)[1], run, lambda lse: lse.permute(2, 1, 0))
+
+
+def _place(tensor: Tensor, order: tuple[int, ...]) -> Place:
+    """Sizes and strides of a contiguous tensor like this one, with its dimensions in another order."""
+    sizes, strides = dense(*tensor.shape)
+    return tuple(sizes[dim] for dim in order), tuple(strides[dim] for dim in order)
+
+
+def _beside(selection: BlockSelection, softmax_scale: float) -> tuple[Any, ...]:
+    """What the kernel for a selection is given beside q, k, v, out, lse and the indices."""
+    counts, sizes = selection.counts.contiguous(), selection.kv_sizes
+    seen = counts.permute(2, 1, 0)  # [N_q, H, B]
+    if selection.block == 128:
+        unread = counts.unsqueeze(-1).permute(3, 2, 1, 0)
+        return seen, unread if sizes is None else sizes, softmax_scale, selection.uniform_count or 0
+    per_head = seen if sizes is None else sizes[:, None, None].expand(-1, *seen.shape[1:])  # [N_kv, H, B]
+    return seen, per_head, seen, softmax_scale
 
 
 def backward(
@@ -85,10 +120,10 @@ def backward(
 def _forward_kernel(
     block: int, width: int, groups: int, dtype: torch.dtype, ragged: bool, counted: bool, device_index: int | None
 ) -> Callable[..., None]:
-    """Compile one variant for every shape: `(q, k, v, out, lse, indices, counts, sizes or None, softmax_scale, count)`.
+    """Compile one variant for every shape: `(q, k, v, out, lse, indices, *_beside(...))`.
 
-    q, k and out are `[S, D, H, B]`, v `[D, S, H, B]`, lse `[S, H, B]`, indices `[K, N_q, H, B]`, counts `[N_q, H, B]`; it runs on
-    torch's current stream. `counted`: every row sees `count` key blocks, at least one. `device_index` keeps devices apart.
+    q, k and out are `[S, D, H, B]`, v `[D, S, H, B]`, lse `[S, H, B]`, indices `[K, N_q, H, B]`; it runs on torch's current
+    stream. `counted`: every row sees one number of key blocks, at least one. `device_index` keeps devices apart.
     Variants are few and never let go: a recorded CUDA graph may launch them.
     """
     import cutlass
@@ -105,13 +140,8 @@ def _forward_kernel(
 
         wide = BlockSparseAttnForwardSm90Blk128(width, width, groups, variable_count=not counted, block_sizes_mode=int(ragged))
         sizes = _any(cutlass.Int32, 1, 0, 4) if ragged else tensors[5]
-        compiled = cute.compile(wide, *tensors, sizes, scale, cutlass.Int32(0), stream, options=options)
-
-        def run_128(*given: Any) -> None:
-            compiled(*given[:7], given[7] if ragged else given[5], given[8], given[9])
-
-        return run_128
-
+        found: Callable[..., None] = cute.compile(wide, *tensors, sizes, scale, cutlass.Int32(0), stream, options=options)
+        return found
     kernel = _interface.BlockSparseAttnForwardSm90Blk64(
         gqa_ratio=groups,
         head_dim=width,
@@ -121,14 +151,8 @@ def _forward_kernel(
         allow_empty_block_nums=ragged or not counted,  # a row may see nothing but empty blocks
     )
     sizes = _any(cutlass.Int32, 3, 0, 4)
-    compiled = cute.compile(kernel, *tensors, sizes, tensors[6], scale, stream, options=options)
-
-    def run_64(*given: Any) -> None:
-        counts = given[6]
-        per_head = given[7][:, None, None].expand(-1, *counts.shape[1:]) if ragged else counts  # [N_kv, H, B]
-        compiled(*given[:7], per_head, counts, given[8])
-
-    return run_64
+    found = cute.compile(kernel, *tensors, sizes, tensors[6], scale, stream, options=options)
+    return found
 
 
 def _any(element: Any, rank: int, leading: int, alignment_bytes: int) -> Any:

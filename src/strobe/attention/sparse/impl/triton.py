@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.sparse.launch import Launcher, precision_of
+from strobe.attention.sparse.launch import Launcher, Site, dense, empty_on, precision_of
 from strobe.attention.sparse.padding import aligned, cleared, finite
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.types import Prepared
 from strobe.core.device import Card, card_of
 
 _LOG2E: Final = 1.4426950408889634
@@ -306,24 +307,58 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
     q, softmax_scale = _positive(q, softmax_scale)
     q = q if q.stride(3) == 1 else q.contiguous()
-    q_sizes, kv_sizes, block, count = selection.q_sizes, selection.kv_sizes, selection.block, selection.uniform_count or 0
+    q_sizes, kv_sizes = selection.q_sizes, selection.kv_sizes
     k, v = aligned(k), aligned(finite(v, kv_sizes, selection))
-    batch, q_len, heads, _ = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=q.device)
-    if q_len == 0 or k.shape[1] == 0:
+    (batch, q_len, heads, _), kv_len, device = q.shape, k.shape[1], q.device
+    out = torch.empty(q.shape, dtype=q.dtype, device=device)
+    lse = torch.empty((batch, heads, q_len), dtype=torch.float32, device=device)
+    if q_len == 0 or kv_len == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    indices, num_kv = selection.indices.contiguous(), k.shape[1] // block
-    _FORWARD(
-        (q_len // rows_of(q.dtype, card_of(q.device)), batch * heads, 1),
-        (q, lse, indices, selection.counts.contiguous(), q_sizes, kv_sizes),
-        (*q.stride()[:3], heads, heads // k.shape[2], q_len // block, num_kv, indices.shape[3], count),
-        (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv), count > 0),
-        num_warps=4,
-        floats=(softmax_scale * _LOG2E,),
-        descriptors=(_descriptor(k), _descriptor(v), _descriptor(out)),
+    site, rows = _forward_site(q, k, selection, softmax_scale)
+    _FORWARD.at(
+        site,
+        (q, lse, selection.indices.contiguous(), selection.counts.contiguous(), q_sizes, kv_sizes),
+        (_descriptor(k, rows), _descriptor(v, rows), _descriptor(out, rows)),
     )
     return out, lse
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float) -> Prepared | None:
+    """The forward kernel for contiguous q, k and v like these, whose queries are all valid; None if it is not compiled yet."""
+    (batch, q_len, heads, _), device, dtype = q.shape, q.device, q.dtype
+    if softmax_scale <= 0 or q_len == 0 or k.shape[1] == 0:
+        return None
+    site, rows = _forward_site(q, k, selection, softmax_scale)
+    counts, kv_sizes, empty = selection.counts, selection.kv_sizes, empty_on(device)
+    kinds = (dtype, torch.float32, torch.int32, torch.int32, None, None if kv_sizes is None else torch.int32)
+    launch = _FORWARD.bound(site, kinds, q.get_device())
+    if launch is None:
+        return None
+    q_place, kv_place, lse_place = dense(*q.shape), dense(*k.shape), dense(batch, heads, q_len)
+    rest = (counts.data_ptr(), None, None if kv_sizes is None else kv_sizes.data_ptr())
+
+    def run(stream: int, q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = empty(*q_place, dtype), empty(*lse_place, torch.float32)
+        descriptors = (_descriptor(k, rows), _descriptor(v, rows), _descriptor(out, rows))
+        launch(stream, *descriptors, q.data_ptr(), lse.data_ptr(), indices.data_ptr(), *rest)
+        return out, lse
+
+    return Prepared((q_place, kv_place, kv_place), q_place[1], run, lambda lse: lse, (counts, kv_sizes))
+
+
+def _forward_site(q: Tensor, k: Tensor, selection: BlockSelection, softmax_scale: float) -> tuple[Site, int]:
+    """Where the forward kernel is launched, and the queries of a program."""
+    (batch, q_len, heads, _), (_, kv_len, kv_heads, _), count = q.shape, k.shape, selection.uniform_count or 0
+    num_kv, constants = kv_len // selection.block, _constants(q, selection, 3)
+    numbers = (heads, heads // kv_heads, q_len // selection.block, num_kv, selection.indices.shape[3], count)
+    site = Site(
+        (q_len // constants[1], batch * heads, 1),
+        (*q.stride()[:3], *numbers),
+        (*constants, selection.q_sizes is not None, selection.within(num_kv), count > 0),
+        4,
+        (softmax_scale * _LOG2E,),
+    )
+    return site, constants[1]
 
 
 def backward(
@@ -363,7 +398,7 @@ def backward(
         (*_constants(q, selection, 3), q_sizes is not None, selection.within(num_kv)),
         num_warps=4,
         floats=(softmax_scale,),
-        descriptors=(_descriptor(k), _descriptor(v), _descriptor(d_q)),
+        descriptors=(_descriptor(k, rows), _descriptor(v, rows), _descriptor(d_q, rows)),
     )
     begins, queries = queries_of_keys(selection, num_kv)
     _D_KEY(
@@ -373,7 +408,7 @@ def backward(
         _constants(q, selection, 2),
         num_warps=4,
         floats=(softmax_scale,),
-        descriptors=(_descriptor(q), _descriptor(d_out), _descriptor(d_k), _descriptor(d_v)),
+        descriptors=tuple(_descriptor(each, rows) for each in (q, d_out, d_k, d_v)),
     )
     if given <= 0:  # d_q is that of the q which the kernels saw, `given / softmax_scale` times the caller's
         d_q = d_q * (given / softmax_scale)
@@ -405,10 +440,14 @@ def rows_of(dtype: torch.dtype, card: Card) -> int:
     return _ROWS[dtype] // (2 if card.vendor and card.capability[0] not in _ROOMY else 1)
 
 
-def _descriptor(tensor: Tensor) -> TensorDescriptor:
-    """Runs of rows of one head of `[B, S, H, D]`."""
-    rows = rows_of(tensor.dtype, card_of(tensor.device))
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, tensor.shape[3]])
+def _descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
+    """Runs of rows of one head of `[B, S, H, D]`, which is `aligned` and not empty.
+
+    Made without its constructor, which looks for what is known, longer than a launch takes.
+    """
+    made, shape = TensorDescriptor.__new__(TensorDescriptor), tensor.shape
+    made.base, made.shape, made.strides, made.block_shape = tensor, list(shape), list(tensor.stride()), [1, rows, 1, shape[3]]
+    return made
 
 
 def _positive(q: Tensor, softmax_scale: float) -> tuple[Tensor, float]:

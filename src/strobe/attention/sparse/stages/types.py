@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+from strobe.attention.sparse.launch import Place
+
+Rope = tuple[Tensor, Tensor] | None
+Call = Callable[[Tensor, Tensor, Tensor, Rope, Tensor | None], tuple[Tensor, Tensor, Tensor | None] | None]
+"""A prepared call of all stages: from q, k, v, rope and gate to the output, the indices and the lse in tile order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,3 +89,22 @@ class Selected:
     indices: Tensor
     counts: Tensor
     coarse: Tensor | None
+
+
+class Prepared(NamedTuple):
+    """The fine stage of calls that differ in the values of their tensors alone, with all else worked out.
+
+    Args:
+        places: sizes and strides of q, k and v in tile order, in the order of dimensions that the kernel takes.
+        stride: of the output as `[B, N_q * block, H, D]`.
+        run: from the current stream, q, k and v in these places, and indices `[B, H, N_q, K]`, to the output in whatever order of
+            dimensions, and the lse if there is one.
+        lse: turns the lse that `run` returns into `[B, H, N_q * block]`.
+        read: tensors whose addresses `run` has taken, which are not to be let go before it.
+    """
+
+    places: tuple[Place, Place, Place]
+    stride: tuple[int, ...]
+    run: Callable[[int, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    lse: Callable[[Tensor], Tensor]
+    read: tuple[Tensor | None, ...] = ()

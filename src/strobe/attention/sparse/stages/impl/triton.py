@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores
-from strobe.attention.sparse.launch import Launcher, precision_of
+from strobe.attention.sparse.launch import Launcher, Site, precision_of
 from strobe.attention.sparse.layout import held, tile_layout
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 from strobe.core.device import card_of
@@ -219,11 +219,11 @@ def _finish_kernel(
     tl.store(out_ptr + target, out, mask=(valid if move else inside < block)[:, None])
 
 
-_TILE: Final = Launcher(_tile_kernel)
-_SCORE: Final = Launcher(_score_kernel)
-_COARSE: Final = Launcher(_coarse_kernel)
-_SELECT: Final = Launcher(_select_kernel)
-_FINISH: Final = Launcher(_finish_kernel)
+TILE: Final = Launcher(_tile_kernel)
+SCORE: Final = Launcher(_score_kernel)
+COARSE: Final = Launcher(_coarse_kernel)
+SELECT: Final = Launcher(_select_kernel)
+FINISH: Final = Launcher(_finish_kernel)
 
 
 def tile(
@@ -244,24 +244,39 @@ def tile(
         if pooled
         else None,
     )
-    together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
     cos, sin, angle_strides = _tables(rope)
     q_means, k_means, v_means = tiled.means or (None, None, None)
     means = (q_means, k_means, k_means if v_means is None else v_means)  # of one type; without the coarse output v has none
+    for grid, site in tile_sites(q, k, v, q_grid, kv_grid, None if rope is None else angle_strides, wish):
+        TILE.at(site, (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin))
+    return tiled
+
+
+def tile_sites(
+    q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, angle_strides: tuple[int, ...] | None, wish: SelectionSpec
+) -> list[tuple[Grid, Site]]:
+    """Where `TILE` is launched for q, k and v, whose rows are contiguous, and the grid of each launch.
+
+    Args:
+        angle_strides: of cos and sin; None if nothing is rotated.
+    """
+    pooled, (batch, _, heads, width), kv_heads = wish.parts == 1 or wish.coarse, q.shape, k.shape[2]
+    together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
     last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
+    found = []
     for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
         if grid.tiled and not pooled:
             continue
         run = min(grid.block, 2 * _RUN)
-        _TILE(
+        site = Site(
             (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
-            (q, k, v, tiled.q, tiled.k, tiled.v, *means, grid.tokens, grid.sizes, cos, sin),
-            (*numbers, grid.num_tiles, *angle_strides),
-            (grid.block, run, width, first, end - first, not grid.tiled, rope is not None, pooled, wish.coarse),
-            num_warps=run // 32,
+            (*numbers, grid.num_tiles, *(angle_strides or (0, 0))),
+            (grid.block, run, width, first, end - first, not grid.tiled, angle_strides is not None, pooled, wish.coarse),
+            run // 32,
         )
-    return tiled
+        found.append((grid, site))
+    return found
 
 
 def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -269,7 +284,7 @@ def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, T
     q, k, (batch, rows, heads, width), kv_heads = _rows(q), _rows(k), q.shape, k.shape[2]
     grid = held(_in_order(rows, q.device), q.device)
     turned, keys, (cos, sin, angle_strides) = _like_tiles(q, grid), _like_tiles(k, grid), _tables(rope)
-    _TILE(
+    TILE(
         (grid.num_tiles, max(heads, kv_heads), 2 * batch),
         (q, k, k, turned, keys, keys, None, None, None, grid.tokens, grid.sizes, cos, sin),
         (*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], heads, kv_heads, grid.num_tiles, *angle_strides),
@@ -302,7 +317,7 @@ def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, 
     q, (batch, _, heads, width) = _rows(q), q.shape
     tiled, means = _like_tiles(q, q_grid), _means(q, (batch, heads, q_grid.num_tiles, width))
     run = min(q_grid.block, 2 * _RUN)
-    _TILE(
+    TILE(
         (q_grid.num_tiles, heads, batch),
         (q, q, q, tiled, tiled, tiled, means, means, means, q_grid.tokens, q_grid.sizes, None, None),
         (*q.stride()[:3] * 3, heads, heads, q_grid.num_tiles, 0, 0),
@@ -321,16 +336,12 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
         q_means, k_means, v_means = tiled.means
         if k_means.dtype != q_means.dtype or not k_means.is_contiguous():
             k_means = k_means.to(q_means.dtype).contiguous()
-        scores = torch.empty((batch, heads, num_q, -(-num_kv // _STEP) * _STEP), dtype=torch.float32, device=device)
-        numbers = (heads, heads // tiled.k.shape[2], num_q, num_kv, scores.shape[3])
-        exact = precision_of(torch.float32, card_of(device))
-        grid = (-(-num_q // 64), -(-num_kv // 64), batch * heads)
-        constants = (64, 64, width, exact)
-        _SCORE(grid, (q_means, k_means, scores, kv_grid.sizes), numbers, constants, num_warps=4, floats=(wish.softmax_scale,))
+        score, attend = score_sites(tiled.q, tiled.k, num_q, num_kv, wish)
+        scores = torch.empty((batch, heads, num_q, score.numbers[4]), dtype=torch.float32, device=device)
+        SCORE.at(score, (q_means, k_means, scores, kv_grid.sizes))
         if v_means is not None:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
-            constants = (32, 64, width, precision_of(tiled.q.dtype, card_of(device)))
-            _COARSE((-(-num_q // 32), batch * heads, 1), (scores, v_means, coarse), numbers, constants, num_warps=4)
+            COARSE.at(attend, (scores, v_means, coarse))
     if wish.parts > 1:
         estimator, sizes = Estimator(parts=wish.parts), (q_grid.sizes, kv_grid.sizes)
         scores = block_scores(tiled.q, tiled.k, *sizes, q_grid.block, wish.softmax_scale, estimator).contiguous()
@@ -338,19 +349,38 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
     return Selected(indices=take(scores, num_kv, wish), counts=wish.counts, coarse=coarse)
 
 
+def score_sites(q: Tensor, k: Tensor, num_q: int, num_kv: int, wish: SelectionSpec) -> tuple[Site, Site]:
+    """Where `SCORE` and `COARSE` are launched for so many tiles; the last of their numbers is the pitch of the scores."""
+    (batch, _, heads, width), card = q.shape, card_of(q.device)
+    numbers = (heads, heads // k.shape[2], num_q, num_kv, -(-num_kv // _STEP) * _STEP)
+    score = Site(
+        (-(-num_q // 64), -(-num_kv // 64), batch * heads),
+        numbers,
+        (64, 64, width, precision_of(torch.float32, card)),
+        4,
+        (wish.softmax_scale,),
+    )
+    attend = Site((-(-num_q // 32), batch * heads, 1), numbers, (32, 64, width, precision_of(q.dtype, card)), 4)
+    return score, attend
+
+
 def take(scores: Tensor, num_kv: int, wish: SelectionSpec) -> Tensor:
     """Select as `coarse.select_blocks`, from the first `num_kv` columns of the contiguous `scores`."""
     batch, heads, num_q, pitch = scores.shape
-    most, columns = max(wish.per_head), 1 << (num_kv - 1).bit_length()
-    indices = torch.empty((batch, heads, num_q, most), dtype=torch.int32, device=scores.device)
-    _SELECT(
-        (batch * heads * num_q, 1, 1),
-        (scores, wish.forced, wish.counts, indices),
-        (num_q, num_kv, pitch, most),
-        (columns, wish.forced is not None),
-        num_warps=max(1, min(8, columns // 1024)),
-    )
+    indices = torch.empty((batch, heads, num_q, max(wish.per_head)), dtype=torch.int32, device=scores.device)
+    SELECT.at(select_site(batch * heads, num_q, num_kv, pitch, wish), (scores, wish.forced, wish.counts, indices))
     return indices
+
+
+def select_site(rows_of_heads: int, num_q: int, num_kv: int, pitch: int, wish: SelectionSpec) -> Site:
+    """Where `SELECT` is launched, for scores of a pitch."""
+    columns = 1 << (num_kv - 1).bit_length()
+    return Site(
+        (rows_of_heads * num_q, 1, 1),
+        (num_q, num_kv, pitch, max(wish.per_head)),
+        (columns, wish.forced is not None),
+        max(1, min(8, columns // 1024)),
+    )
 
 
 def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid) -> Tensor:
@@ -360,15 +390,23 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
     fine, (batch, rows, heads, width) = _rows(fine), fine.shape
     num_tokens = rows if grid.tiled else grid.num_tokens
     out = torch.empty((batch, num_tokens, heads, width), dtype=fine.dtype, device=fine.device)
-    strides = (0, 0, 0, 0) if gate is None else gate.stride()
-    _FINISH(
-        (rows // _RUN, heads, batch),
-        (fine, coarse, gate, out, grid.tokens, grid.sizes),
-        (*fine.stride()[:3], *strides, heads, num_tokens, grid.num_tiles),
-        (grid.block, _RUN, width, not grid.tiled, coarse is not None, gate is not None),
-        num_warps=4,
-    )
+    gate = None if coarse is None else gate
+    site = finish_site(fine.shape, fine.stride(), grid, None if gate is None else gate.stride(), coarse is not None)
+    FINISH.at(site, (fine, coarse, gate, out, grid.tokens, grid.sizes))
     return out
+
+
+def finish_site(
+    shape: tuple[int, ...], stride: tuple[int, ...], grid: Grid, gate_stride: tuple[int, ...] | None, coarse: bool
+) -> Site:
+    """Where `FINISH` is launched for a fine output of this shape and stride."""
+    batch, rows, heads, width = shape
+    return Site(
+        (rows // _RUN, heads, batch),
+        (*stride[:3], *(gate_stride or (0, 0, 0, 0)), heads, rows if grid.tiled else grid.num_tokens, grid.num_tiles),
+        (grid.block, _RUN, width, not grid.tiled, coarse, gate_stride is not None),
+        4,
+    )
 
 
 def _rows(tensor: Tensor) -> Tensor:
