@@ -1,4 +1,4 @@
-"""What every page of a report shares has one place: columns, lists cut short, bytes, the rule for a p99."""
+"""What every page of a report shares has one place: columns, lists cut short, bytes, the rule for a p99, kernels."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ PLACES = {
     r"[\"']Against the device's peaks[\"']": "perf/report/blocks/roofline.py",
     r"\bWhiskers\(reference,": "perf/report/blocks/levels.py",
     r"\{len\(\w+\) - top\} more": "perf/report/blocks/fields.py",
+    r"\bSection\(\"kernels\"|normalised name of the group": "perf/report/blocks/kernels.py",
+    r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",
 }
 """What is written once, as a pattern, and the file that it is written in."""
 

@@ -214,14 +214,14 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
     """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
-    from strobe.perf.report.trace_page.kernels import kernels_section
+    from strobe.perf.report.trace_page.kernels import device_kernels
     from strobe.perf.report.trace_page.operators import operators_section
     from strobe.perf.report.trace_study import load_trace_study
 
     for cell in runs:
         for trace in cell.run.traces:
             study = load_trace_study([file_inside(cell.run.folder, trace.path)])
-            section = kernels_section(study) or operators_section(study)
+            section = device_kernels(study) or operators_section(study)
             tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
             calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
             output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))

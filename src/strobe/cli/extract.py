@@ -217,7 +217,7 @@ def kernels(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     output: Output = Output(),
 ) -> None:
-    """Tabulate a kernel in each trace: occurrences, min, max, avg, p50, sum.
+    """Tabulate a kernel in each trace: its calls, their sum, min, p50, mean and max.
 
     ```
     strobe extract kernels traces/ --focal flash -o kernel_latency_summary.md

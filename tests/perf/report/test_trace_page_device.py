@@ -31,12 +31,12 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.trace_page.activity import MAX_BINS, activity_section
 from strobe.perf.report.trace_page.gaps import gaps_section
-from strobe.perf.report.trace_page.kernels import kernels_section
+from strobe.perf.report.trace_page.kernels import device_kernels
 from strobe.perf.report.trace_page.launch import launch_section
 from strobe.perf.report.trace_study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
-_SECTIONS = (activity_section, kernels_section, launch_section, gaps_section)
+_SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)
 _EVIL = "<script>|\x1b[2J"
 
 
@@ -84,9 +84,9 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
     if stretches:
         classes = [column.title for column in stretches.columns[3:]]
         assert sum(sum(_column(stretches, title)) for title in classes) == sum(span)
-    kernels = [table for table in _tables(kernels_section(study)) if "busy" in table.caption]
+    kernels = [table for table in _tables(device_kernels(study)) if "busy" in table.caption]
     assert [sum(_column(table, "exclusive")) for table in kernels] == busy
-    assert sum(sum(_column(table, "n")) for table in kernels) == len(events)
+    assert sum(sum(_column(table, "calls")) for table in kernels) == len(events)
     gaps = gaps_section(study)
     for table in _tables(gaps) if gaps else []:
         titles = [column.title for column in table.columns]
@@ -140,9 +140,9 @@ def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -
 def test_long_tables_end_with_what_they_leave_out() -> None:
     events = [DeviceEvent(f"void f<{i}>(int)", "kernel", 20 * i, 20 * i + 10, 0, 7, 0, None) for i in range(12)]
     events += [DeviceEvent(f"k{i}", "kernel", 1_000 + 20 * i, 1_000 + 20 * i + i, 0, 7, 0, None) for i in range(1, 6)]
-    table, members = _tables(kernels_section(_study(_trace(events), top=2)))
+    table, members = _tables(device_kernels(_study(_trace(events), top=2)))
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
-    assert (_column(table, "n"), _column(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
+    assert (_column(table, "calls"), _column(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
     assert members.rows[-1].cells[1:] == (
         Text(f"{12 - MAX_MEMBERS} more names"),
         Count(12 - MAX_MEMBERS),
@@ -153,20 +153,20 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
 
 
 def test_p99_of_few_calls_says_how_few() -> None:
-    table, *_ = _tables(kernels_section(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
+    table, *_ = _tables(device_kernels(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
     place = [column.title for column in table.columns].index("p99")
     assert table.rows[0].cells[place] == Missing("max of 1", "-")
 
 
 def test_shapes_are_a_column_if_asked_for() -> None:
     events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
-    table, *_ = _tables(kernels_section(_study(_trace(events), by="shape")))
+    table, *_ = _tables(device_kernels(_study(_trace(events), by="shape")))
     assert [row.cells[1] for row in table.rows] == [Code("8x8"), Missing("the trace gives none", "-")]
 
 
 def test_a_window_is_named_and_cut_events_are_counted() -> None:
     study = _study(_trace([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL))
-    table, *_ = _tables(kernels_section(study))
+    table, *_ = _tables(device_kernels(study))
     assert _column(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
     devices, *_ = _tables(activity_section(study))
     assert _EVIL in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]

@@ -11,7 +11,7 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.calls import OwnCode, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.fields import Field, Unit, count, numeric, table_of, time
-from strobe.perf.report.blocks.kernels import kernels_section
+from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.page import date_fact, page
@@ -61,7 +61,7 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         None if programs else _outputs(head, found),
         _samples(found),
         None if programs or not findings else _account(findings),
-        kernels_section(study, calls=True) if run.traces else None,
+        run_kernels(study, calls=True) if run.traces else None,
         _settings(study, found),
         _notes(head),
     )

@@ -10,10 +10,10 @@ from strobe.perf.analysis.runs.timeline import Label, RegionCall
 from strobe.perf.measure.stats import P99_SAMPLES
 
 
-def _partition(calls: list[RegionCall], device: str = "cpu") -> Partition:
+def _partition(calls: list[RegionCall]) -> Partition:
     total = sum(call.exclusive_ns for call in calls)
     tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
-    return Partition(device=device, tiles=(tile,), calls=tuple(calls), overlap=())
+    return Partition(device="cpu", tiles=(tile,), calls=tuple(calls), overlap=())
 
 
 def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
@@ -24,19 +24,18 @@ def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
         RegionCall("mm", attention, 100, 7, 7), RegionCall("linear", ffn, 0, 100, 55),
     ]  # fmt: skip
     table = region_kernels(_partition(calls))
-    assert (table.kind, table.exclusive_ns) == ("operator", 116)
-    assert [(row.region, row.name, row.exclusive_ns) for row in table.rows] == [
+    assert [(row.region, row.group, row.exclusive_ns) for row in table] == [
         ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
     ]  # fmt: skip
-    mm = table.rows[1].calls
+    mm = table[1].calls
     assert (mm.n, mm.sum_ns, mm.min_ns, mm.p50_ns, mm.mean_ns, mm.max_ns, mm.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)
-    assert region_kernels(_partition(calls, "cuda:0")).kind == "kernel"
+    assert [row.region for row in region_kernels(_partition(calls), str.upper)] == ["FFN", "FFN", "ATTENTION"]
 
 
 @pytest.mark.parametrize("n", [1, 2, P99_SAMPLES - 1, P99_SAMPLES, 1000])
 def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
     durations = [(i * 7919) % n for i in range(n)]
-    row = region_kernels(_partition([RegionCall("k", Label((), "kernel"), 0, d, d) for d in durations])).rows[0].calls
+    row = region_kernels(_partition([RegionCall("k", Label((), "kernel"), 0, d, d) for d in durations]))[0].calls
     assert row.p50_ns == statistics.median_low(durations)
     if n < P99_SAMPLES:
         assert row.p99_ns is None
@@ -46,4 +45,4 @@ def test_percentiles_are_samples_and_p99_needs_enough_of_them(n: int) -> None:
 
 
 def test_an_empty_partition_has_an_empty_table() -> None:
-    assert region_kernels(_partition([])).rows == ()
+    assert region_kernels(_partition([])) == ()

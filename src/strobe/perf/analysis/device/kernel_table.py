@@ -29,25 +29,27 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTableRow:
-    """All calls of one group on one device.
+    """All calls of one group; what its source does not tell is empty or None.
 
     Args:
-        group: normalised name.
+        group: normalised name of the kernel or operator.
+        calls: their durations; an operator's includes the operators it calls.
+        exclusive_ns: time no other row counts: owned on the device's timeline, an operator's self time on a CPU.
+        region: the innermost span that they are in.
         shape: input sizes, or grid and block, that all of its calls were launched with; empty unless grouped by shape.
         kind: one of `DEVICE_KINDS`.
-        calls: their durations.
-        exclusive_ns: time no other row counts.
         num_unlinked: calls whose launch is not known.
         members: the names that were grouped, those that took most first.
     """
 
     group: str
-    shape: str
-    kind: str
     calls: Distribution
-    exclusive_ns: int
-    num_unlinked: int
-    members: tuple[Member, ...]
+    exclusive_ns: int | None = None
+    region: str = ""
+    shape: str = ""
+    kind: str = ""
+    num_unlinked: int | None = None
+    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +95,7 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
     ]  # fmt: skip
     return KernelTable(
         device=view.device,
-        rows=tuple(sorted(rows, key=lambda row: (-row.exclusive_ns, -row.calls.sum_ns, row.group, row.shape, row.kind))),
+        rows=tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind))),
         busy_ns=busy_ns,
         num_cut=view.num_cut,
         num_mangled=sum(kernel_name(name).mangled for name in keys.names),

@@ -10,7 +10,7 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections
 from strobe.perf.report.blocks.attention import attention_sections
-from strobe.perf.report.blocks.kernels import kernels_section
+from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.notes import notes_section
@@ -54,7 +54,7 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         settings_section(study),
         stages_section(study, findings),
         attention,
-        kernels_section(study),
+        run_kernels(study),
         sections,
         _speedups(pairs),
         _notes(study),

@@ -10,7 +10,7 @@ import msgspec
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections
 from strobe.perf.report.blocks.attention import attention_sections
-from strobe.perf.report.blocks.kernels import kernels_section
+from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.notes import clips_section, notes_section
@@ -49,7 +49,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         timeline_section(study),
         *attention_sections(study),
         breakdown_section(study),
-        kernels_section(study),
+        run_kernels(study),
         stages_section(study, findings),
         roofline_section(study),
         settings_section(study),

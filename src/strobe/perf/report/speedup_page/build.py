@@ -8,7 +8,7 @@ from strobe.perf.report.blocks.logs import attention_section, input_file, inputs
 from strobe.perf.report.blocks.page import page
 from strobe.perf.report.model import Fact, Number, Paragraph, Report, Section
 from strobe.perf.report.speedup_page.answer import answer_section
-from strobe.perf.report.speedup_page.kernels import kernels_section, sections_section
+from strobe.perf.report.speedup_page.kernels import focal_kernels, sections_section
 from strobe.perf.report.speedup_page.ledger import ledger_section
 from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, levels_section, speedups
 from strobe.perf.report.speedup_page.notes import notes_section
@@ -24,7 +24,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         settings_section(study),
         _stages(study),
         _attention(study),
-        kernels_section(study),
+        focal_kernels(study),
         sections_section(study),
         levels_section(study),
         ledger_section(study),

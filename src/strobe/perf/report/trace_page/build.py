@@ -12,7 +12,7 @@ from strobe.perf.report.trace_page.banners import trace_banners
 from strobe.perf.report.trace_page.collectives import collectives_section
 from strobe.perf.report.trace_page.critical_path import critical_path_section
 from strobe.perf.report.trace_page.gaps import gaps_section
-from strobe.perf.report.trace_page.kernels import kernels_section
+from strobe.perf.report.trace_page.kernels import device_kernels
 from strobe.perf.report.trace_page.launch import launch_section
 from strobe.perf.report.trace_page.memory import memory_section
 from strobe.perf.report.trace_page.operator_times import operator_times_section
@@ -31,7 +31,7 @@ from strobe.perf.report.trace_study import TraceStudy
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     overview_section,
     activity_section,
-    kernels_section,
+    device_kernels,
     operator_times_section,
     roofline_section,
     operators_section,

@@ -138,7 +138,7 @@ def _top(table: KernelTable) -> tuple[Cell, Cell]:
     for row in table.rows:
         if row.kind == "kernel":
             own, total = times.get(row.group, (0, 0))
-            times[row.group] = own + row.exclusive_ns, total + row.calls.sum_ns
+            times[row.group] = own + (row.exclusive_ns or 0), total + row.calls.sum_ns
     if not times:
         return Missing("", "-"), Missing("", "-")
     top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))
