@@ -76,7 +76,13 @@ def queries(q: Tensor, kept: RoundedKeys, scale: float, new: Arriving | None = N
 def runs_of_a_ring() -> None:
     """Frames go to slots anywhere, one of them nowhere, beside queries in the same launch; v is part of a larger tensor."""
     generator = torch.Generator().manual_seed(3)
-    for tokens, slots, batch in ((70, (3, 1, 0), 1), (1, (2, 0, 3), 2), (129, (-1, 2, 0), 1), (128, (0, 3, 1), 1), (33, (-1, -1, 5), 3)):
+    for tokens, slots, batch in (
+        (70, (3, 1, 0), 1),
+        (1, (2, 0, 3), 2),
+        (129, (-1, 2, 0), 1),
+        (128, (0, 3, 1), 1),
+        (33, (-1, -1, 5), 3),
+    ):
         q, k = (torch.randn(batch, 3 * tokens, 2, 128, generator=generator).half() for _ in range(2))
         v = torch.randn(batch, 3 * tokens, 3, 2, 128, generator=generator).half()[:, :, 2]
         rows = torch.cat([torch.arange(tokens) + slot * tokens if slot >= 0 else torch.full((tokens,), -1) for slot in slots])
@@ -105,7 +111,9 @@ def first_rows() -> None:
         spec = check(q, k[:, :rows], v[:, :rows], None, True)
         whole = replace(view, keys=view.keys.contiguous())
         other = kept.values.clone()
-        other.view(torch.int8)[..., [place for place in range(other.shape[3]) if place not in set(rounding.places(other)[:rows].tolist())]] = 99
+        other.view(torch.int8)[
+            ..., [place for place in range(other.shape[3]) if place not in set(rounding.places(other)[:rows].tolist())]
+        ] = 99
         small = queries(q, kept, spec.softmax_scale)
         found = kernels.run(small, view, spec)
         for each in (whole, replace(view, values=other)):

@@ -175,7 +175,7 @@ class StepParts:
                    lambda at: at.layer.self_attn.turned(q, k, rope))  # fmt: skip
         where = "into their slots, which attention reads in place" if ring else "roll, clone, write, concatenate"
         if isinstance(step, EightBitStep):
-            yield make("kv_write", CACHE, "queries, keys and values into eight bits, keys and values into their slots", "kv_write",
+            yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots", "kv_write",
                        lambda at: step.write_beside(at.index, queries, keys, values))  # fmt: skip
         else:
             write = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.index, keys, values))

@@ -166,7 +166,9 @@ class EightBitRing(SlotRing[EightBitStep]):
         keys = kept.keys.transpose(2, 3)
         width = kept.values.shape[-1]
         if state.values.shape != (*kept.values.shape[:-1], width + _CONSTANTS * size) or state.values.dtype != torch.int8:
-            raise ShapeError(f"snapshot values have shape {tuple(state.values.shape)}; this cache holds {tuple(kept.values.shape)}")
+            raise ShapeError(
+                f"snapshot values have shape {tuple(state.values.shape)}; this cache holds {tuple(kept.values.shape)}"
+            )
         check_state(replace(state, values=state.keys), keys, self.sink_keys)
         keys.copy_(state.keys)
         values, *packed = state.values.to(keys.device).split((width, *[size] * _CONSTANTS), dim=-1)

@@ -50,7 +50,7 @@ class SlotRing(ABC, Generic[Step]):
         return self._step(first_frame, num_frames, skip=0)
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> Step:
-        """Open the window that ends before `end`, to be derived again under a new prompt. See `strobe.cache.kv.RingCache.rewrite`."""
+        """Open the window that ends before `end`, to be derived again. See `strobe.cache.kv.RingCache.rewrite`."""
         end = self._end if end is None else end
         first_frame = check_rewrite(self._end, end, self.policy.window)
         self._move_sink(end)

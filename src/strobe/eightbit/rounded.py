@@ -30,10 +30,10 @@ class RoundedKeys:
     """Keys and values in eight bits, and what undoes it; made by `round_keys`.
 
     Args:
-        keys: int8 `[B, H_kv, S, D]`: `(k T - key_mean) / key_scale`, where `T` is the Hadamard matrix of ones and minus ones. They
-            may be the first S rows of more.
-        values: FP8 (e4m3) `[B, H_kv, D, W]`: `(v - value_mean) / value_scale`, W is S rounded up to 128, or more; `ORDER` says where
-            a key stands; what is beyond S is finite, and never counts.
+        keys: int8 `[B, H_kv, S, D]`: `(k T - key_mean) / key_scale`, where `T` is `hadamard(D)`. They may be the first S
+            rows of more.
+        values: FP8 (e4m3) `[B, H_kv, D, W]`: `(v - value_mean) / value_scale`, W is S rounded up to 128, or more; `ORDER` says
+            where a key stands; what is beyond S is finite, and never counts.
         key_mean: float32 `[B, H_kv, D]`.
         key_scale: float32 `[B, H_kv]`.
         value_mean: float32 `[B, H_kv, D]`.
@@ -72,8 +72,8 @@ class Arriving(NamedTuple):
     Args:
         k: `[B, T, H_kv, D]`, any strides but 1 for the last.
         v: like k; None: values stay as they are.
-        rows: int64 `[T]` on the device, the row of each; -1: not stored. T is a multiple of `run`, and each `run` of tokens goes to
-            rows that follow each other, or nowhere.
+        rows: int64 `[T]` on the device, the row of each; -1: not stored. T is a multiple of `run`, and each `run` of tokens goes
+            to rows that follow each other, or nowhere.
         run: see `rows`.
     """
 
@@ -83,13 +83,21 @@ class Arriving(NamedTuple):
     run: int
 
 
+def turned_together(head_dim: int) -> int:
+    """Return how many channels the Hadamard matrix mixes: the largest power of two that divides their number."""
+    return head_dim & -head_dim
+
+
 @lru_cache(maxsize=8)
-def hadamard(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the symmetric Hadamard matrix of ones and minus ones of a power of two, by Sylvester; its square is `size`."""
-    matrix = torch.ones(1, 1)
+def hadamard(head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the symmetric Hadamard matrix of ones and minus ones, by Sylvester, of `turned_together` channels, block by block.
+
+    Its square is `turned_together` times the identity.
+    """
+    matrix, size = torch.ones(1, 1), turned_together(head_dim)
     while matrix.shape[0] < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix.to(device, dtype)
+    return torch.block_diag(*[matrix] * (head_dim // size)).to(device, dtype)
 
 
 def constants(kept: RoundedKeys) -> tuple[Tensor, Tensor, Tensor, Tensor]:

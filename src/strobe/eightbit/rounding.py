@@ -15,7 +15,7 @@ RoundingImpl = Literal["auto", "reference", "triton"]
 
 
 def store(kept: RoundedKeys, new: Arriving, *, impl: RoundingImpl = "auto") -> None:
-    """Round keys and values into their rows of `kept`, in place, with its constants. What is beyond a format takes its largest."""
+    """Round keys and values into their rows of `kept`, in place, with its constants. What is beyond a format takes its most."""
     _home(impl, new.k).store(kept, new)
 
 

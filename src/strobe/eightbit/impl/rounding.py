@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strobe.eightbit.rounded import FP8_MOST, INT8_MOST, LOG2E, ORDER, SMALLEST, Arriving, RoundedKeys, hadamard
+from strobe.eightbit.rounded import FP8_MOST, INT8_MOST, LOG2E, ORDER, SMALLEST, Arriving, RoundedKeys, hadamard, turned_together
 
 
 def store(kept: RoundedKeys, new: Arriving) -> None:
@@ -36,11 +36,11 @@ def round_queries(
     if new is not None:
         store(kept, new)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    groups, dim = q.shape[2] // kept.keys.shape[1], q.shape[3]
+    groups, dim, norm = q.shape[2] // kept.keys.shape[1], q.shape[3], turned_together(q.shape[3])
     turned = q.transpose(1, 2).to(wide) @ hadamard(dim, q.device, wide)  # [B, H, S_q, D]
     largest = turned.abs().amax(-1).clamp_min(SMALLEST)
     values = (turned * (INT8_MOST / largest)[..., None]).round().clamp(-INT8_MOST, INT8_MOST).to(torch.int8)
     key_scale, key_mean = (each.to(wide).repeat_interleave(groups, dim=1) for each in (kept.key_scale, kept.key_mean))
-    scale = largest / INT8_MOST * key_scale[..., None] * (softmax_scale * LOG2E / dim)
-    taken = (turned @ key_mean[..., None])[..., 0] * (softmax_scale / dim) if with_taken else None
+    scale = largest / INT8_MOST * key_scale[..., None] * (softmax_scale * LOG2E / norm)
+    taken = (turned @ key_mean[..., None])[..., 0] * (softmax_scale / norm) if with_taken else None
     return values, scale, taken

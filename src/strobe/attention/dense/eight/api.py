@@ -40,12 +40,6 @@ def _refuses_triton(spec: AttentionSpec) -> str | None:
     return _refuses_kernels("triton", spec)
 
 
-def _refuses_reference(spec: AttentionSpec) -> str | None:
-    if spec.head_dim & (spec.head_dim - 1):
-        return f"a Hadamard matrix of a power of two turns the channels, head_dim is {spec.head_dim}"
-    return None
-
-
 def _run_gluon(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
     from strobe.attention.dense.eight.impl import gluon
 
@@ -60,7 +54,7 @@ def _run_triton(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> At
 
 _FOLDER: Final = "dense/eight"
 _SHARED: Final = (f"{_FOLDER}/impl/triton.py", "../eightbit/rounded.py", "../eightbit/impl/rounding_triton.py")
-REFERENCE: Final = Impl(name="reference", refuses=_refuses_reference, run=reference.run, operator="eightbit", slow=True)
+REFERENCE: Final = Impl(name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True)
 IMPLS: Final = (
     Impl(
         name="gluon",
@@ -109,7 +103,7 @@ def eightbit_attention(
     Queries and keys are int8, weights and values FP8. Keys that are attended to more than once are rounded once by `round_keys`.
 
     Args:
-        q: `[B, S_q, H, D]`, D a power of two.
+        q: `[B, S_q, H, D]`.
         k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
         v: like k.
         softmax_scale: default `D ** -0.5`.
@@ -129,7 +123,7 @@ def round_keys(k: Tensor, v: Tensor, *, room: float = 1.0, impl: str = "auto") -
     """Round keys and values to eight bits, to attend to them many times; means and scales are measured on them.
 
     Args:
-        k: `[B, S_kv, H_kv, D]`, D a power of two.
+        k: `[B, S_kv, H_kv, D]`.
         v: like k.
         room: how many times larger than these those may be that `store_rounded` brings later.
         impl: as of `eightbit_attention`; all of them round to the same numbers.

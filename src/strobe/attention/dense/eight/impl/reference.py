@@ -26,7 +26,10 @@ def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionO
     def per_head(x: Tensor) -> Tensor:
         return x.to(wide).repeat_interleave(groups, dim=1)
 
-    keys, values = per_head(kept.keys), per_head(kept.values)[..., places(kept.values)[: spec.kv_len]]  # [B, H, S, D], [B, H, D, S]
+    keys, values = (
+        per_head(kept.keys),
+        per_head(kept.values)[..., places(kept.values)[: spec.kv_len]],
+    )  # [B, H, S, D], [B, H, D, S]
     queries, scale = q.values.to(wide), q.scale[..., None]
     most = queries.new_full((*queries.shape[:3], 1), float("-inf"))
     total, acc = torch.zeros_like(most), torch.zeros_like(queries)

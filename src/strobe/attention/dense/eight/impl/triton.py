@@ -167,8 +167,7 @@ def attend(
     """Attend, and merge what was attended in parts.
 
     Args:
-        launch: of a kernel that attends as `_attend_kernel` does, given queries, keys and values of one sample, keys with whatever
-            stride between heads.
+        launch: of a kernel that attends as `_attend_kernel` does, given queries, keys and values of one sample.
         rows: queries of its programs.
         resident: its programs on a multiprocessor.
     """
