@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from strobe.attention.dense.api import dense_attention
     from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, round_keys, store_rounded
-    from strobe.attention.dense.eight.rounded import RoundedKeys
     from strobe.attention.explain import explain
     from strobe.attention.sparse.api import block_sparse_attention
     from strobe.attention.sparse.coarse import Estimator, Forced
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from strobe.core.spans import recording, span, spanned
+    from strobe.eightbit.rounded import RoundedKeys
     from strobe.engine.config import EngineConfig, Knobs
     from strobe.engine.parallel.group import DeviceGroup
     from strobe.engine.presets import preset
@@ -120,7 +120,7 @@ __all__ = [
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.dense.api": ("dense_attention",),
     "strobe.attention.dense.eight.api": ("attend_rounded", "eightbit_attention", "round_keys", "store_rounded"),
-    "strobe.attention.dense.eight.rounded": ("RoundedKeys",),
+    "strobe.eightbit.rounded": ("RoundedKeys",),
     "strobe.attention.explain": ("explain",),
     "strobe.attention.sparse.api": ("block_sparse_attention",),
     "strobe.attention.sparse.video": ("video_sparse_attention",),

@@ -45,6 +45,8 @@ CONFIGS = {
     "late": LATE,
     "int8": EngineConfig(window=8, sink=2, linear_format="int8", kv_format="int8"),
     "fp8": EngineConfig(window=8, sink=3, keep_sink=False, linear_format="fp8", kv_format="fp8", simulate=True),
+    "attention": EngineConfig(window=8, sink=2, attention_format="int8"),
+    "renewed attention": EngineConfig(window=6, sink=2, first_block=1, keep_sink=False, attention_format="int8"),
     "sparse": EngineConfig(window=8, sink=2, sparsity=0.5),
 }
 
@@ -60,13 +62,13 @@ def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] 
     return torch.cat([block.latents for block in session.stream(num_blocks, switches=switches)], dim=1)
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8"])
+@pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8", "fused attention"])
 def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: Model, name: str) -> None:
     """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""
     if name == "sparse":
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128)))  # 6 x 8 tokens in tiles with padding
     samples = (0, 4) if name == "balanced" else (0,)
-    config = CONFIGS[{"fused": "uneven", "fused int8": "int8"}.get(name, name)]
+    config = CONFIGS[{"fused": "uneven", "fused int8": "int8", "fused attention": "attention"}.get(name, name)]
     eager, session = (make(preset=config, samples=samples, model=tiny) for _ in range(2))
     for each in (eager, session):
         if name.startswith("fused"):

@@ -37,7 +37,7 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("samples", [(0,), (0, 3)])
-@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "sparse", "low_memory", "ultra"])
+@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "balanced_int8", "sparse", "low_memory", "ultra"])
 def test_what_is_counted_is_what_is_held(
     make: Callable[..., Session], tiny: Model, preset: str, samples: Sequence[int], dtype: Any
 ) -> None:

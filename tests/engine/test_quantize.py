@@ -139,9 +139,9 @@ def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: 
         quantize_linears(dit, config)
 
 
-@pytest.mark.parametrize("kv_format", ["int8", "fp8"])
-def test_replay_fork_and_resume_are_bit_equal(make: Callable[..., Session], tiny: Model, tmp_path: Path, kv_format: Any) -> None:
-    config = EngineConfig(window=6, sink=1, kv_format=kv_format, linear_format="fp8", simulate=True)
+@pytest.mark.parametrize("formats", [{"kv_format": "int8"}, {"kv_format": "fp8"}, {"attention_format": "int8"}])
+def test_replay_fork_and_resume_are_bit_equal(make: Callable[..., Session], tiny: Model, tmp_path: Path, formats: Any) -> None:
+    config = EngineConfig(window=6, sink=1, linear_format="fp8", simulate=True, **formats)
     session = make(preset=config)
     [*session.stream(3)]
     snapshot, fork = session.snapshot(), session.fork()
@@ -178,8 +178,9 @@ def reference(clip: Callable[..., Tensor]) -> Tensor:
         ({"linear_format": "int8"}, 48, 80),
         ({"kv_format": "int8"}, 46, 80),
         ({"kv_format": "fp8"}, 36, 65),
+        ({"attention_format": "int8"}, 36, 65),
     ],
-    ids=["fp8", "int8", "kv int8", "kv fp8"],
+    ids=["fp8", "int8", "kv int8", "kv fp8", "attention int8"],
 )
 def test_quality_of_the_bundled_model(
     clip: Callable[..., Tensor], reference: Tensor, fields: dict[str, Any], least: float, most: float

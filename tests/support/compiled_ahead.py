@@ -21,8 +21,6 @@ from triton.runtime.jit import JITFunction
 
 import launches_without_a_gpu as launches
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
-from strobe.attention.dense.eight.impl import triton as eight
-from strobe.attention.dense.eight.rounded import unfilled
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
@@ -32,6 +30,8 @@ from strobe.attention.tree.impl import triton as messages
 from strobe.attention.types import check
 from strobe.core.device import Card
 from strobe.eightbit.impl import triton as eightbit
+from strobe.eightbit.rounded import Arriving, unfilled
+from strobe.eightbit.rounding import round_queries
 from strobe.eightbit.rows import FP8_CAPABILITY, Quantized
 from strobe.models.wan.kernels.impl import triton as wan
 
@@ -157,11 +157,12 @@ def in_eight_bits(card: Card, dtype: str) -> None:
     """Launch dense attention in eight bits by both of its kernels, with all keys at once and in parts."""
     q, k, v = (torch.zeros(1, length, 2, 128, dtype=DTYPES[dtype]) for length in (300, 600, 600))
     kept = unfilled(k, v, 1.0)
-    eight.store(kept, k, v, 0)
+    new = Arriving(k=k, v=v, rows=torch.arange(600), run=600)
     for with_lse in (False, True):
         spec = check(q, k, v, None, with_lse)
+        rounded = round_queries(q, kept, spec.softmax_scale, new=new, with_taken=with_lse, impl="triton")
         for each in EIGHTBIT[:2]:
-            each.run(q, kept, spec)
+            each.run(rounded, kept, spec)
 
 
 def main(name: str, *kernels: str) -> None:

@@ -20,9 +20,11 @@ from real_like import Shape, error, real_like
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight.impl import reference
 from strobe.attention.dense.eight.impl import triton as kernels
-from strobe.attention.dense.eight.rounded import RoundedKeys, unfilled
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.tolerances import tolerance
+from strobe.eightbit.impl import rounding, rounding_triton
+from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounding import round_queries
 
 _converted = interpreter._convert_float
 HALF = torch.float16
@@ -36,25 +38,96 @@ def to_fp8(x: Any, given: Any, wanted: Any, mode: Any) -> Any:
     return values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
+def arriving(k: Tensor, v: Tensor | None, begin: int, end: int) -> Arriving:
+    return Arriving(k=k[:, begin:end], v=None if v is None else v[:, begin:end], rows=torch.arange(begin, end), run=end - begin)
+
+
+def same(found: RoundedKeys, expected: RoundedKeys) -> None:
+    """Compare what a kernel rounded with what the reference did."""
+    assert (found.keys.int() - expected.keys.int()).abs().max() <= 1
+    assert (found.keys != expected.keys).float().mean() < 1e-3  # a tie that fell the other way
+    assert (found.values.view(torch.int8) != expected.values.view(torch.int8)).float().mean() < 1e-3
+    assert (found.values.float() - expected.values.float()).abs().max() <= 32  # a step of the largest numbers
+
+
 def rounded(k: Tensor, v: Tensor, *edges: int) -> tuple[RoundedKeys, RoundedKeys]:
     """Round keys and values piece by piece by the kernel, and at once by the reference; compare, and return both."""
     found, expected = unfilled(k, v, 1.25), unfilled(k, v, 1.25)
     found.keys.fill_(99)
     for begin, end in pairwise((0, *edges, k.shape[1])):
-        kernels.store(found, k[:, begin:end], v[:, begin:end], begin)
-    reference.store(expected, k, v, 0)
-    assert (found.keys.int() - expected.keys.int()).abs().max() <= 1
-    assert (found.keys != expected.keys).float().mean() < 1e-3  # a tie that fell the other way
-    assert (found.values.view(torch.int8) != expected.values.view(torch.int8)).float().mean() < 1e-3
-    assert (found.values.float() - expected.values.float()).abs().max() <= 32  # a step of the largest numbers
+        rounding_triton.store(found, arriving(k, v, begin, end))
+    rounding.store(expected, arriving(k, v, 0, k.shape[1]))
+    same(found, expected)
     return found, expected
+
+
+def queries(q: Tensor, kept: RoundedKeys, scale: float, new: Arriving | None = None) -> RoundedQueries:
+    """Round queries by the kernel and compare with the reference."""
+    found = round_queries(q, kept, scale, new=new, with_taken=True, impl="triton")
+    expected = round_queries(q, kept, scale, with_taken=True, impl="reference")
+    assert found.taken is not None and expected.taken is not None
+    assert (found.values.int() - expected.values.int()).abs().max() <= 1
+    assert (found.values != expected.values).float().mean() < 1e-3
+    torch.testing.assert_close(found.scale, expected.scale)
+    torch.testing.assert_close(found.taken, expected.taken, rtol=1e-4, atol=1e-4)
+    return found
+
+
+def runs_of_a_ring() -> None:
+    """Frames go to slots anywhere, one of them nowhere, beside queries in the same launch; v is part of a larger tensor."""
+    generator = torch.Generator().manual_seed(3)
+    for tokens, slots, batch in (
+        (70, (3, 1, 0), 1),
+        (1, (2, 0, 3), 2),
+        (129, (-1, 2, 0), 1),
+        (128, (0, 3, 1), 1),
+        (33, (-1, -1, 5), 3),
+    ):
+        q, k = (torch.randn(batch, 3 * tokens, 2, 128, generator=generator).half() for _ in range(2))
+        v = torch.randn(batch, 3 * tokens, 3, 2, 128, generator=generator).half()[:, :, 2]
+        rows = torch.cat([torch.arange(tokens) + slot * tokens if slot >= 0 else torch.full((tokens,), -1) for slot in slots])
+        whole = torch.randn(2, batch, 6 * tokens, 2, 128, generator=generator).half()
+        found, expected = (unfilled(*whole, 1.0) for _ in range(2))
+        for kept in (found, expected):
+            kept.keys.fill_(99)
+            kept.values.fill_(3.0)
+        new = Arriving(k=k, v=v, rows=rows, run=tokens)
+        queries(q, found, 0.1, new)
+        rounding.store(expected, new)
+        same(found, expected)
+        before = found.values.clone()
+        rounding_triton.store(found, new._replace(k=-k, v=None))
+        rounding.store(expected, new._replace(k=-k, v=None))
+        same(found, expected)
+        assert torch.equal(before.view(torch.int8), found.values.view(torch.int8))
+
+
+def first_rows() -> None:
+    """Attention sees the first rows of more; what stands behind them, in keys and values, does not count."""
+    q, k, v = (x.half() for x in real_like(Shape(frames=3, own=1, height=7, width=13, heads=2)))
+    for rows in (1, 31, 70, 128, 129):
+        kept, _ = rounded(torch.cat((k[:, :rows], 9 * k[:, rows:]), 1), torch.cat((v[:, :rows], 9 * v[:, rows:]), 1))
+        view = replace(kept, keys=kept.keys[:, :, :rows])
+        spec = check(q, k[:, :rows], v[:, :rows], None, True)
+        whole = replace(view, keys=view.keys.contiguous())
+        other = kept.values.clone()
+        other.view(torch.int8)[
+            ..., [place for place in range(other.shape[3]) if place not in set(rounding.places(other)[:rows].tolist())]
+        ] = 99
+        small = queries(q, kept, spec.softmax_scale)
+        found = kernels.run(small, view, spec)
+        for each in (whole, replace(view, values=other)):
+            again = kernels.run(small, each, spec)
+            assert torch.equal(again.out, found.out) and torch.equal(again.lse, found.lse)
+        assert error(found.out, reference.run(small, view, spec).out) < tolerance("eight-bit kernel", HALF)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *edges: int, scale: float | None = None) -> AttentionOutput:
     """Attend by the kernels and compare with the reference on the same rounded keys, and with plain attention."""
     kept, _ = rounded(k, v, *edges)
     spec = check(q, k, v, scale, True)
-    found, expected = kernels.run(q, kept, spec), reference.run(q, kept, spec)
+    small = queries(q, kept, spec.softmax_scale)
+    found, expected = kernels.run(small, kept, spec), reference.run(small, kept, spec)
     assert found.lse is not None and expected.lse is not None
     assert error(found.out, expected.out) < tolerance("eight-bit kernel", HALF), (q.shape, k.shape)
     assert (found.lse - expected.lse).square().mean().sqrt() < tolerance("lse of an eight-bit kernel", HALF)
@@ -62,7 +135,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, *edges: int, scale: float | None =
     assert plain.lse is not None
     assert error(found.out, plain.out) < tolerance("eight-bit attention", HALF), (q.shape, k.shape)
     assert (found.lse - plain.lse).square().mean().sqrt() < tolerance("lse in eight bits", HALF)
-    without = kernels.run(q, kept, replace(spec, return_lse=False))
+    small = round_queries(q, kept, spec.softmax_scale, impl="triton")
+    without = kernels.run(small, kept, replace(spec, return_lse=False))
     assert without.lse is None and torch.equal(without.out, found.out)
     return found
 
@@ -92,8 +166,11 @@ def main() -> None:
     attended(torch.cat((q, q.flip(1)))[:, :65], torch.cat((k, k.flip(1)))[:, :70], torch.cat((v, v.flip(1)))[:, :70])
     nothing = torch.zeros_like(q[:, :5])
     kept, _ = rounded(k, v)
-    mean = kernels.run(nothing, kept, check(nothing, k, v, None, False)).out
+    spec = check(nothing, k, v, None, False)
+    mean = kernels.run(queries(nothing, kept, spec.softmax_scale), kept, spec).out
     assert error(mean, v.double().mean(1, keepdim=True).expand_as(mean)) < tolerance("eight-bit attention", HALF)
+    runs_of_a_ring()
+    first_rows()
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def hash_of(*sources: str) -> str:
     """Hash the lines of source files that are neither blank nor comments; a gate's record holds for this hash alone.
 
     Args:
-        sources: paths in the folder of this room.
+        sources: paths from the folder of this room; those of `eightbit` begin with `../`.
     """
     found = hashlib.sha256()
     for source in sources:

@@ -94,8 +94,9 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
     """Return the cost of one call of every region of a steady frame block whose work follows from the sizes.
 
     These are denoise step, commit pass, decoder call, the sections of a layer and their pieces. FP8 matrices read inputs and
-    weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. What has matrices of both
-    kinds has no one peak: its dtype names both, and only its rates are known.
+    weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. Attention in eight bits
+    multiplies int8 and FP8 and is held against the FP8 peak, which that of int8 equals; its rounding is part of `kv_write`. What
+    has matrices of several kinds has no one peak: its dtype names them, and only its rates are known.
 
     Args:
         text_rows: that a pass attends; None: all.
@@ -131,16 +132,18 @@ def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: R
 
 def _multiplied(name: str, config: ResolvedConfig) -> str:
     """Return the dtype of a region's matrix products; empty: the model's."""
-    if config.linear_format != "fp8" or config.simulate:
-        return ""
-    if name in (*_MATRICES, FFN):
+    linears, eight = config.linear_format == "fp8" and not config.simulate, config.attention_format == "int8"
+    if (linears and name in (*_MATRICES, FFN)) or (eight and name == ATTENTION_KERNEL):
         return "float8"
-    return f"float8 and {dtype_name(config)}" if name in (DENOISE_STEP, COMMIT, ATTENTION, CROSS_ATTENTION) else ""
+    mixed = {DENOISE_STEP: linears or eight, COMMIT: linears or eight, ATTENTION: linears or eight, CROSS_ATTENTION: linears}
+    return f"float8 and {dtype_name(config)}" if mixed.get(name) else ""
 
 
 def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[CostItem, ...]:
-    """Return the parts of a pass with the bytes that its matrices take in their format."""
+    """Return the parts of a pass with the bytes that its matrices and its attention take in their format."""
     parts = costs.transformer_pass(shape, one)
+    if config.attention_format == "int8":
+        parts = tuple(_in_eight_bits(part, shape, one) for part in parts)
     if config.linear_format == "native" or config.simulate:
         return parts
     rows, dim, wide, size = one.batch * one.q_tokens, shape.dim, shape.ffn_dim, costs.element_bytes(one.dtype)
@@ -156,6 +159,17 @@ def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) 
         narrower = rows * given * (size - of_input) + given * out * (size - 1)
         found.append(replace(part, each=replace(part.each, read_bytes=part.each.read_bytes - narrower)))
     return tuple(found)
+
+
+def _in_eight_bits(part: CostItem, shape: TransformerShape, one: PassShape) -> CostItem:
+    """Return a part of a pass with self-attention in eight bits: queries, keys and values are rounded where keys are written."""
+    if part.name == ATTENTION_KERNEL:
+        return replace(part, each=replace(part.each, read_bytes=part.each.read_bytes // costs.element_bytes(one.dtype)))
+    if part.name != "kv_write":
+        return part
+    elements = 3 * one.batch * one.q_tokens * shape.dim
+    read = costs.elementwise(elements, dtype=one.dtype, outputs=0)
+    return replace(part, each=read + costs.elementwise(elements, dtype="int8", inputs=0))
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:

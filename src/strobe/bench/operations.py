@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.costs import decoder_stages, dtype_name, steady_pass, transformer_shape
+from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.core import costs
 from strobe.core.costs import Cost
 from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
+from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import new_cache
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.load import Model
@@ -155,8 +157,14 @@ class StepParts:
         queries, keys = first.self_attn.turned(q, k, rope)
         values = v.unflatten(-1, queries.shape[2:])
         new, reach = (keys, values), self.step.reach
-        kept = self.step.write(0, *new)
-        out = first.attend_kept(queries, new, kept, reach, 0).flatten(2)
+        step = self.step
+        asked: Tensor | RoundedQueries = queries
+        kept: tuple[Tensor, Tensor] | RoundedKeys
+        if isinstance(step, EightBitStep):
+            asked, kept = step.write_beside(0, queries, *new)
+        else:
+            kept = step.write(0, *new)
+        out = first.attend_kept(asked, new, kept, reach, 0).flatten(2)
         attended = steady_pass(self.model, self.config).kv_tokens
         ring = self.config.knobs.ring_cache
         yield make("norm_modulate", NORMS, "layer norm, scale and shift", "modulated_norm",
@@ -166,10 +174,14 @@ class StepParts:
         yield make("qk_norm_rope", NORMS, "RMS norms over the full width, RoPE", "qk_norm_rope",
                    lambda at: at.layer.self_attn.turned(q, k, rope))  # fmt: skip
         where = "into their slots, which attention reads in place" if ring else "roll, clone, write, concatenate"
-        write = make("kv_write", CACHE, where, "kv_write", lambda at: self.step.write(at.index, keys, values))
-        yield replace(write, waits=not ring)
+        if isinstance(step, EightBitStep):
+            yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots", "kv_write",
+                       lambda at: step.write_beside(at.index, queries, keys, values))  # fmt: skip
+        else:
+            write = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.index, keys, values))
+            yield replace(write, waits=not ring)
         yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys", "attention_kernel",
-                   lambda at: at.layer.attend_kept(queries, new, kept, reach, 0))  # fmt: skip
+                   lambda at: at.layer.attend_kept(asked, new, kept, reach, 0))  # fmt: skip
         yield make("output_projection", PROJECTIONS, "of self-attention", "output_projection",
                    lambda at: at.layer.self_attn.o(out))  # fmt: skip
         yield make("attention_residual", RESIDUALS, "x + y * gate", "gated_residual",

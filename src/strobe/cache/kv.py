@@ -13,6 +13,7 @@ from strobe.cache.policy import RingPolicy, ShotPolicy
 from strobe.cache.rows import Signature, TokenRows, graded, store
 from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames, TiledStep
 from strobe.core.errors import ConfigError, SessionError, ShapeError
+from strobe.eightbit.rounded import RoundedKeys
 
 Positions = Literal["absolute", "rebased"]
 Rotate = Callable[[Tensor, int, Tensor], None]
@@ -86,13 +87,13 @@ class CacheStep(Protocol):
         """Return all that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
         ...
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D]."""
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D], or both in eight bits."""
         ...
 
 
 class KVCache(Protocol):
-    """The cache as a stream uses it: `RingCache`, `RollingCache` or `strobe.cache.quantized.QuantizedRing`."""
+    """The cache as a stream uses it: `RingCache`, `RollingCache`, or a ring of eight bits (`quantized`, `eightbit_ring`)."""
 
     @property
     def end(self) -> int:

@@ -8,9 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_order, check_rewrite, check_state, sink_rotation
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_state
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature, TokenRows
+from strobe.cache.rows import Signature
+from strobe.cache.slots import SlotRing
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
 from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, store_rows
@@ -62,7 +63,7 @@ class QuantizedStep:
         return full[0, :, : self.attended], full[1, :, : self.attended]
 
 
-class QuantizedRing:
+class QuantizedRing(SlotRing[QuantizedStep]):
     """A `RingCache` with keys and values in eight bits, one float32 scale per token and head; slots and positions are the same.
 
     With head size D a token and head takes ``D + 4`` bytes. A pass attends to what is stored, its own keys and values included,
@@ -91,10 +92,8 @@ class QuantizedRing:
         positions: Positions = "absolute",
         rotate: Rotate | None = None,
     ) -> None:
-        self.shape = shape
-        self.policy = policy
+        super().__init__(shape, policy, device, positions, rotate)
         self.to: EightBit = to
-        self._rotate = sink_rotation(policy, positions, rotate)
         rows, sink = shape.buffer(policy.window), shape.buffer(policy.sink)
         self.values = torch.zeros((2, *rows), device=device, dtype=DTYPES[to])  # [2, L, B, R, H, D]: keys, then values
         self.scales = torch.zeros((*self.values.shape[:-1], 1), device=device, dtype=torch.float32)
@@ -103,45 +102,11 @@ class QuantizedRing:
             scale=torch.zeros((*sink[:-1], 1), device=device, dtype=torch.float32),
         )
         self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
-        self._rows = TokenRows(shape.tokens_per_frame, device)
-        self._origin = 0
-        self._end = 0
-
-    @property
-    def end(self) -> int:
-        """Frame number after the last frame written."""
-        return self._end
 
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share, bytes."""
         return self.values.nbytes + self.scales.nbytes + self._sink.num_bytes + self.full.nbytes
-
-    def at(self, first_frame: int, num_frames: int) -> QuantizedStep:
-        """Open the frames of the next frame block, or the last frames again. Raises: see `RingCache.at`."""
-        end = first_frame + num_frames
-        check_order(self._end, first_frame, num_frames)
-        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
-        self._move_sink(end)
-        self._end = end
-        return self._step(first_frame, num_frames, skip=0)
-
-    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> QuantizedStep:
-        """Open the window that ends before `end`, to be derived again under a new prompt. See `RingCache.rewrite`."""
-        end = self._end if end is None else end
-        first_frame = check_rewrite(self._end, end, self.policy.window)
-        self._move_sink(end)
-        self._end = end
-        if not keep_sink:
-            self._origin = max(self._origin, first_frame)
-        skip = self.policy.sink if first_frame > self._origin else 0
-        return self._step(first_frame, end - first_frame, skip=skip)
-
-    def reset(self, *, erase: bool = False) -> None:
-        """Forget every frame; see `strobe.cache.kv.KVCache.reset`."""
-        self._origin = self._end = 0
-        for tensor in (self.values, self.scales, self._sink.values, self._sink.scale) if erase else ():
-            tensor.zero_()
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
@@ -173,11 +138,12 @@ class QuantizedRing:
             skipped=skip * tokens,
         )
 
-    def _move_sink(self, end: int) -> None:
-        """Rotate the sink keys to the positions that belong to `end`. They are only written while they are not rotated."""
-        before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
-        if self._rotate is None or before == after:
-            return
+    def _held(self) -> tuple[Tensor, ...]:
+        return self.values, self.scales, *self._sink
+
+    def _turn_sink(self, before: int, after: int) -> None:
+        """See `SlotRing`."""
+        assert self._rotate is not None
         number = self._sink.values.shape[2]
         sink = Quantized(values=self.values[0, :, :, :number], scale=self.scales[0, :, :, :number])
         if before == 0:

@@ -110,7 +110,7 @@ def show(
     output.show(styled(("in other projects", "bold"), f": {elsewhere}") if elsewhere else "")
     refused = {config.name: reason for config in configs if (reason := lacking(config, where))}
     for reason in refused.values():
-        output.show(styled(("not here", "bold"), f": {reason}; --simulate computes what it would give"))
+        output.show(styled(("not here", "bold"), f": {reason}"))
     output.emit(
         {
             "lacking": refused,

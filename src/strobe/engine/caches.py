@@ -8,11 +8,14 @@ from functools import partial
 from torch import Tensor
 
 from strobe.cache.ahead import AheadRing
+from strobe.cache.eightbit_ring import EightBitRing
 from strobe.cache.kv import CacheShape, KVCache, RingCache
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
 from strobe.cache.shots import ShotRing
+from strobe.core.errors import ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
+from strobe.engine.attention_format import without_kernel
 from strobe.engine.config import ResolvedConfig
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.sparsity import history_tiles
@@ -45,14 +48,21 @@ def prepare_cache(
     """Prepare what outlives a cache, such as tables of tiles, and return a function that makes the cache.
 
     Args, and what is made: see `new_cache`.
+
+    Raises:
+        ImplUnavailableError: attention in eight bits does not run on this device, or not with heads of this size.
     """
     grid = latents.token_grid(dit.patch)
     shape = cache_shape(dit, grid, batch)
+    if config.attention_format != "native" and (reason := without_kernel(config.device, config.dtype, dit.head_dim)):
+        raise ImplUnavailableError(config.attention_format, reason, ("attention_format 'native'",), what="attention_format")
     kind: Callable[..., KVCache]
     if config.past == "rolling":
         kind = AheadRing
     elif not config.knobs.ring_cache:
         kind = RollingCache
+    elif config.attention_format == "int8":
+        kind = EightBitRing
     elif config.kv_format == "native":
         kind = partial(RingCache, tiles=history_tiles(grid, config))
     else:

@@ -14,6 +14,7 @@ from strobe.core.device import card_of, resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.shapes import VaeStride
 from strobe.eightbit.rows import FP8_CAPABILITY
+from strobe.engine.attention_format import check_attention_format, check_past_of_format, without_kernel
 from strobe.engine.knob_states import KnobState, Place, knob_state
 from strobe.engine.past_checks import check_past
 from strobe.engine.schedule import NoiseSchedule, check_timesteps
@@ -22,6 +23,8 @@ from strobe.models.wan.flow import Sampler
 DType = Literal["auto", "float32", "bfloat16"]
 Format = Literal["native", "fp8", "int8"]
 FORMATS: tuple[Format, ...] = ("native", "fp8", "int8")
+AttentionFormat = Literal["native", "int8"]
+ATTENTION_FORMATS: tuple[AttentionFormat, ...] = ("native", "int8")
 CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -116,6 +119,8 @@ class EngineConfig:
         linear_format: of the weights of the layers' matrices: "native" (in `dtype`), "fp8" (weights and activations, on
             FP8 matrix units) or "int8" (weights alone).
         kv_format: of the cached keys and values: "native", "fp8" or "int8", one scale per token and head.
+        attention_format: of self-attention: "native" (in `dtype`) or "int8" (int8 queries and keys, FP8 weights and values, which
+            the cache keeps so).
         native_layers: numbers of layers whose matrices stay native whatever `linear_format` says; -1 is the last.
         simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster.
         compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead", which makes graphs of its own and is the
@@ -142,6 +147,7 @@ class EngineConfig:
     dtype: DType = "auto"
     linear_format: Format = "native"
     kv_format: Format = "native"
+    attention_format: AttentionFormat = "native"
     native_layers: tuple[int, ...] = ()
     simulate: bool = False
     compile_mode: CompileMode = "default"
@@ -173,6 +179,8 @@ class EngineConfig:
         for name in ("linear_format", "kv_format"):
             if getattr(self, name) not in FORMATS:
                 raise unknown_choice(name, getattr(self, name), FORMATS)
+        if self.attention_format not in ATTENTION_FORMATS:
+            raise unknown_choice("attention_format", self.attention_format, ATTENTION_FORMATS)
         if self.compile_mode not in COMPILE_MODES:
             raise unknown_choice("compile_mode", self.compile_mode, COMPILE_MODES)
         if self.kv_format != "native" and (self.sparsity or not self.knobs.ring_cache):
@@ -180,6 +188,8 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other"
             )
+        if self.attention_format != "native":
+            check_attention_format(self)
         if self.first_block is not None and self.first_block < 1:
             raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
 
@@ -207,6 +217,7 @@ class ResolvedConfig:
     keep_sink: bool
     linear_format: Format
     kv_format: Format
+    attention_format: AttentionFormat
     simulate: bool
     compile_mode: CompileMode
     knobs: Knobs
@@ -279,14 +290,14 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
     check_past(config, own, first_block)
+    check_past_of_format(config, own)
     states = knob_states(config, defaults, device)
     plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)
-    automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
     return ResolvedConfig(
         asked=config,
         device=device,
         decode_device=decode_device,
-        dtype=DTYPES[automatic if config.dtype == "auto" else config.dtype],
+        dtype=dtype_of(config, device),
         frame_block=defaults.frame_block,
         first_block=first_block,
         schedule=plan,
@@ -299,6 +310,7 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         keep_sink=config.keep_sink,
         linear_format=config.linear_format,
         kv_format=config.kv_format,
+        attention_format=config.attention_format,
         simulate=config.simulate,
         compile_mode=config.compile_mode,
         knobs=Knobs(**{state.name: state.on for state in states}),
@@ -321,29 +333,43 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
     return tuple(knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
 
 
+def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of weights and activations on a device."""
+    automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
+    return DTYPES[automatic if config.dtype == "auto" else config.dtype]
+
+
 def check_device(config: EngineConfig, device: torch.device) -> None:
     """Refuse a device that lacks what a configuration needs, whatever the model.
 
     Raises:
-        ImplUnavailableError: FP8 matrix units are not on it and `simulate` is off.
+        ImplUnavailableError: FP8 matrix units are not on it and `simulate` is off, or no kernel attends in eight bits there.
     """
-    if reason := lacking(config, device):
-        raise ImplUnavailableError(
-            config.name,
-            f"it{reason.removeprefix(config.name)}",
-            ("preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"),
-            what="preset",
-        )
+    if reason := _without_fp8(config, device):
+        other = "preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"
+        raise ImplUnavailableError(config.name, f"it {reason}", other, what="preset")
+    if reason := _without_eight(config, device):
+        raise ImplUnavailableError(config.name, f"it {reason}", ("attention_format 'native'",), what="preset")
 
 
 def lacking(config: EngineConfig, device: torch.device) -> str:
-    """Say what a configuration needs and a device lacks; empty if nothing."""
-    if config.linear_format != "fp8" or config.simulate:
-        return ""
-    if card_of(device).capability >= FP8_CAPABILITY:
+    """Say what a configuration needs and a device lacks, and what to do; empty if nothing."""
+    if reason := _without_fp8(config, device):
+        return f"{config.name} {reason}; --simulate computes what it would give"
+    reason = _without_eight(config, device)
+    return f"{config.name} {reason}" if reason else ""
+
+
+def _without_fp8(config: EngineConfig, device: torch.device) -> str:
+    if config.linear_format != "fp8" or config.simulate or card_of(device).capability >= FP8_CAPABILITY:
         return ""
     least = ".".join(map(str, FP8_CAPABILITY))
-    return f"{config.name} runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"
+    return f"runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"
+
+
+def _without_eight(config: EngineConfig, device: torch.device) -> str:
+    reason = "" if config.attention_format == "native" else without_kernel(device, dtype_of(config, device))
+    return f"attends in eight bits, which does not run on {device}: {reason}" if reason else ""
 
 
 def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:

@@ -42,6 +42,11 @@ def balanced() -> EngineConfig:
     return EngineConfig(name="balanced")
 
 
+def balanced_int8() -> EngineConfig:
+    """`balanced`, with self-attention in eight bits: int8 queries and keys, FP8 weights and values."""
+    return EngineConfig(name="balanced_int8", attention_format="int8")
+
+
 def sparse() -> EngineConfig:
     """`balanced`, with queries that leave out four fifths of the past between the sink and the frame block."""
     return EngineConfig(name="sparse", sparsity=0.8)
@@ -78,6 +83,7 @@ PRESETS: dict[str, Callable[[], EngineConfig]] = {
     "baseline": baseline,
     "quality": quality,
     "balanced": balanced,
+    "balanced_int8": balanced_int8,
     "low_memory": low_memory,
     "sparse": sparse,
     "speed": speed,

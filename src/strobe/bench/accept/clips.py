@@ -141,5 +141,5 @@ def check_presets(
 
 def _computes(config: ResolvedConfig) -> tuple[object, ...]:
     """Return the settings that decide the values."""
-    formats = config.linear_format, config.kv_format
+    formats = config.linear_format, config.kv_format, config.attention_format
     return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats

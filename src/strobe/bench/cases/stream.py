@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from strobe.attention.dense.eight.api import explain_eightbit
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.selection import BlockSelection
@@ -200,6 +201,7 @@ class StreamCase:
             dtype=str(config.dtype).removeprefix("torch."),
             linear_format=config.linear_format + (", simulated" if config.simulated else ""),
             kv_format=config.kv_format,
+            attention_format=config.attention_format,
             compile_mode=config.compile_mode if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
@@ -255,7 +257,7 @@ class StreamCase:
     def _computes(self, name: str) -> tuple[object, ...]:
         """Return the settings that decide the values: variants that agree in them must agree in their latents."""
         config = self._session(name).config
-        formats = config.linear_format, config.kv_format
+        formats = config.linear_format, config.kv_format, config.attention_format
         return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
@@ -295,7 +297,7 @@ class StreamCase:
         shape = (1, config.frame_block * tokens_per_frame, dit.num_heads, dit.head_dim)
         query = torch.empty(shape, device=config.device, dtype=config.dtype)
         keys = torch.empty((1, config.policy.window * tokens_per_frame, *shape[2:]), device=config.device, dtype=config.dtype)
-        choice = explain(query, keys, keys)
+        choice = (explain if config.attention_format == "native" else explain_eightbit)(query, keys, keys)
         return choice.impl.name, "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
 
     def _sparse_choice(self, config: EngineConfig) -> Choice[Any]:

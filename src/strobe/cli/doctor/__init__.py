@@ -262,7 +262,7 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from ("", styled(("optimisations", "bold"), " on this device"), _knob_table(document["presets"]))
     reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
     yield from (f"  {name} is off: {reason}" for name, reason in reasons.items())
-    yield from (f"  not here: {reason}; --simulate computes what it would give" for reason in document["lacking"].values())
+    yield from (f"  not here: {reason}" for reason in document["lacking"].values())
     yield from ("", styled(("quality metrics", "bold")))
     yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
     if document["plugins"]:

@@ -129,7 +129,7 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     if memory["needs"]:
         yield f"  to download: {memory['needs']}"
     if memory["lacking"]:
-        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}; --simulate computes what it would give")
+        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}")
 
 
 def devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:

@@ -68,7 +68,7 @@ class SharedStep:
         shapes = [self._shape(rank, both.shape[1], 2, both.shape[4]) if rank in self.layout.row else (0,) for rank in self._ranks]
         arrived = self.call.exchange(sends, shapes).wait()
         keys, values = self._whole([arrived[rank].transpose(0, 1) for rank in self.layout.row]).unbind(2)
-        return self.step.write(layer, keys, values)
+        return self._stored(layer, keys, values)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Attend from this rank's tokens, all heads, over the keys of all ranks; k and v are stored first.
@@ -82,7 +82,7 @@ class SharedStep:
             attend: attention over what a cache keeps; used where one rank keeps all keys of its heads.
         """
         q, new = self._out(q, k, v)
-        kept = self.step.write(layer, *new)
+        kept = self._stored(layer, *new)
         if self.layout.degrees.tree == 1:
             return self._back(attend(q, new, kept, self.step.reach, layer))
         with span(ATTENTION_KERNEL):
@@ -90,6 +90,11 @@ class SharedStep:
             part = local_attention(q, keys, Mask(), (0, q.shape[1]), q.shape[3] ** -0.5)
         packed = self._back(pack_state(part))  # [B, F * n, T * H, W]
         return merge_messages(packed.chunk(self.layout.degrees.tree, dim=2), q.shape[3]).out
+
+    def _stored(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        written = self.step.write(layer, k, v)
+        assert isinstance(written, tuple), "the configuration was checked"
+        return written
 
     def gather(self, part: Tensor) -> list[Tensor]:
         """Gather every rank's part `[B, F, C, ph, n * pw]` of a flow on every rank."""

@@ -60,7 +60,9 @@ class FadedStep:
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep`."""
-        return self.step.write(layer, k, v)
+        written = self.step.write(layer, k, v)
+        assert isinstance(written, tuple), "the configuration was checked"
+        return written
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         """Store k and v `[B, S, H, D]`, and attend: `[B, S, H, D]`.

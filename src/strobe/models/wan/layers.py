@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
+from strobe.attention.dense.eight import attend_rounded
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
+from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.tiled import Reach
 from strobe.core.errors import ConfigError
 from strobe.core.spans import (
@@ -35,6 +37,7 @@ from strobe.core.spans import (
     QKV_PROJECTION,
     span,
 )
+from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.regions import region
 from strobe.models.wan.rope import rotate
@@ -52,8 +55,8 @@ def random_modulation(rows: int, dim: int) -> Tensor:
 class KeyValueStep(Protocol):
     """The cache as a layer uses it: store this block's keys and values, return those to attend to."""
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v `[B, S, H, D]`, k after RoPE; return keys and values `[B, S_kv, H, D]`."""
+    def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
+        """Store k, v `[B, S, H, D]`, k after RoPE; return keys and values `[B, S_kv, H, D]`, or both in eight bits."""
         ...
 
     @property
@@ -62,7 +65,7 @@ class KeyValueStep(Protocol):
         ...
 
 
-Attend = Callable[[Tensor, KeyValues | None, KeyValues, Reach | None, int], Tensor]
+Attend = Callable[[Tensor, KeyValues | None, KeyValues | RoundedKeys, Reach | None, int], Tensor]
 """`WanLayer.attend_kept`."""
 
 
@@ -238,14 +241,25 @@ class WanLayer(nn.Module):
             q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
-    def attend_kept(self, q: Tensor, new: KeyValues | None, kept: KeyValues, reach: Reach | None, index: int) -> Tensor:
+    def attend_kept(
+        self,
+        q: Tensor | RoundedQueries,
+        new: KeyValues | None,
+        kept: KeyValues | RoundedKeys,
+        reach: Reach | None,
+        index: int,
+    ) -> Tensor:
         """Attend over what a cache keeps: all of it, or with a `reach` the sink, this pass and tiles of the history.
 
         Args:
-            q: of this pass.
+            q: of this pass; rounded for what is kept only if that is in eight bits.
             new: keys and values of this pass; None: all are among what is kept.
             kept: what the cache returned for layer `index`.
         """
+        if isinstance(kept, RoundedKeys):
+            with span(ATTENTION_KERNEL):
+                return attend_rounded(q, kept).out
+        assert isinstance(q, Tensor)
         if reach is None:
             return self.attend(q, *kept, None)
         tiles, per_frame = reach.tiles, reach.tiles.grid[0] * reach.tiles.grid[1]
@@ -268,6 +282,10 @@ class WanLayer(nn.Module):
         """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""
         if isinstance(kv, SharedKeyValueStep):
             return kv.attend(index, q, k, v, self.attend_kept)
+        if isinstance(kv, EightBitStep):
+            with span(KV_WRITE):
+                queries, rounded = kv.write_beside(index, q, k, v)
+            return self.attend_kept(queries, None, rounded, None, index)
         with span(KV_WRITE):
             kept = kv.write(index, k, v)
         return self.attend_kept(q, (k, v), kept, kv.reach, index)

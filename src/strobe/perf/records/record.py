@@ -188,6 +188,7 @@ class Variant(Line, frozen=True, kw_only=True):
     lora: Annotated[str | None, Meta(description="LoRA merged into the weights; null: none")] = None
     linear_format: Annotated[str, Meta(description="format of the linear layers, e.g. `native`, `fp8`, `fp8, simulated`")] = ""
     kv_format: Annotated[str, Meta(description="format of the cached keys and values, e.g. `native`, `int8`")] = ""
+    attention_format: Annotated[str, Meta(description="format of self-attention, e.g. `native`, `int8`; empty: not known")] = ""
     compile_mode: Annotated[str | None, Meta(description="mode of torch.compile; null: eager")] = None
     tokens_per_block: Annotated[int | None, Meta(description="number of tokens in a frame block; null: not known")] = None
     calls_per_stage: Annotated[dict[str, int], Meta(description="by span name: counted calls of the region in a clip")] = field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.eight.impl import reference
-from strobe.attention.dense.eight.rounded import RoundedKeys, unfilled
 from strobe.attention.impls import MISSING, Choice, Impl, ambient, hash_of, no_card_for, select, short
 from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, unfilled
+from strobe.eightbit.rounding import RoundingImpl, round_queries, store
 
 
 def _refuses_kernels(name: str, spec: AttentionSpec) -> str | None:
@@ -40,27 +40,21 @@ def _refuses_triton(spec: AttentionSpec) -> str | None:
     return _refuses_kernels("triton", spec)
 
 
-def _refuses_reference(spec: AttentionSpec) -> str | None:
-    if spec.head_dim & (spec.head_dim - 1):
-        return f"a Hadamard matrix of a power of two turns the channels, head_dim is {spec.head_dim}"
-    return None
-
-
-def _run_gluon(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def _run_gluon(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
     from strobe.attention.dense.eight.impl import gluon
 
     return gluon.run(q, kept, spec)
 
 
-def _run_triton(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def _run_triton(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
     from strobe.attention.dense.eight.impl import triton
 
     return triton.run(q, kept, spec)
 
 
 _FOLDER: Final = "dense/eight"
-_SHARED: Final = (f"{_FOLDER}/impl/triton.py", f"{_FOLDER}/rounded.py")
-REFERENCE: Final = Impl(name="reference", refuses=_refuses_reference, run=reference.run, operator="eightbit", slow=True)
+_SHARED: Final = (f"{_FOLDER}/impl/triton.py", "../eightbit/rounded.py", "../eightbit/impl/rounding_triton.py")
+REFERENCE: Final = Impl(name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True)
 IMPLS: Final = (
     Impl(
         name="gluon",
@@ -109,7 +103,7 @@ def eightbit_attention(
     Queries and keys are int8, weights and values FP8. Keys that are attended to more than once are rounded once by `round_keys`.
 
     Args:
-        q: `[B, S_q, H, D]`, D a power of two.
+        q: `[B, S_q, H, D]`.
         k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
         v: like k.
         softmax_scale: default `D ** -0.5`.
@@ -129,7 +123,7 @@ def round_keys(k: Tensor, v: Tensor, *, room: float = 1.0, impl: str = "auto") -
     """Round keys and values to eight bits, to attend to them many times; means and scales are measured on them.
 
     Args:
-        k: `[B, S_kv, H_kv, D]`, D a power of two.
+        k: `[B, S_kv, H_kv, D]`.
         v: like k.
         room: how many times larger than these those may be that `store_rounded` brings later.
         impl: as of `eightbit_attention`; all of them round to the same numbers.
@@ -169,11 +163,12 @@ def store_rounded(kept: RoundedKeys, k: Tensor, v: Tensor, start: int, *, impl: 
     if not 0 <= start < start + spec.kv_len <= rows:
         raise ShapeError(f"start: got rows {start} to {start + spec.kv_len}, expected at least one, within 0 to {rows}")
     with ambient(k):
-        _storing(_choose(spec, impl).impl)(kept, k, v, start)
+        rows = torch.arange(start, start + spec.kv_len, device=k.device)
+        store(kept, Arriving(k=k, v=v, rows=rows, run=spec.kv_len), impl=_rounding(_choose(spec, impl).impl))
 
 
 def attend_rounded(
-    q: Tensor,
+    q: Tensor | RoundedQueries,
     kept: RoundedKeys,
     *,
     softmax_scale: float | None = None,
@@ -183,7 +178,7 @@ def attend_rounded(
     """Round q to eight bits and attend to keys and values that are rounded already, as `eightbit_attention` does.
 
     Args:
-        q: `[B, S_q, H, D]`.
+        q: `[B, S_q, H, D]`; or queries that were rounded for `kept`, which have a softmax_scale.
         kept: of `round_keys`.
         softmax_scale: default `D ** -0.5`.
         impl: as of `eightbit_attention`; whichever rounded the keys.
@@ -191,10 +186,17 @@ def attend_rounded(
 
     Raises:
         ShapeError: q does not fit `kept`.
+        ConfigError: the lse of queries that were rounded without what it needs.
         ImplUnavailableError: the named impl cannot run this call, or a gradient is asked for.
     """
     batch, heads, rows, dim = _shape(kept)
-    given = TensorMeta.of("q", q)
+    if isinstance(q, RoundedQueries):
+        if return_lse and q.taken is None:
+            raise ConfigError("return_lse: these queries were rounded without `taken`, which the lse needs; round them with it")
+        shape, softmax_scale = (batch, q.values.shape[2], q.values.shape[1], dim), q.softmax_scale
+        given = TensorMeta(shape=shape, dtype=q.dtype, device=kept.keys.device, requires_grad=False)
+    else:
+        given = TensorMeta.of("q", q)
     keys = TensorMeta(shape=(batch, rows, heads, dim), dtype=given.dtype, device=kept.keys.device, requires_grad=False)
     spec = check(given, keys, keys, softmax_scale, return_lse)
     return _run_on(q, kept, _choose(spec, impl).impl, spec)
@@ -217,19 +219,18 @@ def _round(k: Tensor, v: Tensor, room: float, impl: Impl[AttentionSpec]) -> Roun
     with torch.no_grad(), ambient(k):
         kept = unfilled(k, v, room)
         if k.numel():
-            _storing(impl)(kept, k, v, 0)
+            count = k.shape[1]
+            store(kept, Arriving(k=k, v=v, rows=torch.arange(count, device=k.device), run=count), impl=_rounding(impl))
     return kept
 
 
-def _storing(impl: Impl[AttentionSpec]) -> Callable[[RoundedKeys, Tensor, Tensor, int], None]:
+def _rounding(impl: Impl[AttentionSpec]) -> RoundingImpl:
     """Return what an implementation rounds with: those with kernels share one."""
-    if impl is REFERENCE:
-        return reference.store
-    from strobe.attention.dense.eight.impl import triton
-
-    return triton.store
+    return "reference" if impl is REFERENCE else "triton"
 
 
-def _run_on(q: Tensor, kept: RoundedKeys, impl: Impl[AttentionSpec], spec: AttentionSpec) -> AttentionOutput:
-    with torch.no_grad(), ambient(q):
+def _run_on(q: Tensor | RoundedQueries, kept: RoundedKeys, impl: Impl[AttentionSpec], spec: AttentionSpec) -> AttentionOutput:
+    with torch.no_grad(), ambient(kept.keys):
+        if isinstance(q, Tensor):
+            q = round_queries(q, kept, spec.softmax_scale, with_taken=spec.return_lse, impl=_rounding(impl))
         return impl.run(q, kept, spec)

@@ -22,8 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from strobe.attention.dense.eight.impl import triton
-from strobe.attention.dense.eight.rounded import BLOCK, RoundedKeys
 from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
 _FP8_SHIFT = gl.constexpr(8.0)
 _NEVER = gl.constexpr(-1e30)
@@ -50,7 +50,7 @@ def _place(program, first, tiles, parts, num_kv, keys: gl.constexpr):
 
 @gluon.jit
 def _loads(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where, num_q, num_kv,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where, num_q, kept_rows,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     """Load queries once, and keys and values block by block into a ring."""
@@ -64,7 +64,7 @@ def _loads(
         stage, turn = step % stages, (step // stages) & 1
         mbarrier.wait(k_free.index(stage), turn ^ 1)
         mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [head * num_kv + block * keys, 0], k_ready.index(stage), k_smem.index(stage))
+        tma.async_copy_global_to_shared(k_desc, [head * kept_rows + block * keys, 0], k_ready.index(stage), k_smem.index(stage))
         mbarrier.wait(v_free.index(stage), turn ^ 1)
         mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(v_desc, [head * dim, block * keys], v_ready.index(stage), v_smem.index(stage))
@@ -168,13 +168,13 @@ def _second_group(
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
+@gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts", "kept_rows"])
 def _attend_kernel(
     q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
-    num_q, num_kv, heads, first, tiles, parts,
+    num_q, num_kv, heads, first, tiles, parts, kept_rows,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
 ):  # fmt: skip
-    """See the kernel of this name in `impl/triton.py`; a tile has 128 queries."""
+    """See the kernel of this name in `impl/triton.py`; a tile has 128 queries. Heads of keys begin every `kept_rows` rows."""
     groups: gl.constexpr = 2
     program = gl.program_id(0)
     where = _place(program, first, tiles, parts, num_kv, keys)
@@ -210,7 +210,7 @@ def _attend_kernel(
             )),
             (_loads, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where,
-                num_q, num_kv, keys, dim, stages, groups,
+                num_q, kept_rows, keys, dim, stages, groups,
             )),
         ],
         [4, 1],
@@ -219,19 +219,21 @@ def _attend_kernel(
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
-    dim = q.shape[2]
+    heads, rows, dim = k.shape
+    kept_rows = k.stride(0) // dim  # of which `rows` are attended; what follows the last head's is not read
+    k = k.as_strided(((heads - 1) * kept_rows + rows, dim), (dim, 1))
     descriptors = (
-        TensorDescriptor.from_tensor(x.flatten(0, 1), block, gl.NVMMASharedLayout.get_default_for(block, kind))
+        TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, kind))
         for x, block, kind in (
-            (q, [_GROUP.value, dim], gl.int8),
+            (q.flatten(0, 1), [_GROUP.value, dim], gl.int8),
             (k, [BLOCK, dim], gl.int8),
-            (v, [dim, BLOCK], gl.float8e4nv),
+            (v.flatten(0, 1), [dim, BLOCK], gl.float8e4nv),
         )
     )
     shape = {"keys": BLOCK, "dim": dim, "stages": _STAGES, "num_warps": 4, "maxnreg": _REGISTERS}
-    _attend_kernel[(programs,)](*descriptors, *rest, **shape)
+    _attend_kernel[(programs,)](*descriptors, *rest, kept_rows, **shape)
 
 
-def run(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
     """Attend by the kernel above, one program on a multiprocessor at a time."""
     return triton.attend(q, kept, spec, _launch, _ROWS, 1)

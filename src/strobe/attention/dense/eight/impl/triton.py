@@ -1,4 +1,4 @@
-"""Attention in eight bits in Triton, for Hopper: rounding, attention, and the merge of parts.
+"""Attention in eight bits in Triton, for Hopper, and the merge of parts.
 
 Values lie transposed, for Hopper's matrix units read both eight-bit operands along the summed axis; and their keys stand in the
 order in which a thread holds the weights that it computed, so weights never change threads. Maxima and sums are in units of
@@ -17,31 +17,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.dense.eight.impl.reference import LOG2E
-from strobe.attention.dense.eight.rounded import BLOCK, RoundedKeys, hadamard
 from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.eightbit.impl.rounding_triton import in_order
+from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
-_MAGIC = tl.constexpr(12582912.0)
-"""1.5 * 2^23: a float32 plus it has the rounded number in its low bits."""
 _FP8_SHIFT = tl.constexpr(8.0)
 _NEVER = tl.constexpr(-1e30)
 _ROWS: Final = 64
 """Queries of a program. With four warps and two stages three programs run on a multiprocessor at a time: the fastest of six."""
 _RESIDENT: Final = 3
-_ROUNDED: Final = 64
-"""Queries of a program that rounds them."""
 _MERGED: Final = 16
 """Rows of a program that merges."""
 _MOST_PARTS: Final = 12
 
 Launch = Callable[..., object]
-
-
-@triton.jit
-def _in_order(p, rows: tl.constexpr, keys: tl.constexpr):
-    """Put weights into the order of the values; nothing moves between threads."""
-    apart = p.reshape(rows, keys // 32, 2, 2, 4, 2)
-    return apart.permute(0, 1, 2, 4, 3, 5).reshape(rows, keys)
 
 
 @triton.jit
@@ -55,7 +44,7 @@ def _step(state, q, scale, k, v, keys_left, masked: tl.constexpr, rows: tl.const
     fade = tl.exp2(most - now)
     p = tl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
     total = total * fade + tl.sum(p, 1)
-    acc = acc * fade[:, None] + tl.dot(_in_order(p.to(tl.float8e4nv), rows, keys), v.T)
+    acc = acc * fade[:, None] + tl.dot(in_order(p.to(tl.float8e4nv), rows, keys), v.T)
     return acc, now, total
 
 
@@ -135,77 +124,6 @@ def _merge_kernel(
     tl.store(lse_ptr + head * num_q + at, most + tl.log(total), mask=there)
 
 
-@triton.jit
-def _near(x):
-    """Round to int8, to the nearest; what is beyond takes the largest."""
-    return (tl.minimum(tl.maximum(x, -127.0), 127.0) + _MAGIC).to(tl.int32, bitcast=True).to(tl.int8)
-
-
-@triton.jit(do_not_specialize=["num_q", "heads"])
-def _queries_kernel(
-    q_ptr, turn_ptr, k_mean_ptr, k_scale_ptr, small_ptr, scale_ptr, taken_ptr, num_q, heads, factor,
-    with_lse: tl.constexpr, rows: tl.constexpr, dim: tl.constexpr,
-):  # fmt: skip
-    """Turn queries of one head and round them; their scale takes in the keys' and `factor`.
-
-    `with_lse`: leave also the logits of the mean that the keys lost.
-    """
-    head, at, channel = tl.program_id(1), tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, dim)
-    there = at < num_q
-    place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
-    q = tl.load(q_ptr + place, mask=there[:, None], other=0.0)
-    turned = tl.dot(q, tl.load(turn_ptr + channel[:, None] * dim + channel[None, :])).to(tl.float32)
-    most = tl.maximum(tl.max(tl.abs(turned), 1), 1e-12)
-    place = (head * num_q + at)[:, None].to(tl.int64) * dim + channel[None, :]
-    tl.store(small_ptr + place, _near(turned * (127.0 / most)[:, None]), mask=there[:, None])
-    tl.store(scale_ptr + head * num_q + at, most / 127.0 * factor * tl.load(k_scale_ptr + head), mask=there)
-    if with_lse:
-        taken = tl.sum(turned * tl.load(k_mean_ptr + head * dim + channel)[None, :], 1) * factor * 0.6931471805599453
-        tl.store(taken_ptr + head * num_q + at, taken, mask=there)
-
-
-@triton.jit(do_not_specialize=["start", "count", "num_kv", "width", "heads"])
-def _keys_kernel(
-    k_ptr, v_ptr, turn_ptr, k_mean_ptr, k_scale_ptr, v_mean_ptr, v_scale_ptr, small_k_ptr, small_v_ptr,
-    start, count, num_kv, width, heads,
-    rows: tl.constexpr, dim: tl.constexpr,
-):  # fmt: skip
-    """Round some rows of keys and values of one head where they are kept, rows `start` to `start + count`."""
-    head, channel = tl.program_id(1), tl.arange(0, dim)
-    at0 = (start // rows + tl.program_id(0)) * rows
-    at = at0 + tl.arange(0, rows)
-    there = (at >= start) & (at < start + count)
-    place = ((at - start) * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
-    k = tl.load(k_ptr + place, mask=there[:, None], other=0.0)
-    v = tl.load(v_ptr + place, mask=there[:, None], other=0.0)
-    turned = tl.dot(k, tl.load(turn_ptr + channel[:, None] * dim + channel[None, :])).to(tl.float32)
-    turned -= tl.load(k_mean_ptr + head * dim + channel)[None, :]
-    row = (head * num_kv + at)[:, None].to(tl.int64) * dim + channel[None, :]
-    tl.store(small_k_ptr + row, _near(turned * (1.0 / tl.load(k_scale_ptr + head))), mask=there[:, None])
-    mean, scale = tl.load(v_mean_ptr + head * dim + channel), tl.load(v_scale_ptr + head * dim + channel)
-    smooth = (v.to(tl.float32) - mean[None, :]) * (1.0 / scale)[None, :]
-    small = tl.minimum(tl.maximum(smooth, -448.0), 448.0).to(tl.float8e4nv)
-    spot = tl.arange(0, rows)
-    key = (spot // 32) * 32 + ((spot >> 4) & 1) * 16 + ((spot >> 1) & 1) * 8 + ((spot >> 2) & 3) * 2 + (spot & 1)
-    key += at0
-    place = (head * dim + channel)[:, None].to(tl.int64) * width + at0 + spot[None, :]
-    seen = ((key >= start) & (key < start + count))[None, :]
-    tl.store(small_v_ptr + place, _in_order(tl.trans(small), dim, rows), mask=seen)
-
-
-def store(kept: RoundedKeys, k: Tensor, v: Tensor, start: int) -> None:
-    """Round keys and values `[B, T, H_kv, D]` into rows `start` and on."""
-    batch, count, heads, dim = k.shape
-    turn = hadamard(dim, k.device, k.dtype)
-    grid = ((start + count - 1) // BLOCK - start // BLOCK + 1, heads)
-    for each in range(batch):
-        constants = (kept.key_mean[each], kept.key_scale[each], kept.value_mean[each], kept.value_scale[each])
-        _keys_kernel[grid](
-            k[each].contiguous(), v[each].contiguous(), turn, *constants, kept.keys[each], kept.values[each],
-            start, count, kept.keys.shape[2], kept.values.shape[3], heads, rows=BLOCK, dim=dim, num_warps=8,
-        )  # fmt: skip
-
-
 @lru_cache(maxsize=256)
 def split(programs: int, slots: int, blocks: int) -> tuple[int, int]:
     """Split the last wave of programs, of which `slots` run at a time, so that it ends soonest, on paper.
@@ -238,44 +156,39 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
     _attend_kernel[(programs,)](*descriptors, *rest, rows=_ROWS, keys=BLOCK, dim=dim, num_warps=4, num_stages=2)
 
 
-def run(q: Tensor, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
     """Attend by the kernels above."""
     return attend(q, kept, spec, _launch, _ROWS, _RESIDENT)
 
 
-def attend(q: Tensor, kept: RoundedKeys, spec: AttentionSpec, launch: Launch, rows: int, resident: int) -> AttentionOutput:
-    """Round queries, attend, and merge what was attended in parts.
+def attend(
+    q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec, launch: Launch, rows: int, resident: int
+) -> AttentionOutput:
+    """Attend, and merge what was attended in parts.
 
     Args:
-        launch: of a kernel that attends as `_attend_kernel` does.
+        launch: of a kernel that attends as `_attend_kernel` does, given queries, keys and values of one sample.
         rows: queries of its programs.
         resident: its programs on a multiprocessor.
     """
-    num, heads, dim = spec.q_len, spec.num_heads, spec.head_dim
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((spec.batch, heads, num), dtype=torch.float32, device=q.device)
-    small = torch.empty((heads, num, dim), dtype=torch.int8, device=q.device)
-    scale, taken = (torch.empty((heads, num), dtype=torch.float32, device=q.device) for _ in range(2))
+    num, heads, dim, device = spec.q_len, spec.num_heads, spec.head_dim, q.values.device
+    out = torch.empty((spec.batch, num, heads, dim), dtype=q.dtype, device=device)
+    lse = torch.empty((spec.batch, heads, num), dtype=torch.float32, device=device)
     tiles = triton.cdiv(num, rows)
-    first, parts = split(tiles * heads, slots(q.device, resident), triton.cdiv(spec.kv_len, BLOCK))
+    first, parts = split(tiles * heads, slots(device, resident), triton.cdiv(spec.kv_len, BLOCK))
     later = tiles * heads - first
-    part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=q.device)
-    part_lse = torch.empty(part.shape[0], dtype=torch.float32, device=q.device)
-    turn, factor = hadamard(dim, q.device, q.dtype), spec.softmax_scale * LOG2E / dim
+    part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=device)
+    part_lse = torch.empty(part.shape[0], dtype=torch.float32, device=device)
     for each in range(spec.batch):
-        _queries_kernel[(triton.cdiv(num, _ROUNDED), heads)](
-            q[each].contiguous(), turn, kept.key_mean[each], kept.key_scale[each], small, scale, taken, num, heads, factor,
-            with_lse=spec.return_lse, rows=_ROUNDED, dim=dim, num_warps=4,
-        )  # fmt: skip
-        constants = (kept.value_scale[each], kept.value_mean[each])
+        constants = (q.scale[each], kept.value_scale[each], kept.value_mean[each])
         numbers = (num, spec.kv_len, heads, first, tiles, parts)
         places = (out[each], lse[each], part, part_lse)
-        launch(small, kept.keys[each], kept.values[each], first + later * parts, scale, *constants, *places, *numbers)
+        launch(q.values[each], kept.keys[each], kept.values[each], first + later * parts, *constants, *places, *numbers)
         if later:
             _merge_kernel[(later * (rows // _MERGED),)](
                 part, part_lse, out[each], lse[each], num, heads, first, tiles, parts,
                 rows=rows, some=_MERGED, dim=dim, num_warps=4,
             )  # fmt: skip
-        if spec.return_lse:
-            lse[each] += taken
+    if q.taken is not None:
+        lse += q.taken
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

@@ -1,0 +1,142 @@
+"""Self-attention in eight bits in the engine: near the native stream, the same in every run, refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strobe.attention.dense.eight.api import IMPLS
+from strobe.attention.impls import MISSING, Gate
+from strobe.cache.eightbit_ring import EightBitRing
+from strobe.core.device import card_of
+from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.engine.attention_format import without_kernel
+from strobe.engine.config import EngineConfig, Knobs, check_device, lacking, replace_knobs, resolve
+from strobe.engine.load import Model
+from strobe.engine.parallel.transformer import on_several
+from strobe.engine.presets import preset
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.models.wan.dit import CausalWan
+
+CPU = torch.device("cpu")
+SWITCHES = (Switch(frame_block=2, prompt="green square"), Switch(frame_block=5, prompt="blue square"))
+ERROR = 0.1
+"""Root mean square of the difference of latents / of the latents: eight bits, then fourteen passes that follow from them."""
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the gate of `gluon` had been run here: these tests stand for the engine, the gate for the kernel."""
+    card = card_of(torch.device("cuda")) if torch.cuda.is_available() else None
+    if card is not None:
+        green = Gate(
+            operator="eightbit", impl="gluon", vendor=card.vendor, architecture=card.architecture, device=card.name, versions={},
+            date="2026-01-31", tests=1, kernel=IMPLS[0].kernel,
+        )  # fmt: skip
+        monkeypatch.setattr("strobe.attention.impls.GATES", (green,))
+
+
+def wide(tiny: Model) -> Model:
+    """With heads as wide as the kernels take them."""
+    torch.manual_seed(8)
+    dit = CausalWan(replace(tiny.dit.config, dim=256))
+    with torch.no_grad():
+        for parameter in dit.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(1.5)
+    return replace(tiny, dit=dit)
+
+
+def play(session: Session, num_blocks: int = 7) -> Tensor:
+    return torch.cat([block.latents for block in session.stream(num_blocks, switches=SWITCHES)], dim=1).cpu()
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).square().mean() / expected.square().mean()).sqrt().item()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 6, "sink": 1}, {"window": 5, "sink": 0}, {"window": 7, "sink": 2, "first_block": 1}]
+)
+def test_a_stream_is_near_the_native_one(
+    make: Callable[..., Session], tiny: Model, gated: None, options: dict[str, Any], device: str
+) -> None:
+    """While the window fills and after, over hard switches, with the sink turned."""
+    model, dtype = wide(tiny), "float32" if device == "cpu" else "bfloat16"
+    played = [
+        play(make(preset=replace(preset(name), dtype=dtype, **options), model=model, device=device))
+        for name in ("balanced", "balanced_int8", "balanced_int8")
+    ]
+    assert torch.equal(played[1], played[2])
+    assert 1e-4 < off(played[1], played[0]) < ERROR
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("options", [{"window": 6, "sink": 1, "keep_sink": False}, {"window": 8, "sink": 2}])
+def test_graphs_are_the_passes(
+    make: Callable[..., Session], tiny: Model, gated: None, options: dict[str, Any], kernels: bool
+) -> None:
+    """Bit by bit; the CPU twin is in test_graphs.py."""
+    model = wide(tiny)
+    played = []
+    for on in (True, False):
+        knobs = replace_knobs(Knobs(), compile=False, fused_kernels=kernels, cuda_graphs=on)
+        config = EngineConfig(dtype="bfloat16", attention_format="int8", knobs=knobs, **options)
+        played.append(play(make(preset=config, model=model, device="cuda")))
+    assert torch.equal(*played)
+
+
+def test_samples_do_not_see_each_other(make: Callable[..., Session], tiny: Model) -> None:
+    config = replace(preset("balanced_int8"), window=6, sink=1)
+    both = play(make(preset=config, samples=(0, 3)))
+    for index, sample in enumerate((0, 3)):
+        alone = play(make(preset=config, samples=(sample,)))
+        assert off(both[index : index + 1], alone) < 1e-2  # products of other sizes sum in another order
+
+
+def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
+    config = preset("balanced_int8")
+    for past, told in (("recomputed", "is recomputed"), ("rolling", "is rolling"), ("shots", "comes in shots")):
+        defaults: Any = replace(tiny.defaults, past=past, sink=1 if past == "recomputed" else 3, window=21, positions="absolute")
+        with pytest.raises(
+            ConfigError, match=f"is for models whose past is kept, and the past of this one {told}: use"
+        ) as caught:
+            resolve(config, defaults, CPU)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"attention in eight bits runs on one device; leave --devices out"):
+        on_several(resolve(config, tiny.defaults, CPU))
+    assert lacking(config, CPU) == "" == without_kernel(CPU, torch.float32, 24)
+
+
+def test_a_gpu_without_kernels_or_gate_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine there is no such GPU: its card has no name."""
+    config, device = preset("balanced_int8"), torch.device("cuda")
+    monkeypatch.setattr(
+        "strobe.engine.attention_format.card_of", lambda _: replace(card_of(CPU), vendor="nvidia", capability=(8, 9))
+    )
+    with pytest.raises(
+        ImplUnavailableError, match=r"preset 'balanced_int8' cannot run: it attends in eight bits, which does not"
+    ) as caught:
+        check_device(config, device)
+    assert "compute capability 9.x, cuda has 8.9" in str(caught.value) and "\n" not in str(caught.value)
+    hopper = replace(card_of(CPU), vendor="nvidia", architecture="sm_90", capability=(9, 0), name="some card")
+    monkeypatch.setattr("strobe.engine.attention_format.card_of", lambda _: hopper)
+    monkeypatch.setattr("strobe.attention.impls.GATES", ())
+    for name in ("gluon", "triton"):
+        monkeypatch.setitem(MISSING, name, None)
+    assert "strobe doctor --gate runs it" in lacking(config, device)
+    assert "it takes bfloat16 and float16, not float32" in lacking(replace(config, dtype="float32"), device)
+    assert "it has head_dim 128, not 64" in without_kernel(device, torch.bfloat16, 64)
+
+
+def test_the_cache_of_a_session(make: Callable[..., Session]) -> None:
+    session = make(preset="balanced_int8")
+    assert isinstance(session._stream._cache, EightBitRing) and session.config.attention_format == "int8"
