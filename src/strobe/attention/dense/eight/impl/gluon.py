@@ -27,6 +27,9 @@ from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
 _FP8_SHIFT = gl.constexpr(8.0)
 _NEVER = gl.constexpr(-1e30)
+_MAGIC = gl.constexpr(12582912.0)
+_MAGIC_BITS = gl.constexpr(0x4B400000)
+"""1.5 * 2^23 and its bits: a whole number below 2^22 added to the bits is added to the float, so logits need no conversion."""
 _GROUP = gl.constexpr(64)
 """Queries of a group of four warps."""
 _ROWS: Final = 128
@@ -50,7 +53,7 @@ def _place(program, first, tiles, parts, num_kv, keys: gl.constexpr):
 
 @gluon.jit
 def _loads(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where, num_q, kept_rows,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where, num_q, kept_rows,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     """Load queries once, and keys and values block by block into a ring."""
@@ -62,17 +65,15 @@ def _loads(
     for block in range(begin, end):
         step = block - begin
         stage, turn = step % stages, (step // stages) & 1
-        mbarrier.wait(k_free.index(stage), turn ^ 1)
-        mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [head * kept_rows + block * keys, 0], k_ready.index(stage), k_smem.index(stage))
-        mbarrier.wait(v_free.index(stage), turn ^ 1)
-        mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_desc, [head * dim, block * keys], v_ready.index(stage), v_smem.index(stage))
+        mbarrier.wait(free.index(stage), turn ^ 1)
+        mbarrier.expect(ready.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [head * kept_rows + block * keys, 0], ready.index(stage), k_smem.index(stage))
+        tma.async_copy_global_to_shared(v_desc, [head * dim, block * keys], ready.index(stage), v_smem.index(stage))
 
 
 @gluon.jit
 def _attend(
-    group, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    group, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
@@ -90,39 +91,36 @@ def _attend(
     acc = gl.zeros([_GROUP, dim], gl.float32, o_layout)
     most = gl.full([_GROUP], _NEVER, gl.float32, s_rows)
     total = gl.zeros([_GROUP], gl.float32, s_rows)
-    no_s = gl.zeros([_GROUP, keys], gl.int32, s_layout)
+    from_magic = gl.full([_GROUP, keys], _MAGIC_BITS, gl.int32, s_layout)
     no_o = gl.zeros([_GROUP, dim], gl.float32, o_layout)
     q = q_smem.index(group)
 
     mbarrier.wait(q_ready, 0)
-    mbarrier.wait(k_ready.index(0), 0)
-    logits = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), no_s, use_acc=False, is_async=True)
+    mbarrier.wait(ready.index(0), 0)
+    logits = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), from_magic, use_acc=True, is_async=True)
     for block in range(begin, end):
         step = block - begin
-        stage, turn = step % stages, (step // stages) & 1
-        after, after_turn = (step + 1) % stages, ((step + 1) // stages) & 1
-        s = warpgroup_mma_wait(0, deps=[logits]).to(gl.float32)
-        mbarrier.arrive(k_free.index(stage), count=1)
+        stage, after, after_turn = step % stages, (step + 1) % stages, ((step + 1) // stages) & 1
+        s = warpgroup_mma_wait(0, deps=[logits]).to(gl.float32, bitcast=True)
         left = num_kv - block * keys
         if left < keys:
             s = gl.where((key < left)[None, :], s, -3e38)
-        now = gl.maximum(most, gl.max(s, 1) * scale)
+        now = gl.maximum(most, (gl.max(s, 1) - _MAGIC) * scale)
         fade = gl.exp2(most - now)
         most = now
-        p = gl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
+        p = gl.exp2(s * scale[:, None] - (now - _FP8_SHIFT + _MAGIC * scale)[:, None])
         total = total * fade + gl.sum(p, 1)
         small = p.to(gl.float8e4nv)
         apart = small.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
         weights = gl.convert_layout(apart, p_layout, assert_trivial=True)
         mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
-        mbarrier.wait(v_ready.index(stage), turn)
         found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
         more = block + 1 < end
-        mbarrier.wait(k_ready.index(after), after_turn, pred=more)
-        logits = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), no_s, use_acc=False, is_async=True)
+        mbarrier.wait(ready.index(after), after_turn, pred=more)
+        logits = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), from_magic, use_acc=True, is_async=True)
         mbarrier.arrive(turns.index(1 - group), count=1)
         sums = warpgroup_mma_wait(1, deps=[found])
-        mbarrier.arrive(v_free.index(stage), count=1)
+        mbarrier.arrive(free.index(stage), count=1)
         acc = acc * gl.convert_layout(fade, o_rows)[:, None] + sums
     warpgroup_mma_wait(0, deps=[logits])
 
@@ -144,12 +142,12 @@ def _attend(
 
 @gluon.jit
 def _first_group(
-    q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
-        0, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+        0, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
         keys, dim, stages, groups,
     )  # fmt: skip
@@ -157,12 +155,12 @@ def _first_group(
 
 @gluon.jit
 def _second_group(
-    q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+    q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
-        1, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where,
+        1, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
         keys, dim, stages, groups,
     )  # fmt: skip
@@ -182,34 +180,30 @@ def _attend_kernel(
     k_smem = gl.allocate_shared_memory(gl.int8, [stages] + k_desc.block_type.shape, k_desc.layout)  # noqa: RUF005
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [stages] + v_desc.block_type.shape, v_desc.layout)  # noqa: RUF005
     q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_ready, count=1)
     for group in gl.static_range(groups):
         mbarrier.init(turns.index(group), count=1)
     for stage in gl.static_range(stages):
-        mbarrier.init(k_ready.index(stage), count=1)
-        mbarrier.init(v_ready.index(stage), count=1)
-        mbarrier.init(k_free.index(stage), count=groups)
-        mbarrier.init(v_free.index(stage), count=groups)
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=groups)
     fence_async_shared()
     gl.warp_specialize(
         [
             (_first_group, (
-                q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
+                q_smem, k_smem, v_smem, q_ready, ready, free, turns, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
                 keys, dim, stages, groups,
             )),
             (_second_group, (
-                q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, turns, where, scale_ptr,
+                q_smem, k_smem, v_smem, q_ready, ready, free, turns, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
                 keys, dim, stages, groups,
             )),
             (_loads, (
-                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, k_ready, k_free, v_ready, v_free, where,
+                q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where,
                 num_q, kept_rows, keys, dim, stages, groups,
             )),
         ],
