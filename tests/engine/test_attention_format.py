@@ -26,8 +26,8 @@ from strobe.models.wan.dit import CausalWan
 
 CPU = torch.device("cpu")
 SWITCHES = (Switch(frame_block=2, prompt="green square"), Switch(frame_block=5, prompt="blue square"))
-ERROR = 0.1
-"""Root mean square of the difference of latents / of the latents: eight bits, then fourteen passes that follow from them."""
+ERROR = 0.03
+"""Root mean square of the difference of latents / of the latents: 0.003 to 0.007 on a CPU."""
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -207,7 +208,7 @@ class EightBitRing(SlotRing[EightBitStep]):
         for first in range(0, self.shape.num_layers, _LAYERS_TURNED):
             keys = self.sink_keys[first : first + _LAYERS_TURNED].clone()
             self._rotate(keys, after, keys)
-            some = _each(self._kept, lambda tensor, first=first: tensor[first : first + _LAYERS_TURNED].flatten(0, 1))
+            some = _each(self._kept, partial(_samples, first=first))
             store(some, Arriving(k=keys.flatten(0, 1), v=None, rows=rows, run=number))
 
 
@@ -217,6 +218,11 @@ def ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype, positi
     turned = policy.sink * shape.tokens_per_frame if positions == "rebased" else 0
     held = shape.head_dim * (rows + padded(rows) + 3 * torch.float32.itemsize + turned * dtype.itemsize) + torch.float32.itemsize
     return heads * held
+
+
+def _samples(tensor: Tensor, first: int) -> Tensor:
+    """Return some layers as if they were samples of one."""
+    return tensor[first : first + _LAYERS_TURNED].flatten(0, 1)
 
 
 def _each(kept: RoundedKeys, change: Callable[[Tensor], Tensor]) -> RoundedKeys:

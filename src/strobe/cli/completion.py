@@ -13,7 +13,18 @@ from cyclopts import Parameter
 from strobe.cli.console import Output
 from strobe.core.errors import ConfigError
 
-PRESETS: Final = ("baseline", "quality", "balanced", "low_memory", "sparse", "speed", "turbo", "turbo_fp8", "ultra")
+PRESETS: Final = (
+    "baseline",
+    "quality",
+    "balanced",
+    "balanced_int8",
+    "low_memory",
+    "sparse",
+    "speed",
+    "turbo",
+    "turbo_fp8",
+    "ultra",
+)
 MODELS: Final = ("shapes", "wan-1.3b", "wan-14b", "wan-5b")
 RECIPES: Final = (
     "self-forcing",

@@ -97,7 +97,8 @@ def hadamard(head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     matrix, size = torch.ones(1, 1), turned_together(head_dim)
     while matrix.shape[0] < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return torch.block_diag(*[matrix] * (head_dim // size)).to(device, dtype)
+    whole: Tensor = torch.block_diag(*[matrix] * (head_dim // size))
+    return whole.to(device, dtype)
 
 
 def constants(kept: RoundedKeys) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -38,8 +38,8 @@ def round_queries(
         with_taken: see `RoundedQueries.taken`.
         impl: of the rounding.
     """
-    found = _home(impl, q).round_queries(q, kept, softmax_scale, new, with_taken)
-    return RoundedQueries(*found, dtype=q.dtype, softmax_scale=softmax_scale)
+    values, scale, taken = _home(impl, q).round_queries(q, kept, softmax_scale, new, with_taken)
+    return RoundedQueries(values=values, scale=scale, taken=taken, dtype=q.dtype, softmax_scale=softmax_scale)
 
 
 def _home(impl: RoundingImpl, x: Tensor) -> Any:

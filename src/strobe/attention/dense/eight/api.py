@@ -54,7 +54,9 @@ def _run_triton(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> At
 
 _FOLDER: Final = "dense/eight"
 _SHARED: Final = (f"{_FOLDER}/impl/triton.py", "../eightbit/rounded.py", "../eightbit/impl/rounding_triton.py")
-REFERENCE: Final = Impl(name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True)
+REFERENCE: Final[Impl[AttentionSpec]] = Impl(
+    name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True
+)
 IMPLS: Final = (
     Impl(
         name="gluon",
@@ -163,8 +165,8 @@ def store_rounded(kept: RoundedKeys, k: Tensor, v: Tensor, start: int, *, impl: 
     if not 0 <= start < start + spec.kv_len <= rows:
         raise ShapeError(f"start: got rows {start} to {start + spec.kv_len}, expected at least one, within 0 to {rows}")
     with ambient(k):
-        rows = torch.arange(start, start + spec.kv_len, device=k.device)
-        store(kept, Arriving(k=k, v=v, rows=rows, run=spec.kv_len), impl=_rounding(_choose(spec, impl).impl))
+        where = torch.arange(start, start + spec.kv_len, device=k.device)
+        store(kept, Arriving(k=k, v=v, rows=where, run=spec.kv_len), impl=_rounding(_choose(spec, impl).impl))
 
 
 def attend_rounded(

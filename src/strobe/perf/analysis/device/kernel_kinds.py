@@ -14,7 +14,7 @@ from typing import Final
 from strobe.perf.analysis.device.names import kernel_name
 
 _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_")
-_ATTENTION: Final = re.compile(r"flash|fmha|attn|attention|sdpa", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"flash|fmha|attn|attention|attend|sdpa", re.IGNORECASE)
 _MATRIX: Final = re.compile(
     r"gemm|gemv|nvjet|cijk_|matmul|splitk|(?<![a-z])(?:add|badd|b)?mm(?![a-z])"
     r"|conv(?:ol|\dd|_|$)|(?<![a-z])(?:fprop|dgrad|wgrad)(?![a-z])|winograd",
