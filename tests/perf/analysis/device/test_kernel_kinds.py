@@ -12,6 +12,7 @@ NAMES = {
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128",
         "void cutlass::device_kernel<flash::FlashAttnFwdSm90<int>>(Params)",
         "attn_fwd",
+        "_attend_kernel",
         "fmha_cutlassF_f16_aligned_64x64_rf_sm80(Params)",
         "triton_tem_fused_flex_attention_1",
     ),
@@ -35,6 +36,7 @@ NAMES = {
         "softmax_warp_forward",
         "convert_fp8",
         "comma_kernel",
+        "_round_kernel",
     ),
 }
 
