@@ -39,8 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
         values.permute(3, 1, 2, 0),
         out.permute(1, 3, 2, 0),
         lse.permute(2, 1, 0),
-        selection.indices.contiguous().permute(3, 2, 1, 0),
-        *_beside(selection, softmax_scale),
+        *_beside(selection, selection.indices.contiguous().permute(3, 2, 1, 0), softmax_scale),
     )
     settle_(out, lse, selection.q_sizes, block)
     return out, lse
@@ -54,11 +53,16 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_
     count, sizes, empty = selection.uniform_count or 0, selection.kv_sizes, empty_on(q.device)
     kernel = _forward_kernel(selection.block, width, heads // kv_heads, dtype, sizes is not None, count > 0, q.device.index)
     q_place, lse_place = _place(q, (1, 3, 2, 0)), ((q_len, heads, batch), (1, q_len, q_len * heads))
-    beside = _beside(selection, softmax_scale)
+    _, *beside = _beside(selection, selection.indices.permute(3, 2, 1, 0), softmax_scale)
+    unread = selection.block == 128 and sizes is None
 
     def run(_: int, queries: Tensor, keys: Tensor, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = empty(*q_place, dtype), empty(*lse_place, torch.float32)
-        kernel(queries, keys, values, out, lse, indices.permute(3, 2, 1, 0), *beside)
+        seen = indices.permute(3, 2, 1, 0)
+        if unread:
+            kernel(queries, keys, values, out, lse, seen, beside[0], seen, *beside[2:])
+        else:
+            kernel(queries, keys, values, out, lse, seen, *beside)
         return out, lse
 
     places = (q_place, _place(k, (1, 3, 2, 0)), _place(v, (3, 1, 2, 0)))
@@ -71,15 +75,17 @@ def _place(tensor: Tensor, order: tuple[int, ...]) -> Place:
     return tuple(sizes[dim] for dim in order), tuple(strides[dim] for dim in order)
 
 
-def _beside(selection: BlockSelection, softmax_scale: float) -> tuple[Any, ...]:
-    """What the kernel for a selection is given beside q, k, v, out, lse and the indices."""
+def _beside(selection: BlockSelection, indices: Tensor, softmax_scale: float) -> tuple[Any, ...]:
+    """What the kernel for a selection is given behind q, k, v, out and lse: the indices, and the rest.
+
+    Blocks of 128 that are whole have no sizes; the kernel, which does not read them then, wants a tensor shaped as the indices.
+    """
     counts, sizes = selection.counts.contiguous(), selection.kv_sizes
     seen = counts.permute(2, 1, 0)  # [N_q, H, B]
     if selection.block == 128:
-        unread = counts.unsqueeze(-1).permute(3, 2, 1, 0)
-        return seen, unread if sizes is None else sizes, softmax_scale, selection.uniform_count or 0
+        return indices, seen, indices if sizes is None else sizes, softmax_scale, selection.uniform_count or 0
     per_head = seen if sizes is None else sizes[:, None, None].expand(-1, *seen.shape[1:])  # [N_kv, H, B]
-    return seen, per_head, seen, softmax_scale
+    return indices, seen, per_head, seen, softmax_scale
 
 
 def backward(
