@@ -13,6 +13,7 @@ import torch
 
 from strobe.attention import impls
 from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
+from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT_IMPLS
 from strobe.attention.explain import plain_calls, survey
 from strobe.attention.impls import Choice, Gate, Impl, announce, hash_of, parse_gates, select
 from strobe.attention.sparse.api import block_sparse_attention
@@ -251,7 +252,7 @@ def test_choosing_is_traced_with_its_gates(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_record_that_ships_is_of_these_kernels() -> None:
     gates, others = parse_gates(Path(impls.__file__).with_name(impls.FILE).read_bytes())
-    known = {(impl.operator, impl.name): impl for impl in (*DENSE_IMPLS, *SPARSE_IMPLS)}
+    known = {(impl.operator, impl.name): impl for impl in (*DENSE_IMPLS, *SPARSE_IMPLS, *EIGHTBIT_IMPLS)}
     assert gates and not others
     for each in gates:
         assert each.tests > 0 and not each.failed and each.versions["torch"] and each.vendor in ("nvidia", "amd")

@@ -136,5 +136,19 @@ def test_a_renamed_kernel_has_no_piece_and_many_leave_the_whole_graph_without() 
     assert renamed(rng.sample(range(len(rows)), len(rows) // 2))[Part.ATTENTION_KERNEL] == 0
 
 
+@pytest.mark.parametrize("inside", ["memcpy32_post", "memcpy128"])
+def test_a_copy_that_a_graph_makes_a_kernel_is_still_that_copy(inside: str) -> None:
+    """A pass of many copies, such as one that measures means and scales: without it too few kernels would match."""
+
+    def with_copies(trace: Trace, name: str) -> Trace:
+        rows = [replace_name(event, name) if event.name == "add" else event for event in trace.device_events]
+        return replace(trace, device_events=DeviceEvents.from_rows(rows))
+
+    eager = with_copies(stream(Recorder(), blocks=2), "Memcpy DtoD (Device -> Device)")
+    graph = with_copies(stream(Recorder(), blocks=2, graphs=True), inside)
+    assert inside in {event.name for event in graph.device_events}
+    assert parts(graph, passes_of(eager)) == parts(eager, ())
+
+
 def replace_name(event: DeviceEvent, name: str) -> DeviceEvent:
     return event._replace(name=name)

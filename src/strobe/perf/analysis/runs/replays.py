@@ -38,6 +38,9 @@ ATTENTION_KERNELS: Final = ATTENTION_OPERATOR | {CROSS_ATTENTION_KERNEL}
 """Innermost regions of kernels that torch.compile does not fuse with others."""
 _FEWEST: Final = 2
 """Fewest events of one launch call that make it a graph launch."""
+_COPIER: Final = re.compile(r"memcpy\d+(?:_\w+)?")
+_COPY: Final = "Memcpy DtoD (Device -> Device)"
+"""A copy within a device; CUDA makes it a kernel inside a graph, such as `memcpy32_post` and `memcpy128`."""
 
 
 _LAYER: Final = re.compile(r"layer (\d+)")
@@ -214,9 +217,10 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
 
 
 def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
-    """Return the normalised kernel names of some events."""
+    """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
     names, own = timeline.trace.device_events.names, timeline.work.name
-    return tuple(kernel_name(names[own[row]]).group for row in rows)
+    groups = (kernel_name(names[own[row]]).group for row in rows)
+    return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
 
 
 def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:

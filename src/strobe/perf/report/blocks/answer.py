@@ -218,8 +218,10 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
         return ""
     rate = flops / took_ns * 1e9
     peaks = device_peaks(subject.run.header.machine.device_name)
-    peak = peaks.peak_flops_per_s(subject.settings.dtype) if peaks is not None else None
-    share = f", {100 * rate / peak:.0f} % of the device's {subject.settings.dtype} peak" if peak else ""
+    kernel = costs.get(spans.ATTENTION_KERNEL)
+    dtype = kernel.dtype if kernel is not None and kernel.dtype else subject.settings.dtype
+    peak = peaks.peak_flops_per_s(dtype) if peaks is not None else None
+    share = f", {100 * rate / peak:.0f} % of the device's {dtype} peak" if peak else ""
     return f" at {rate / 1e12:.3g} TFLOP/s{share}"
 
 
