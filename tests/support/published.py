@@ -43,6 +43,7 @@ DOORS: Final[dict[str, Door]] = {
     "engine-h200/soak": soak_report,
     "engine-h200/batch": ablation_report,
     "engine-h200/turbo-fp8-sparse": ablation_report,
+    "engine-h100/fp8-int8": ablation_report,
     "families-h100/krea": run_page,
     "families-h100/live-text": serve_report,
     "families-h100/longlive": run_page,
