@@ -283,7 +283,10 @@ def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Se
 def test_what_does_not_go_with_shots(make: Callable[..., Session], build: Callable[..., Session], model: Model) -> None:
     for config, words in (
         (EngineConfig(window=8), "has window 8; the shots .* so give a window of 9 or more for a sink of 3\\. "),
-        (EngineConfig(name="turbo", window=4), "^turbo has window 4; the shots .* so give a window of 9 or more for a sink of 3\\. "),
+        (
+            EngineConfig(name="turbo", window=4),
+            "^turbo has window 4; the shots .* so give a window of 9 or more for a sink of 3\\. ",
+        ),
         (EngineConfig(window=2), "^custom has window 2; the shots .* so give a window of 9 or more for a sink of 3\\. "),
         (EngineConfig(sink=0), "has sink 0; the shots .* so give a sink of 1 or more\\. "),
         (EngineConfig(positions="rebased", sparsity=0.5), "positions rebased and sparsity 0.5"),
