@@ -8,7 +8,15 @@ import torch
 from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import decoder_stages, keys_of_blocks, rows_of_text, steady_pass, stream_costs, transformer_shape
+from strobe.bench.costs import (
+    decoder_stages,
+    keys_of_blocks,
+    rows_of_text,
+    steady_pass,
+    stream_costs,
+    transformer_shape,
+    unipc_cost,
+)
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
@@ -48,6 +56,13 @@ def test_every_stage_of_a_stream_has_its_cost(tiny: Model, config: ResolvedConfi
     edges = found["patch_embedding"].flops + found["head"].flops
     assert found["denoise_step"].flops == shape.num_layers * layer + edges
     assert found["ffn"].flops == 2 * 2 * 12 * shape.dim * shape.ffn_dim and not any(cost.dtype for cost in found.values())
+
+
+@pytest.mark.parametrize(("steps", "read", "written"), [(1, 2, 1), (2, 4, 3), (3, 8, 6), (4, 13, 9), (6, 23, 15)])
+def test_the_steps_of_unipc_move_what_they_use(steps: int, read: int, written: int) -> None:
+    """Latents, flow, corrected latents of before and at most two clean ones are read; float32 numbers have four bytes."""
+    found = unipc_cost(60 * steps, steps)
+    assert (found.flops, found.read_bytes, found.write_bytes) == (0, 4 * 60 * read, 4 * 60 * written)
 
 
 def test_frame_blocks_before_the_window_is_full_attend_to_fewer_keys(tiny: Model, config: ResolvedConfig) -> None:

@@ -13,6 +13,7 @@ from strobe.core.costs import total, transformer_pass
 from strobe.engine.config import resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
+from strobe.engine.unipc import correction, prediction
 from strobe.perf.analysis.runs.budget import REGIONS, REST
 
 CPU = torch.device("cpu")
@@ -67,6 +68,24 @@ def test_each_call_takes_the_next_layers_weights(tiny: Model) -> None:
         run = next(each.run for each in step.operations() if each.name == "ffn_up")
         outs = [run() for _ in range(4)]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]) and not torch.equal(outs[0], outs[1])  # type: ignore[arg-type]
+
+
+def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -> None:
+    """Each is to x0 and, but for the last, a correction and a prediction, as a frame block has them."""
+    own = replace(tiny.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
+    step = parts(replace(tiny, defaults=own), "balanced")
+    (found,) = (each for each in step._edges() if each.name == "unipc")
+    outs, sigmas, latents = [found.run() for _ in range(5)], step.config.schedule.sigmas, step.latents
+    for index, out in enumerate(outs[:3]):
+        clean = [latents] * index + [latents - sigmas[index] * latents]
+        here = latents if not index else sum(
+            factor * each for factor, each in zip(correction(sigmas, index), (latents, *clean[-3:]), strict=True)
+        )  # fmt: skip
+        there = sum(factor * each for factor, each in zip(prediction(sigmas, index), (here, *clean[-2:]), strict=True))
+        torch.testing.assert_close(out, (here, there), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outs[3][-1], latents - sigmas[3] * latents)  # type: ignore[index]
+    torch.testing.assert_close(outs[4], outs[0], rtol=0, atol=0)
+    assert "renoise" not in {each.name for each in step._edges()}
 
 
 def test_writing_again_leaves_the_cache_as_it_is(tiny: Model) -> None:

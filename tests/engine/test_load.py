@@ -66,6 +66,7 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
     def folder(self, tmp_path: Path) -> Path:
         """A release in which every file is there and none can be read."""
         save_file(CausalWan(SMALL).state_dict(), tmp_path / "diffusion_pytorch_model.safetensors")
+        (tmp_path / "config.json").write_text('{"_class_name": "CausalWanModel"}')
         (tmp_path / "google" / "umt5-xxl").mkdir(parents=True)
         for file in ("google/umt5-xxl/tokenizer.json", ORIGINAL, "Wan2.1_VAE.pth", "lora.pt"):
             (tmp_path / file).write_bytes(b"weights")

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fault_snapshots import resealed
 from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.policy import ShotPolicy
 from strobe.core.errors import ConfigError, SessionError, ShapeError
@@ -154,6 +155,7 @@ def test_slots_hold_what_the_buffer_holds(cuts: set[int], sink: int, spare: int)
         own = range(index * size, (index + 1) * size)
         policy = policy.opened(own.start, size, cut=index in cuts)
         buffer.insert(own)
+        assert not sink or not policy.fault(own.stop)
         kept = [frame for frame in buffer.frames if frame >= sink]
         assert sorted(frame for frame in policy.held if frame >= 0) == sorted(kept)
         assert {policy.slot(frame) for frame in buffer.frames} == set(range(policy.filled(own.stop)))
@@ -180,6 +182,49 @@ def test_snapshots_forks_and_files_go_on_bit_equal(build: Callable[..., Session]
         session.restore(held)
     with pytest.raises(ShapeError, match="does not say"):
         session._stream._cache.restore(held.cache)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda shots: shots["held"].pop(), "8 slots behind the sink"),
+        (lambda shots: shots.update(held=[]), "0 slots behind the sink"),
+        (lambda shots: shots["held"].__setitem__(0, shots["held"][1]), "9 frames in them"),
+        (lambda shots: shots["held"].__setitem__(0, -1), "8 frames in them"),
+        (lambda shots: shots["held"].__setitem__(0, 21), "not written"),
+        (lambda shots: shots["held"].__setitem__(0, 1), "not written, or are the sink's"),
+        (lambda shots: shots["held"].__setitem__(shots["held"].index(20), 4), "no slot for a frame that stays"),
+        (lambda shots: shots.update(pinned=[3, 3]), "no slot for a frame that stays"),
+        (lambda shots: shots.update(pinned=[9, 9]), "9 frames pinned from frame 9 on"),
+        (lambda shots: shots.update(pinned=[19, 3]), "3 frames pinned from frame 19 on"),
+        (lambda shots: shots.update(pinned=[-3, 3]), "3 frames pinned from frame -3 on"),
+        (lambda shots: shots.update(cuts=0), "0 shots begun"),
+        (lambda shots: shots.update(cuts=-1), "-1 shots begun"),
+        (lambda shots: shots.update(cuts=1 << 60), "shots begun"),
+        (lambda shots: shots.update(sink=0), "does not say which frames of its shots lie where"),
+        (lambda shots: shots.update(window=0), "no snapshot, or was damaged"),
+    ],
+)  # fmt: skip
+def test_shots_of_a_file_are_held_to_its_frames(
+    build: Callable[..., Session], tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    """Even if whoever wrote them made a digest."""
+    session, path = build(), tmp_path / "stream.snapshot"
+    streamed(session, 7, {1: "blue square", 3: "red square"})
+    session.snapshot().save(path)
+    Session.resume(path, model=session.model, device="cpu")
+    path.write_bytes(resealed(path.read_bytes(), lambda body: change(body["shots"])))
+    with pytest.raises(SessionError, match=words):
+        Session.resume(path, model=session.model, device="cpu")
+
+
+def test_shots_are_no_part_of_another_past(build: Callable[..., Session], make: Callable[..., Session]) -> None:
+    own = EngineConfig(window=12, sink=3, positions="absolute", timesteps=STEPS)
+    session, other = build(preset=own), make(preset=own)
+    streamed(session, 2)
+    taken = session.snapshot()
+    with pytest.raises(SessionError, match="it has shots, and this model has none"):
+        other.restore(replace(taken, identity=other.snapshot().identity))
 
 
 def test_eight_bits_are_near(build: Callable[..., Session]) -> None:
@@ -238,6 +283,11 @@ def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Se
 def test_what_does_not_go_with_shots(make: Callable[..., Session], build: Callable[..., Session], model: Model) -> None:
     for config, words in (
         (EngineConfig(window=8), "has window 8; the shots .* so give a window of 9 or more for a sink of 3\\. "),
+        (
+            EngineConfig(name="turbo", window=4),
+            "^turbo has window 4; the shots .* so give a window of 9 or more for a sink of 3\\. ",
+        ),
+        (EngineConfig(window=2), "^custom has window 2; the shots .* so give a window of 9 or more for a sink of 3\\. "),
         (EngineConfig(sink=0), "has sink 0; the shots .* so give a sink of 1 or more\\. "),
         (EngineConfig(positions="rebased", sparsity=0.5), "positions rebased and sparsity 0.5"),
         (preset("baseline"), "knob ring_cache off"),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fault_snapshots import check, damage, damaged_snapshot, header_of, with_header
+from fault_snapshots import check, damage, damaged_snapshot, header_of, resealed, with_header
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.load import Model
@@ -37,16 +37,6 @@ def late(make: Make) -> Snapshot:
     snapshot = session.snapshot()
     assert snapshot.state.undelivered is not None and snapshot.pending is not None and not snapshot.state.stale
     return snapshot
-
-
-def resealed(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A file whose header says something else, with the digest that belongs to it."""
-    outer = json.loads(header_of(data))
-    body = json.loads(outer["__metadata__"]["strobe"].rpartition("\n")[0])
-    change(body)
-    text = json.dumps(body)
-    outer["__metadata__"]["strobe"] = f"{text}\n{sha256(text.encode()).hexdigest()}"
-    return with_header(data, json.dumps(outer).encode())
 
 
 class TestDamage:

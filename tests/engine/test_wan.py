@@ -55,6 +55,7 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(5)
     save_file(CausalWan(SMALL).state_dict(), tmp_path / "diffusion_pytorch_model.safetensors")
     sizes = {
+        "_class_name": "CausalWanModel",
         "dim": 48,
         "ffn_dim": 64,
         "freq_dim": 16,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import Running, serving
+from live_server import Running, in_shots, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -257,3 +257,26 @@ def test_a_token_is_asked_for(browser: Any) -> None:
         seen(page)
         context.close()
         assert httpx.get(f"{closed.http}/metrics").status_code == 401
+
+
+def test_the_frames_that_a_shot_pins_are_drawn_apart(browser: Any) -> None:
+    """Behind the sink and in a colour of their own, with their numbers; a window without shots has none."""
+    with serving(in_shots(), "balanced") as here:
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.goto(here.http)
+        seen(page)
+        page.locator("#cache .k-sink").first.wait_for(timeout=20_000)
+        assert page.locator("#cache .k-shot").count() == 0 and "shot" not in page.text_content("#cache-note")
+        page.fill("#prompt", "a blue square moving up fast")
+        page.select_option("#mode", "shot")
+        page.press("#prompt", "Enter")
+        page.locator("#cache .k-shot").first.wait_for(timeout=30_000)
+        kinds = page.evaluate("() => [...document.querySelectorAll('#cache rect')].map((each) => each.getAttribute('class'))")
+        assert kinds[:6] == ["k-sink"] * 3 + ["k-shot"] * 3 and len(kinds) == 12 and kinds[-3:] == ["k-now"] * 3
+        assert re.search(r"shot 2: frames \d+ to \d+", page.text_content("#cache"))
+        assert "to the first frames of its shot," in page.text_content("#cache-note")
+        edges = page.evaluate("() => [...document.querySelectorAll('#cache rect')].map((each) => Number(each.getAttribute('x')))")
+        assert edges == sorted(edges) and edges[6] - edges[5] > edges[5] - edges[4] < edges[3] - edges[2]
+        page.evaluate(SCRIPTS)
+        sound(page)
+        page.close()

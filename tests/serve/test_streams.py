@@ -10,6 +10,7 @@ import torch
 
 import strobe
 from fake_gpu import FakeGpu
+from live_server import in_shots
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.load import Model, load
 from strobe.engine.presets import preset
@@ -158,3 +159,31 @@ def test_a_gpu_s_time_for_a_block_is_its_own_whatever_the_host_waits_for(monkeyp
         found.append([round(clock.timed(partial(work, number, turn))[1]) for number, clock in enumerate(clocks)])
     longer = 4 if late else 3  # that of turn 3 is handed out one turn later
     assert found == [[110 if turn == longer else 90, 30] for turn in range(6)]
+
+
+def test_the_layout_of_shots_is_what_the_cache_keeps() -> None:
+    """While a frame block is made, the pins are those of the shot before; a branch has those of its own past."""
+    stream = opened(in_shots(), name="balanced")
+    cuts, seen = {3: "a blue square moving up", 4: "a green circle moving left", 9: "a red square moving left"}, []
+    for index in range(12):
+        if index in cuts:
+            stream.prompt(cuts[index], "shot", 1)
+        if index == 8:
+            branch = stream.mark("before the last shot")
+        found = stream.make().cache
+        cache = stream.session._stream._cache
+        first, count = cache._before.pinned  # type: ignore[union-attr]
+        assert (found["pinned_first"], found["pinned"]) == (first, count)
+        assert (found["shots"], found["begins"]) == (sum(cut <= index for cut in cuts), int(index in cuts))
+        seen.append((first, count))
+    assert seen[3:6] == [(0, 0), (9, 3), (12, 3)] and seen[9:11] == [(12, 3), (27, 3)]
+    stream.go(branch.number)
+    assert stream.make().cache["pinned_first"] == 12
+
+
+def test_a_stream_without_shots_pins_nothing(model: Model) -> None:
+    stream = opened(model)
+    frames(stream, 2)
+    stream.prompt("a blue square moving up", "recache", 4)
+    found = stream.make().cache
+    assert (found["shots"], found["begins"], found["pinned"]) == (0, 0, 0)

@@ -6,9 +6,11 @@ import json
 import random
 import re
 import tempfile
+from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -89,6 +91,16 @@ def header_of(data: bytes) -> bytes:
 def with_header(data: bytes, header: bytes) -> bytes:
     """Replace the header of a safetensors file."""
     return len(header).to_bytes(LENGTH_BYTES, "little") + header + data[LENGTH_BYTES + len(header_of(data)) :]
+
+
+def resealed(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return a file whose header says something else, with the digest that belongs to it."""
+    outer = json.loads(header_of(data))
+    body = json.loads(outer["__metadata__"]["strobe"].rpartition("\n")[0])
+    change(body)
+    text = json.dumps(body)
+    outer["__metadata__"]["strobe"] = f"{text}\n{sha256(text.encode()).hexdigest()}"
+    return with_header(data, json.dumps(outer).encode())
 
 
 def check(path: Path, whole: Snapshot) -> Literal["refused", "bit-equal"]:

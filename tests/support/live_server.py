@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import torch
 
-from strobe.engine.load import load
+from strobe.engine.load import Model, load
 from strobe.serve.app import Server
 from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings
@@ -38,12 +38,19 @@ class Running:
         return 0 if hub is None else len(hub.channels)
 
 
-@contextmanager
-def serving(**settings: Any) -> Iterator[Running]:
-    listening = socket.create_server(("127.0.0.1", 0))
+def in_shots() -> Model:
+    """Return the bundled model as one whose prompts may begin shots."""
     model = load("shapes")
+    own = replace(model.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
+    return replace(model, defaults=own)
+
+
+@contextmanager
+def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) -> Iterator[Running]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    model = model or load("shapes")
     given = ServeSettings(port=0, **settings)
-    server = Server(lambda: model, torch.device("cpu"), preset="turbo", settings=given)
+    server = Server(lambda: model, torch.device("cpu"), preset=preset, settings=given)
     running = Listening(server, given, log_level="error")
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

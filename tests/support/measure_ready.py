@@ -91,8 +91,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     done = threading.Event()
     threading.Thread(target=watch, args=(peak, done), daemon=True).start()
     at = {"imported": since_start()}
-    recipe = options.model if options.model in RECIPES else None
-    size = options.model if recipe is None else RECIPES[recipe].size
+    named = options.model in RECIPES
+    recipe, size = (options.model, RECIPES[options.model].size) if named else ("causal-wan", options.model)
     weights = Weights(path=folder, vae=str(folder / VAES[options.vae]), frame_size=parse_size(options.size), recipe=recipe)
     with patch.object(load, "text_encoder", lambda *_: PromptNoise(SIZES[size])), patch.object(wan_family, "Umt5Files"):
         model = load.load(options.model, weights)

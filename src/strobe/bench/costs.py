@@ -60,6 +60,20 @@ def keys_of_blocks(model: Model, config: ResolvedConfig) -> tuple[int, ...]:
     return tuple(attended_keys(grid, config, index) for index in range(full + 1))
 
 
+def unipc_cost(elements: int, num_steps: int) -> Cost:
+    """Return the mean cost of UniPC's own work in a step over latents of so many numbers, float32.
+
+    The first step reads latents and flow, and writes clean latents and those of the next level. The others read also where the
+    step before went on from and its clean latents (from the third step on those of two), and write where they go on from. The
+    last step makes clean latents alone.
+    """
+    first, last = (2, 2), (2, 1)
+    steps = [first, *((4 if index == 1 else 5, 3) for index in range(1, num_steps - 1)), last][-num_steps:]
+    each = [costs.elementwise(elements, dtype="float32", inputs=read, outputs=made) for read, made in steps]
+    whole = sum(each, Cost())
+    return Cost(read_bytes=whole.read_bytes // num_steps, write_bytes=whole.write_bytes // num_steps)
+
+
 def dtype_name(config: ResolvedConfig) -> str:
     """Return the dtype of weights and activations, without `torch.`"""
     return str(config.dtype).removeprefix("torch.")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
-from strobe.bench.costs import decoder_stages, dtype_name, steady_pass, transformer_shape
+from strobe.bench.costs import decoder_stages, dtype_name, steady_pass, transformer_shape, unipc_cost
 from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.core import costs
@@ -26,6 +26,7 @@ from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
 from strobe.engine.prepared import latent_shape
 from strobe.engine.transformer import TextContext, Transformer
+from strobe.engine.unipc import onward
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
@@ -216,7 +217,7 @@ class StepParts:
     def _edges(self) -> Iterator[Prepared]:
         dit, cost, latents = self.dit, self._costs(), self.latents
         x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
-        sigma = self.config.schedule.sigmas[0]
+        sigmas = self.config.schedule.sigmas
 
         def part(name: str, what: str, run: Callable[[], object], cost: Cost | None = None) -> Prepared:
             return Prepared(name=name, what=what, kind=EDGES, inside=REST, calls=1, run=run, cost=cost)
@@ -224,9 +225,19 @@ class StepParts:
         yield part("conditions", "modulation and rotations, as far as a pass works them out", self._conditions)
         yield part("patch_embedding", "latents to tokens", lambda: dit.patchify(latents), cost["patch_embedding"])
         yield part("head", "modulated norm, projection", lambda: dit.project_out(x, modulation.head, grid), cost["head"])
-        if self.config.schedule.sampler == "renoise":
+        if self.config.schedule.sampler == "unipc":
+            steps = itertools.cycle(range(len(sigmas)))
+
+            def sample() -> object:
+                index = next(steps)
+                clean = [latents] * index + [to_x0(latents, latents, sigmas[index])]
+                return clean if index + 1 == len(sigmas) else onward(sigmas, index, latents, latents, clean)
+
+            yield part("unipc", "flow to clean latents, corrector, predictor: the schedule's steps in turn", sample,
+                       unipc_cost(latents.numel(), len(sigmas)))  # fmt: skip
+        else:
             yield part("renoise", "flow to clean latents, fresh noise mixed in",
-                       lambda: add_noise(to_x0(latents, latents, sigma), latents, sigma))  # fmt: skip
+                       lambda: add_noise(to_x0(latents, latents, sigmas[0]), latents, sigmas[0]))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

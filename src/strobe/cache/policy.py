@@ -128,3 +128,22 @@ class ShotPolicy(RingPolicy):
         if not cut:
             return replace(self, held=tuple(frames))
         return replace(self, held=tuple(frames), pinned=(first, min(self.sink, num_frames)), cuts=self.cuts + 1)
+
+    def fault(self, end: int) -> str:
+        """Return what cannot be once frames ``0 .. end - 1`` were written, for instance in a damaged file; empty if all can."""
+        first, count = self.pinned  # a shot may have kept as many old frames as the sink has
+        kept = [frame for frame in self.held if frame != -1]
+        stays, newest = (
+            range(first, first + count),
+            range(end - self.local + self.sink, end),
+        )
+        sound = {
+            f"{len(self.held)} slots behind the sink": len(self.held) == (self.local if end else 0),
+            f"{len(kept)} frames in them": len({*kept}) == len(kept) == min(self.local, max(0, end - self.sink)),
+            "a free slot before one in use": (*kept,) == self.held[: len(kept)],
+            "frames in them that were not written, or are the sink's": all(self.sink <= frame < end for frame in kept),
+            f"{self.cuts} shots begun": 0 <= self.cuts <= end and (self.cuts > 0) == (count > 0),
+            f"{count} frames pinned from frame {first} on": 0 <= first <= end - count and 0 <= count <= self.sink,
+            "no slot for a frame that stays": all(frame in kept for frame in (*stays, *newest) if frame >= self.sink),
+        }
+        return next((what for what, right in sound.items() if not right), "")

@@ -70,11 +70,13 @@ class ShotRing:
         """Return to a snapshot of a cache of the same shape; addresses stay.
 
         Raises:
-            ShapeError: the snapshot has another shape, or is of a cache without shots.
+            ShapeError: the snapshot has another shape, is of a cache without shots, or its shots contradict its frames.
         """
         shots, own = state.shots, (self._empty.window, self._empty.sink)
-        if shots is None or (shots.window, shots.sink) != own or len(shots.held) not in (0, shots.local):
+        if shots is None or (shots.window, shots.sink) != own:
             raise ShapeError("the snapshot does not say which frames of its shots lie where; take it again with this strobe")
+        if fault := shots.fault(state.end):
+            raise ShapeError(f"its shots have {fault}, and it ends before frame {state.end}")
         self._ring.restore(state)
         self._before = self._now = shots
         self._first = self.end

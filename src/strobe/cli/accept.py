@@ -140,14 +140,17 @@ def _tell(folder: Path, output: Output) -> int:
         from strobe.core.files import write_whole
         from strobe.perf.analysis.runs.acceptance import acceptance_of
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import accept_report, markdown_line, rates_table, short_table
+        from strobe.perf.report.accept_page import accept_report, markdown_line, order_notes, rates_table, short_table
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)
         found, line = acceptance_of(run), markdown_line(run, acceptance_of(run))
         paths = (*write_report(report, folder), write_whole(folder / ROW, line))
     output.show(
-        *banner_texts(report.banners), table_text(rates_table(found.rates)), table_text(short_table(found), len(found.checks))
+        *banner_texts(report.banners),
+        table_text(rates_table(found.rates)),
+        *order_notes(found),
+        table_text(short_table(found), len(found.checks)),
     )
     output.show(report.subtitle, "", line, " ".join(map(str, paths)))
     output.emit(_document(folder, found, line, report.subtitle) | {"report": {path.name: str(path) for path in paths}})

@@ -286,10 +286,10 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     check_device(config, device)
     decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     own = filled(config, defaults)
-    policy = RingPolicy(window=own.window, sink=own.sink)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
+    check_past(config, own, first_block)  # first: it asks for a larger window than a frame block does
+    policy = RingPolicy(window=own.window, sink=own.sink)
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    check_past(config, own, first_block)
     check_past_of_format(config, own)
     states = knob_states(config, defaults, device)
     plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)

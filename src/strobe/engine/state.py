@@ -105,6 +105,7 @@ def check_state(state: StreamState, cache: CacheState, config: ResolvedConfig, l
         "noisy latents ahead of another shape": state.ahead is None
         or _are_latents(state.ahead, latents, range(config.num_ahead, config.num_ahead + 1)),
         "pixel frames of another shape": _are_ends(state.ends, batch, min(end, config.num_recomputed)),
+        "shots, and this model has none": cache.shots is None or config.past == "shots",
         f"a sink from frame {cache.origin} on": 0 <= cache.origin <= last_origin,
         "a text without a frame block, or a frame block without a text": begun == (blend is not None),
         "a text of another shape": all(_is_text(text, texts[0], batch, text_dim) for text in texts),

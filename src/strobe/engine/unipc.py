@@ -42,9 +42,22 @@ def denoise_unipc(dit: Transformer, x: Tensor, texts: Sequence[TextContext], cac
             with span(RENOISE):
                 clean.append(to_x0(x, flow, sigma))
                 if index + 1 < len(sigmas):
-                    before = _combined(correction(sigmas, index), (before, *clean[-3:])) if index else x
-                    x = _combined(prediction(sigmas, index), (before, *clean[-2:]))
+                    before, x = onward(sigmas, index, x, before, clean)
     return clean[-1]
+
+
+def onward(sigmas: Sequence[float], index: int, x: Tensor, before: Tensor, clean: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the corrected latents at level `index`, which is not the last, and those at the next one.
+
+    Args:
+        sigmas: levels.
+        index: of the step.
+        x: latents that the step began with.
+        before: corrected latents at the level before; unused at the first.
+        clean: x0 of every step up to this one.
+    """
+    here = _combined(correction(sigmas, index), (before, *clean[-3:])) if index else x
+    return here, _combined(prediction(sigmas, index), (here, *clean[-2:]))
 
 
 def prediction(sigmas: Sequence[float], index: int) -> tuple[float, ...]:

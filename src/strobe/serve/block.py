@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -84,15 +84,28 @@ class GpuClock:
         return found, own[0].elapsed_time(own[1])
 
 
-def layout(session: Session, index: int) -> dict[str, int]:
-    """Return the cache's layout for a frame block in latent frames: sink, window, ring rows and how many are filled."""
+def layout(session: Session, index: int, log: Sequence[PromptEntry]) -> dict[str, int]:
+    """Return what a frame block attends, in latent frames, and how much room there is.
+
+    These are sink, window, how much of it is filled, and the frame block itself. Of a stream in shots they are also how many have
+    begun after the first, whether the frame block begins one, the first frame that is pinned behind the sink, and how many are.
+    """
     config, policy = session.config, session.config.policy
-    end = config.latents_of(index).stop
+    own = config.latents_of(index)
+    shots = [entry.frame_block for entry in log if entry.mode == "shot" and 0 < entry.frame_block <= index]
+    begins = index in shots
+    before = shots[: len(shots) - begins]
+    pins = config.latents_of(before[-1]) if before else range(0)
+    pinned = range(max(pins.start, policy.sink), pins.start + min(len(pins), policy.sink))
     return {
         "sink": policy.sink,
         "window": policy.window,
-        "filled": min(end, policy.window),
-        "end": end,
-        "frame_block": len(config.latents_of(index)),
+        "filled": min(own.stop, policy.window),
+        "end": own.stop,
+        "frame_block": len(own),
         "sparsity_percent": round(100 * config.sparsity),
+        "shots": len(shots),
+        "begins": int(begins),
+        "pinned": len(pinned),
+        "pinned_first": pinned.start if pinned else 0,
     }

@@ -171,7 +171,7 @@ class Stream:
             block_ms=block_ms,
             phases=phases,
             made_s=monotonic(),
-            cache=layout(session, block.index),
+            cache=layout(session, block.index, self.log),
             woken_ms=woken_ms,
         )
         self.frames_made += len(made.frames)

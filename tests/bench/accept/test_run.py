@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from strobe.models.vae.taew import Taew
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import random_wan_vae
-from strobe.perf.analysis.runs.acceptance import acceptance_of
+from strobe.perf.analysis.runs.acceptance import Acceptance, Rate, acceptance_of
 from strobe.perf.records.checks import Check
 from strobe.perf.records.store import read_run
-from strobe.perf.report.accept_page import accept_report, markdown_line
+from strobe.perf.report.accept_page import accept_report, markdown_line, order_notes
 from strobe.perf.report.build import build_report
 from strobe.perf.report.markdown import render_markdown
 
@@ -132,3 +133,40 @@ def test_what_cannot_be_accepted_is_told_before_anything_runs(words: Model) -> N
     with pytest.raises(ConfigError, match="purple"):
         subject(words, prompts=("red circle", "purple circle"))
     assert run.LEAST_BLOCKS == 4
+
+
+def columns(**blocks_ms: tuple[float, ...]) -> Acceptance:
+    """Columns with these times of their frame blocks, which have 12 frames; those left out cannot be had."""
+    names = dict(zip(("denoise", "commit", "tiny", "full", "encode"), COLUMNS, strict=True))
+    rates = []
+    for short, name in names.items():
+        times = tuple(int(1e6 * ms) for ms in blocks_ms.get(short, ()))
+        fps = 12e9 / median(times) if times else None
+        slowest = 12e9 / max(times) if times else None
+        rates.append(Rate(name=name, blocks_ns=times, median_fps=fps, slowest_fps=slowest, note=""))
+    return Acceptance(checks=(), rates=tuple(rates), complete=True)
+
+
+def test_a_column_faster_than_what_it_contains_is_told_with_the_spread() -> None:
+    """Clips of their own on a busy machine: the reader hears that it is no gain, and whether chance explains it."""
+    busy = columns(denoise=(90, 100), commit=(110, 120, 130), tiny=(90, 100, 140), full=(200, 210), encode=(99, 100, 101))
+    notes = order_notes(busy)
+    assert [note.partition(":")[0] for note in notes] == [
+        "+ tiny VAE came out 20.0 % faster than denoise + commit, which it contains",
+        "+ encode came out 20.0 % faster than denoise + commit, which it contains",
+    ]
+    assert "differ by up to 50.0 % among themselves, so chance explains it. Run it again when nothing else runs." in notes[0]
+    assert "differ by up to 16.7 % among themselves, so the machine was slower in one of them. Run" in notes[1]
+    (note,) = order_notes(columns(denoise=(50,), commit=(60,), tiny=(100, 110), encode=(90, 100)))
+    assert note.startswith("+ encode came out 10.5 % faster than + tiny VAE, which it contains: ")
+
+
+def test_the_full_autoencoder_does_not_contain_the_tiny_one() -> None:
+    assert not order_notes(columns(denoise=(50,), commit=(60,), tiny=(100,), full=(90,), encode=(95,)))
+    assert not order_notes(columns(denoise=(50,), commit=(60,)))
+
+
+def test_the_page_tells_columns_out_of_order(words: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_accept(subject(words, presets=()), root=tmp_path, progress=quiet)
+    monkeypatch.setattr("strobe.perf.report.accept_page.order_notes", lambda found: ("+ encode came out faster.",))
+    assert "+ encode came out faster." in render_markdown(accept_report(folder))

@@ -19,6 +19,7 @@ from strobe.models.wan.recipes import RECIPES, find_recipe, of_angle
 from strobe.models.wan.weights import open_checkpoint
 
 SMALL = WanConfig(dim=24, ffn_dim=24, freq_dim=8, text_dim=8, text_len=4, num_heads=1, num_layers=2)
+WRAPPED = "all its names begin with model., as a causal generator's"
 LORA = {"generator_lora": {"base_model.model.blocks.0.ffn.0.lora_A.weight": torch.ones(1, 24)}}
 
 
@@ -54,9 +55,19 @@ class TestToldByTheCheckpoint:
     @pytest.mark.parametrize("name", ["CausalWanModel", "CausalWanTransformer3DModel"])
     def test_a_causal_class(self, tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
-        assert found(tmp_path) == ("causal-wan", "nothing says whose weights these are")
         (tmp_path / "config.json").write_text(json.dumps({"_class_name": name}))
         assert found(tmp_path) == ("causal-wan", f"its config.json says {name}")
+
+    @pytest.mark.parametrize("before", ["", "model.diffusion_model."])  # the second: as ComfyUI writes any model
+    @pytest.mark.parametrize("part", ["model", ""])
+    def test_what_nothing_tells_from_wan_itself_is_asked_for(
+        self, tensors: dict[str, Tensor], tmp_path: Path, before: str, part: str
+    ) -> None:
+        named = {before + name: tensor for name, tensor in tensors.items()}
+        torch.save({part: named} if part else named, tmp_path / "model.pt")
+        with pytest.raises(WeightsError, match="nothing says whether .* is causal: .* such as --recipe self-forcing, or"):
+            found(tmp_path)
+        assert found(tmp_path, named="causal-rcm") == ("causal-rcm", "as asked for")
 
     @pytest.mark.parametrize("name", ["WanModel", "WanTransformer3DModel"])
     def test_weights_that_are_not_causal_are_refused(self, tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
@@ -70,12 +81,18 @@ class TestToldByTheCheckpoint:
         self, tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         save_file(prefixed(tensors), tmp_path / "any.safetensors")
-        assert found(tmp_path)[0] == "causal-wan"  # of another size
+        assert found(tmp_path) == ("causal-wan", WRAPPED)  # of another size
         monkeypatch.setitem(SIZES, "wan-14b", SMALL)
-        assert found(tmp_path) == ("krea", "14B whose names all begin with model.")
+        assert found(tmp_path) == ("krea", f"14B, and {WRAPPED}")
         assert (RECIPES["krea"].past, RECIPES["krea"].window, RECIPES["krea"].timesteps[-1]) == ("recomputed", 6, 0)
         assert "past recomputed with weight 0.3, timesteps 1000, 750, 500, 250, 0, shift 5" in str(RECIPES["krea"])
         assert found(tmp_path, named="causal-wan")[0] == "causal-wan"
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel"}))  # of the base it lies beside
+        assert found(tmp_path)[0] == "krea"
+        other = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+        save_file(other, tmp_path / "any.safetensors")
+        with pytest.raises(WeightsError, match="recipe wan2.1"):
+            found(tmp_path)
 
     def test_a_recipe_that_is_not_there(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
@@ -83,18 +100,34 @@ class TestToldByTheCheckpoint:
             found(tmp_path, named="self_forcing")
 
 
-TOLD = "its latents have 48 channels; those of Wan2.2 5B itself have too, and are not causal"
-
-
 class TestLongLive2:
     WIDE = replace(SMALL, latent_channels=48)
 
     @pytest.mark.parametrize("part", ["generator", "generator_ema", "model", ""])
-    def test_it_is_told_by_its_channels(self, tmp_path: Path, part: str) -> None:
+    @pytest.mark.parametrize("config", ["", "WanModel"])  # of the base it lies beside
+    def test_it_is_told_as_a_causal_generator(self, tmp_path: Path, part: str, config: str) -> None:
         tensors = prefixed(CausalWan(self.WIDE).state_dict())
         torch.save({part: tensors} if part else tensors, tmp_path / "model_bf16.pt")
-        assert found(tmp_path, self.WIDE) == ("longlive-2", TOLD)
+        if config:
+            (tmp_path / "config.json").write_text(json.dumps({"_class_name": config}))
+        sign = f"it holds {part}" if part.startswith("gen") else WRAPPED
+        assert found(tmp_path, self.WIDE) == ("longlive-2", f"its latents have 48 channels, and {sign}")
         assert found(tmp_path, self.WIDE, named="causal-wan")[0] == "causal-wan"
+
+    def test_it_is_told_by_a_causal_class(self, tmp_path: Path) -> None:
+        save_file(CausalWan(self.WIDE).state_dict(), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "CausalWanModel"}))
+        told = ("longlive-2", "its latents have 48 channels, and its config.json says CausalWanModel")
+        assert found(tmp_path, self.WIDE) == told
+
+    @pytest.mark.parametrize("before", ["", "model.diffusion_model.", "diffusion_model."])
+    @pytest.mark.parametrize("part", ["model", ""])
+    def test_what_nothing_tells_from_the_base_model_is_asked_for(self, tmp_path: Path, before: str, part: str) -> None:
+        tensors = {before + name: tensor for name, tensor in CausalWan(self.WIDE).state_dict().items()}
+        torch.save({part: tensors} if part else tensors, tmp_path / "model.pt")
+        with pytest.raises(WeightsError, match="nothing says whether .* is causal: .* such as --recipe longlive-2, or"):
+            found(tmp_path, self.WIDE)
+        assert found(tmp_path, self.WIDE, named="longlive-2") == ("longlive-2", "as asked for")
 
     def test_it_is_not_for_other_latents(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")

@@ -12,7 +12,7 @@ from strobe.core.errors import WeightsError, unknown_choice
 from strobe.models.wan.config import SIZES, WIDE
 from strobe.models.wan.flow import Sampler
 from strobe.models.wan.weights.checkpoint import OpenCheckpoint
-from strobe.models.wan.weights.files import LORA, read_json, read_source
+from strobe.models.wan.weights.files import LORA, Source, read_json, read_source
 
 SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
 
@@ -184,7 +184,7 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
 
     Raises:
         ConfigError: there is no recipe of that name; names the nearest.
-        WeightsError: the engine lacks what it needs; says what.
+        WeightsError: the engine lacks what it needs, or nothing says that the weights are causal.
     """
     found = Found(recipe=named_recipe(named), why="as asked for") if named is not None else _told(opened, lora)
     wide = opened.dit.config.latent_channels == WIDE
@@ -203,26 +203,40 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
 
 
 def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
-    source = opened.source
+    source, config = opened.source, opened.dit.config
     stated = _class_name(source.files[0].parent / "config.json")
-    if opened.dit.config.latent_channels == WIDE and (source.part or stated not in NOT_CAUSAL):
-        return Found(
-            recipe=RECIPES["longlive-2"],
-            why=f"its latents have {WIDE} channels; those of Wan2.2 5B itself have too, and are not causal",
-        )
-    if source.part == "generator_ema":
-        return Found(recipe=RECIPES["self-forcing"], why="it holds generator_ema")
-    if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:
-        return Found(recipe=RECIPES["longlive"], why=f"it holds generator, and {lora.name} beside it {LORA}")
-    if source.part == "generator":
-        return Found(recipe=RECIPES["causal-wan"], why="it holds generator alone, as several projects write it")
-    if stated in NOT_CAUSAL:
+    why = _causal(source, stated)
+    if not why and stated in NOT_CAUSAL:
         return Found(recipe=RECIPES["wan2.1"], why=f"its config.json says {stated}")
-    if stated in CAUSAL:
-        return Found(recipe=RECIPES["causal-wan"], why=f"its config.json says {stated}")
-    if opened.dit.config == SIZES["wan-14b"] and not source.part and all(name.startswith("model.") for name in source.tensors):
-        return Found(recipe=RECIPES["krea"], why="14B whose names all begin with model.")
-    return Found(recipe=RECIPES["causal-wan"], why="nothing says whose weights these are")
+    if not why:
+        name = "longlive-2" if config.latent_channels == WIDE else "self-forcing"
+        raise WeightsError(
+            f"nothing says whether {source.where} is causal: Wan itself, which is not, has the same names and shapes; if these "
+            f"weights are causal, name whose they are, such as --recipe {name}, or --recipe causal-wan"
+        )
+    if config.latent_channels == WIDE:
+        return Found(recipe=RECIPES["longlive-2"], why=f"its latents have {WIDE} channels, and {why}")
+    if source.part == "generator_ema":
+        return Found(recipe=RECIPES["self-forcing"], why=why)
+    if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:
+        return Found(recipe=RECIPES["longlive"], why=f"{why}, and {lora.name} beside it {LORA}")
+    if config == SIZES["wan-14b"] and not source.part and _is_wrapped(source):
+        return Found(recipe=RECIPES["krea"], why=f"14B, and {why}")
+    return Found(recipe=RECIPES["causal-wan"], why=why)
+
+
+def _causal(source: Source, stated: Any) -> str:
+    """Return the sign that weights are those of a causal generator, empty if there is none; shapes are no sign."""
+    if source.part in ("generator", "generator_ema"):
+        return f"it holds {source.part}"
+    if _is_wrapped(source):
+        return "all its names begin with model., as a causal generator's"
+    return f"its config.json says {stated}" if stated in CAUSAL else ""
+
+
+def _is_wrapped(source: Source) -> bool:
+    """Return whether all names are those of a generator of Self-Forcing's kind, which has its transformer as `model`."""
+    return all(name.startswith("model.") and not name.startswith("model.diffusion_model.") for name in source.tensors)
 
 
 def _class_name(path: Path) -> Any:

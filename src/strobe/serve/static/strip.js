@@ -83,24 +83,28 @@ export class Strip {
   }
 }
 
+// The sink, the frames that the present shot has pinned, the past that goes, and the frame block itself: each behind a gap.
 export function drawCache(svg, note, cache) {
   const width = Math.max(280, svg.clientWidth || 360);
   svg.replaceChildren();
   if (!cache) return;
-  const { sink, window, filled, end, frame_block: block, sparsity_percent: sparse } = cache;
+  const { sink, window, filled, end, frame_block: block, shots, begins, pinned, pinned_first: first, sparsity_percent: sparse } = cache;
   const gap = 18;
-  const cell = Math.min(22, (width - gap) / window - 2);
-  svg.setAttribute("viewBox", `0 0 ${width} ${cell + 22}`);
+  const cell = Math.min(22, (width - gap * (pinned ? 2 : 1)) / window - 2);
+  const left = (at) => at * (cell + 2) + (at < sink ? 0 : gap) + (pinned && at >= sink + pinned ? gap : 0);
+  const rows = pinned ? 3 : 1; // a label each, for narrow cells leave no room beside each other
+  svg.setAttribute("viewBox", `0 0 ${width} ${cell + 8 + 14 * rows}`);
   for (let at = 0; at < window; at += 1) {
-    const isSink = at < sink;
-    const x = at * (cell + 2) + (isSink ? 0 : gap);
-    const there = at < filled;
-    const now = there && at >= filled - block;
-    const kind = !there ? "k-empty" : now ? "k-now" : isSink ? "k-sink" : "k-past";
-    draw(svg, "rect", { class: kind, x, y: 2, width: cell, height: cell, rx: 3 });
+    const kept = at < sink ? "k-sink" : at < sink + pinned ? "k-shot" : "k-past";
+    const kind = at >= filled ? "k-empty" : at >= filled - block ? "k-now" : kept;
+    draw(svg, "rect", { class: kind, x: left(at), y: 2, width: cell, height: cell, rx: 3 });
   }
-  draw(svg, "text", { x: 0, y: cell + 17 }, `sink ${sink}`);
-  draw(svg, "text", { x: sink * (cell + 2) + gap, y: cell + 17 }, `window ${window}, of ${end} made`);
-  const left = sparse ? ` Each query leaves out ${sparse} % of the past between them.` : "";
-  note.textContent = `Every frame attends to the sink (the stream's first frames), to the newest of the window and to its own block.${left}`;
+  const label = (at, row, text) => draw(svg, "text", { x: left(at), y: cell + 17 + 14 * row }, text);
+  label(0, 0, `sink ${sink}`);
+  if (pinned) label(sink, 1, `shot ${shots + 1 - begins}: frames ${first} to ${first + pinned - 1}`);
+  label(sink + pinned, rows - 1, `window ${window}, of ${end} made`);
+  const shot = pinned ? ` to the first frames of ${begins ? "the last" : "its"} shot,` : "";
+  const cut = begins ? ` Shot ${shots + 1} begins with this one, whose first frames are pinned from now on.` : "";
+  const out = sparse ? ` Each query leaves out ${sparse} % of the past between them.` : "";
+  note.textContent = `Every frame attends to the sink (the stream's first frames),${shot} to the newest of the window and to its own block.${cut}${out}`;
 }

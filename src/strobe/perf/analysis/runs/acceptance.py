@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from strobe.core.errors import DataError
@@ -27,6 +28,12 @@ class Rate:
     median_fps: float | None
     slowest_fps: float | None
     note: str
+
+    @property
+    def spread(self) -> float:
+        """By how much the slowest and the fastest frame block differ, over the median."""
+        times = self.blocks_ns
+        return (max(times) - min(times)) / median(times) if times else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +61,24 @@ class Acceptance:
         return sum(check.passed is not None for check in self.checks)
 
     @property
+    def out_of_order(self) -> tuple[tuple[Rate, Rate], ...]:
+        """Columns that came out faster than one that they contain, each after that one.
+
+        Every column of a stream contains denoise steps and commit pass, and that of the file the model's own autoencoder; which
+        of the two that is, is not told, so it is held against the faster.
+        """
+        passes, autoencoders, encode = self.rates[1:2], self.rates[2:4], self.rates[4:5]
+        pairs = [*product(passes, (*autoencoders, *encode)), *product(sorted(autoencoders, key=_fps)[-1:], encode)]
+        return tuple((inner, outer) for inner, outer in pairs if inner.blocks_ns and _fps(outer) > _fps(inner))
+
+    @property
     def accepted(self) -> bool:
         """Whether every check was made and none failed."""
         return self.complete and not self.failed
+
+
+def _fps(rate: Rate) -> float:
+    return rate.median_fps or 0.0
 
 
 def is_acceptance(run: RunRecords) -> bool:
