@@ -179,7 +179,10 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ("dtype", lambda variant: _or_none(variant.dtype)),
     ("linear layers", lambda variant: _or_none(variant.linear_format)),
     ("keys and values", lambda variant: _or_none(variant.kv_format)),
-    ("self-attention", lambda variant: _or_none(variant.attention_format or variant.kv_format and "native")),  # as it was before
+    (
+        "self-attention",
+        lambda variant: _or_none(variant.attention_format or (variant.kv_format and "native")),
+    ),  # as it was before
     ("LoRA", lambda variant: _or_none(variant.lora)),
     ("compile mode", lambda variant: _or_none(variant.compile_mode)),
     ("memory pool, reserved", lambda variant: _arena(variant.arena_reserved_bytes)),
