@@ -111,7 +111,7 @@ class ShotPolicy(RingPolicy):
 
     @property
     def leap(self) -> int:
-        """How far positions of new frames are behind their numbers."""
+        """Distance of the positions of new frames behind their numbers, latent frames."""
         return self.cuts * self.sink
 
     def slot(self, frame: int) -> int:

@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """What a call comes to.
+    """The settings of one call: coarse selection, fine stage, implementation.
 
     Args:
         wish: of the coarse stage.
@@ -221,7 +221,7 @@ def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> 
 def selection_of(
     plan: Plan, indices: Tensor, q_sizes: Tensor | None, kv_rows: Grid, counts: Tensor | None = None
 ) -> BlockSelection:
-    """What the coarse stage of a call has selected.
+    """Return the selection that the coarse stage of a call has made.
 
     Args:
         counts: of the rows; by default those of the wish.

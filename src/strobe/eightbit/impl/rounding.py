@@ -23,7 +23,7 @@ def store(kept: RoundedKeys, new: Arriving) -> None:
 
 
 def places(values: Tensor) -> Tensor:
-    """Where each key stands among the values."""
+    """Return the place of each key among the values."""
     order = torch.tensor(ORDER, device=values.device).argsort()
     groups = torch.arange(0, values.shape[3], len(ORDER), device=values.device)
     return (groups[:, None] + order).flatten()

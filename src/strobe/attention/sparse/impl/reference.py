@@ -14,7 +14,7 @@ from strobe.attention.types import AttentionOutput
 
 
 def token_mask(selection: BlockSelection, num_kv_blocks: int) -> Tensor:
-    """Which key each query sees, boolean `[B, H, S_q, S_kv]`: the blocks' mask without every padding row and column."""
+    """Return the keys that each query sees, boolean `[B, H, S_q, S_kv]`: the blocks' mask without padding rows and columns."""
     block, blocks = selection.block, selection.mask(num_kv_blocks)
     mask = blocks.repeat_interleave(block, dim=2).repeat_interleave(block, dim=3)
     inside = torch.arange(block, device=mask.device)

@@ -255,7 +255,7 @@ def tile(
 def tile_sites(
     q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, angle_strides: tuple[int, ...] | None, wish: SelectionSpec
 ) -> list[tuple[Grid, Site]]:
-    """Where `TILE` is launched for q, k and v, whose rows are contiguous, and the grid of each launch.
+    """Return the launches of `TILE` for q, k and v, whose rows are contiguous, and the grid of each.
 
     Args:
         angle_strides: of cos and sin; None if nothing is rotated.
@@ -350,7 +350,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
 
 
 def score_sites(q: Tensor, k: Tensor, num_q: int, num_kv: int, wish: SelectionSpec) -> tuple[Site, Site]:
-    """Where `SCORE` and `COARSE` are launched for so many tiles; the last of their numbers is the pitch of the scores."""
+    """Return the launches of `SCORE` and `COARSE` for so many tiles; the last of their numbers is the pitch of the scores."""
     (batch, _, heads, width), card = q.shape, card_of(q.device)
     numbers = (heads, heads // k.shape[2], num_q, num_kv, -(-num_kv // _STEP) * _STEP)
     score = Site(
@@ -373,7 +373,7 @@ def take(scores: Tensor, num_kv: int, wish: SelectionSpec) -> Tensor:
 
 
 def select_site(rows_of_heads: int, num_q: int, num_kv: int, pitch: int, wish: SelectionSpec) -> Site:
-    """Where `SELECT` is launched, for scores of a pitch."""
+    """Return the launch of `SELECT` for scores of a pitch."""
     columns = 1 << (num_kv - 1).bit_length()
     return Site(
         (rows_of_heads * num_q, 1, 1),
@@ -399,7 +399,7 @@ def finish(fine: Tensor, coarse: Tensor | None, gate: Tensor | None, grid: Grid)
 def finish_site(
     shape: tuple[int, ...], stride: tuple[int, ...], grid: Grid, gate_stride: tuple[int, ...] | None, coarse: bool
 ) -> Site:
-    """Where `FINISH` is launched for a fine output of this shape and stride."""
+    """Return the launch of `FINISH` for a fine output of this shape and stride."""
     batch, rows, heads, width = shape
     return Site(
         (rows // _RUN, heads, batch),
