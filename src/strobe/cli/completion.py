@@ -24,7 +24,7 @@ RECIPES: Final = (
     "krea",
     "rolling-forcing",
     "longlive-2",
-    "wan2.1",
+    "wan",
 )
 DEVICES: Final = ("auto", "cpu", "cuda")
 

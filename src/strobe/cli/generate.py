@@ -115,7 +115,9 @@ class Engine(ModelFlags):
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
         if self.preset != REALTIME:
             config = replace(self.config(self.preset), decode_device=self.decode_device, strength=strength)
-            check_device(config, resolve_device(device) if isinstance(device, str) else device.device)
+            place = resolve_device(device) if isinstance(device, str) else device.device
+            check_device(config, place)
+            self.check_settings(config, place)
             return Chosen(model=self.load(), config=config)
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")

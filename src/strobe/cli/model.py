@@ -11,6 +11,8 @@ from strobe.cli.completion import ModelName, RecipeName
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from strobe.engine.config import EngineConfig
     from strobe.engine.load import Model
     from strobe.engine.weights import Weights
@@ -167,6 +169,22 @@ class ModelFlags:
             text_dtype=self.text_dtype,  # type: ignore[arg-type]  # checked there
             random_text=self.random_text,
         )
+
+    def check_settings(self, config: "EngineConfig", device: "torch.device") -> None:
+        """Check a configuration against a model whose settings its name or its recipe says, before gigabytes are drawn or read.
+
+        Raises: as `strobe.engine.config.resolve`.
+        """
+        from strobe.engine.config import resolve
+        from strobe.engine.load import SHORT, WAN, model_parts
+        from strobe.engine.wan_family import recipe_defaults
+        from strobe.models.wan.recipes import named_recipe
+
+        if self.model in WAN.models and (self.random_weights or self.recipe or self.model in SHORT):
+            defaults = model_parts(self.model, parse_size(self.size)).defaults
+            if self.recipe is not None:
+                defaults = recipe_defaults(named_recipe(self.recipe), defaults)
+            resolve(config, defaults, device)
 
     def load(self) -> "Model":
         """Load the model of the flags."""
