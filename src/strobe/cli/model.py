@@ -193,6 +193,20 @@ class ModelFlags:
         return load(self.model, self.given())
 
 
+def settings_notes(model: "Model", config: "EngineConfig") -> tuple[str, ...]:
+    """Return the notes on a model, and what a preset or flags run it with in place of what its recipe says."""
+    from strobe.engine.config import filled
+
+    own, runs = model.defaults, filled(config, model.defaults)
+    pairs = [(each.name, getattr(runs, each.name)) for each in fields(own)]
+    others = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in pairs if value != getattr(own, name)]
+    return (*model.notes, *([f"{config.name} runs it with {', '.join(others)} instead"] if model.notes and others else []))
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{each:g}" for each in value) if isinstance(value, tuple) else str(value)
+
+
 def at_least(least: int, **given: int | None) -> None:
     """Check counts given by flags, by the flags' names, before anything slow is loaded.
 
