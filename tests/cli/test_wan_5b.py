@@ -55,6 +55,23 @@ def test_shots_are_refused_where_there_are_none(strobe: Strobe, tmp_path: Path) 
     assert len(done.err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--preset", "turbo"), "turbo has window 8; the shots of this model pin frames beside the sink, so give a window of 14"),
+        (("--recipe", "krea", "--sink", 2), "so its sink is 1; balanced has 2"),
+        (("--shift", 0), "shift 0.0 is not a positive number"),
+    ],
+)
+def test_settings_are_refused_before_any_weight_is_drawn(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[object, ...], said: str
+) -> None:
+    monkeypatch.setattr("strobe.engine.load.random_transformer", lambda config: pytest.fail("ten gigabytes were drawn"))
+    done = strobe("generate", "x", "--model", "wan-5b", "--random-weights", "-o", tmp_path / "x.mkv", *flags)
+    assert done.code == 2 and said in done.err, done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["longlive-2", "wan-5b"])
 def test_doctor_says_what_it_takes(strobe: Strobe, name: str) -> None:
     done = strobe("doctor", "--model", name, "--preset", "low_memory")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from strobe.cli.model import ModelFlags, parse_lora
+from strobe.cli.model import ModelFlags, parse_lora, settings_notes
+from strobe.engine.load import load
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from terminal import Strobe
@@ -55,6 +57,20 @@ def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_
     result = strobe("generate", "a fox", "--model", "wan-1.3b", "--weights", tmp_path, "-o", tmp_path / "fox.mp4")
     assert result.code == 3 and len(result.err.strip().splitlines()) == 1
     assert "looks like a transformer of 2 layers, 24 wide, not wan-1.3b (30 layers, 1536 wide); give a" in result.err
+
+
+def test_what_replaces_the_recipe_is_told() -> None:
+    """The recipe is printed in full, so what a preset or a flag says instead is too; a model without one has nothing to add."""
+    model = load("shapes")
+    recipe = replace(model, notes=("recipe longlive (window 12, sink 3): it holds generator",))
+    asked = ModelFlags(window=9, timesteps="1000,500", shift=3.0).config("balanced")
+    told = "balanced runs it with timesteps 1000, 500, shift 3.0, window 9 instead"
+    assert settings_notes(recipe, asked) == (*recipe.notes, told)
+    assert settings_notes(recipe, ModelFlags().config("turbo"))[1:] == (
+        "turbo runs it with timesteps 1000, 500, 250, window 8 instead",
+    )
+    assert settings_notes(recipe, ModelFlags(window=12).config("balanced")) == recipe.notes
+    assert settings_notes(model, asked) == ()
 
 
 def test_window_and_schedule_by_flags() -> None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import tells_what_is_kept
-from strobe.cli.model import ModelFlags
+from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
@@ -122,7 +122,7 @@ def accept(
     kept: list[Path] = []
     with output.progress("loading"):
         subject = judged.subject(flags)
-    for note in subject.model.notes:
+    for note in settings_notes(subject.model, subject.config):
         output.note(note)
     with tells_what_is_kept(output, lambda: _kept(out)), output.progress("accept") as advance:
         folder = run_accept(subject, root=out, progress=advance, open_run=rotating(kept))

@@ -35,7 +35,7 @@ RECIPES: Final = (
     "krea",
     "rolling-forcing",
     "longlive-2",
-    "wan2.1",
+    "wan",
 )
 DEVICES: Final = ("auto", "cpu", "cuda")
 

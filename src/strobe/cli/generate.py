@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Advance, Output
-from strobe.cli.model import ModelFlags, at_least
+from strobe.cli.model import ModelFlags, at_least, settings_notes
 from strobe.cli.pick import picked_for
 from strobe.cli.prompt_times import first_of, prompts_of, switches_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
@@ -115,7 +115,9 @@ class Engine(ModelFlags):
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
         if self.preset != REALTIME:
             config = replace(self.config(self.preset), decode_device=self.decode_device, strength=strength)
-            check_device(config, resolve_device(device) if isinstance(device, str) else device.device)
+            place = resolve_device(device) if isinstance(device, str) else device.device
+            check_device(config, place)
+            self.check_settings(config, place)
             return Chosen(model=self.load(), config=config)
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
@@ -267,7 +269,7 @@ def generate(
         prompt = first_of(prompt, timed, prompts)
         read_weights(prompt)
         chosen = engine.choose(prompt, device, advance)
-        for note in (*chosen.model.notes, *([f"realtime: {chosen.why}"] if chosen.why else [])):
+        for note in (*settings_notes(chosen.model, chosen.config), *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)
         clip = Clip(path=file.out, picked=chosen.why)
         start = engine.frames(chosen.model, b"" if read is None else start_image(read))

@@ -11,6 +11,8 @@ from strobe.cli.completion import ModelName, RecipeName
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from strobe.engine.config import EngineConfig
     from strobe.engine.load import Model
     from strobe.engine.weights import Weights
@@ -168,11 +170,41 @@ class ModelFlags:
             random_text=self.random_text,
         )
 
+    def check_settings(self, config: "EngineConfig", device: "torch.device") -> None:
+        """Check a configuration against a model whose settings its name or its recipe says, before gigabytes are drawn or read.
+
+        Raises: as `strobe.engine.config.resolve`.
+        """
+        from strobe.engine.config import resolve
+        from strobe.engine.load import SHORT, WAN, model_parts
+        from strobe.engine.wan_family import recipe_defaults
+        from strobe.models.wan.recipes import named_recipe
+
+        if self.model in WAN.models and (self.random_weights or self.recipe or self.model in SHORT):
+            defaults = model_parts(self.model, parse_size(self.size)).defaults
+            if self.recipe is not None:
+                defaults = recipe_defaults(named_recipe(self.recipe), defaults)
+            resolve(config, defaults, device)
+
     def load(self) -> "Model":
         """Load the model of the flags."""
         from strobe.engine.load import load
 
         return load(self.model, self.given())
+
+
+def settings_notes(model: "Model", config: "EngineConfig") -> tuple[str, ...]:
+    """Return the notes on a model, and what a preset or flags run it with in place of what its recipe says."""
+    from strobe.engine.config import filled
+
+    own, runs = model.defaults, filled(config, model.defaults)
+    pairs = [(each.name, getattr(runs, each.name)) for each in fields(own)]
+    others = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in pairs if value != getattr(own, name)]
+    return (*model.notes, *([f"{config.name} runs it with {', '.join(others)} instead"] if model.notes and others else []))
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{each:g}" for each in value) if isinstance(value, tuple) else str(value)
 
 
 def at_least(least: int, **given: int | None) -> None:

@@ -142,9 +142,9 @@ RECIPES: Final[dict[str, Recipe]] = {
             "yyang181/LongLive at 134b486 (UniPC of 4 steps, shift 5; 2 steps are 1000,500)",
         ),
         Recipe(
-            name="wan2.1",
+            name="wan",
             lacks="sampling of a whole clip at once: these weights are not causal and not few-step",
-            source="Wan2.1, config.json",
+            source="Wan2.1 and Wan2.2, config.json",
         ),
     )
 }
@@ -207,7 +207,7 @@ def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
     stated = _class_name(source.files[0].parent / "config.json")
     why = _causal(source, stated)
     if not why and stated in NOT_CAUSAL:
-        return Found(recipe=RECIPES["wan2.1"], why=f"its config.json says {stated}")
+        return Found(recipe=RECIPES["wan"], why=f"its config.json says {stated}")
     if not why:
         name = "longlive-2" if config.latent_channels == WIDE else "self-forcing"
         raise WeightsError(
