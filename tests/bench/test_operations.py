@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from strobe.bench.costs import steady_pass, transformer_shape
 from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations
 from strobe.core.costs import total, transformer_pass
+from strobe.core.tolerances import tolerance
 from strobe.engine.config import resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
@@ -82,7 +83,7 @@ def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -
             factor * each for factor, each in zip(correction(sigmas, index), (latents, *clean[-3:]), strict=True)
         )  # fmt: skip
         there = sum(factor * each for factor, each in zip(prediction(sigmas, index), (here, *clean[-2:]), strict=True))
-        torch.testing.assert_close(out, (here, there), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out, (here, there), rtol=0, atol=tolerance("element", "float32"))
     torch.testing.assert_close(outs[3][-1], latents - sigmas[3] * latents)  # type: ignore[index]
     torch.testing.assert_close(outs[4], outs[0], rtol=0, atol=0)
     assert "renoise" not in {each.name for each in step._edges()}
