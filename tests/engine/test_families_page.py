@@ -23,6 +23,12 @@ GPU = torch.device("cuda")
 parts = cache(model_parts)
 
 
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that attends in eight bits; which ones do is test_attention_format.py's."""
+    monkeypatch.setattr("strobe.engine.config.without_kernel", lambda *_: "")
+
+
 def rows(title: str) -> dict[str, list[str]]:
     """The cells of each family in the table whose first row holds a title, without that of its name."""
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
