@@ -28,7 +28,8 @@ from strobe.engine.session import Session
 from strobe.engine.weighted import check_prompts
 
 LADDER: Final = ("balanced", "speed", "low_memory", "sparse", "turbo", "turbo_fp8", "ultra")
-"""Presets from the best quality down; docs/engine.md has what was measured. `speed` makes the frames of `balanced`, later."""
+"""Presets from the best quality down; docs/engine.md has what was measured. `speed` makes the frames of `balanced`, later.
+`balanced_int8` is taken by name only: its errors are not known of any released model."""
 BLOCKS: Final = 8
 """Frame blocks that are timed."""
 MARGIN: Final = 0.3
