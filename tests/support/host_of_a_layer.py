@@ -42,10 +42,12 @@ def made(kind: str, model: Any) -> Iterator[None]:
         yield
 
 
-def microseconds(call: Callable[[], object], calls: int, clock: Callable[[], float], wait: Callable[[], None]) -> float:
+def microseconds(
+    call: Callable[[], object], calls: int, clock: Callable[[], float], wait: Callable[[], None], rounds: int = 10
+) -> float:
     """The shortest of some rounds of calls, for one call: what else the machine does only makes a round longer."""
     found = []
-    for _ in range(10):
+    for _ in range(rounds):
         wait()
         start = clock()
         for _ in range(calls):
@@ -76,7 +78,7 @@ class Passes:
             found: Tensor = self.model(**self.inputs, return_dict=False)[0]
         return found
 
-    def took(self, kind: str, way: str, calls: int = 10) -> dict[str, float]:
+    def took(self, kind: str, way: str, calls: int = 5, rounds: int = 4) -> dict[str, float]:
         """Microseconds for one layer, by what was measured; checks that compiled and recorded passes give what a pass gives."""
         with made(kind, self.model):
             plain = self.step().clone()
@@ -96,7 +98,7 @@ class Passes:
             self.wait()
             error = ((output - plain).double().norm() / plain.double().norm()).item()
             assert error <= tolerance("latents", plain.dtype), f"{kind}, {way}: the output is off by {error:.2g}"
-            found = {way: microseconds(call, calls, time.perf_counter, self.wait) / self.layers}
+            found = {way: microseconds(call, calls, time.perf_counter, self.wait, rounds) / self.layers}
             if way == "recorded":
                 found["recorded, the host alone"] = microseconds(call, 1, time.perf_counter, lambda: None) / self.layers
             self.wait()
@@ -111,7 +113,7 @@ def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None
     for way in ways:
         found = [{kind: passes.took(kind, way) for kind in KINDS} for _ in range(rounds)]  # in turns: code is kept for each kind
         for what in found[0][KINDS[0]]:
-            say(what, {kind: statistics.median(each[kind][what] for each in found) for kind in KINDS})
+            say(what, {kind: [each[kind][what] for each in found] for kind in KINDS})
         torch._dynamo.reset()
 
 
@@ -166,13 +168,17 @@ def on_a_cpu() -> None:
 
     rounds = [{kind: took(kind) for kind in ("common", *KINDS)} for _ in range(5)]
     least = {kind: min(each[kind] for each in rounds) for kind in rounds[0]}
-    say("without the projections", {kind: least[kind] - least["common"] for kind in KINDS})
+    say("without the projections", {kind: [least[kind] - least["common"]] for kind in KINDS})
 
 
-def say(what: str, found: dict[str, float]) -> None:
-    base = found["diffusers"]
+def say(what: str, found: dict[str, list[float]]) -> None:
+    """Print medians, least and most of the rounds, and the same of what a layer takes more than diffusers' in its round."""
     for kind, took in found.items():
-        sys.stdout.write(f"{what}: {kind}: {took:.1f} us a layer, {took - base:+.1f} us\n")
+        more = [ours - theirs for ours, theirs in zip(took, found["diffusers"], strict=True)]
+        spread = f" [{min(took):.0f}, {max(took):.0f}]" if len(took) > 1 else ""
+        between = f" [{min(more):+.0f}, {max(more):+.0f}]" if len(took) > 1 else ""
+        median, added = statistics.median(took), statistics.median(more)
+        sys.stdout.write(f"{what}: {kind}: {median:.1f} us a layer{spread}, {added:+.1f} us{between}\n")
     sys.stdout.flush()
 
 
@@ -180,7 +186,7 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="quality not measured")
     place, *chosen = sys.argv[1:]
     if place == "cuda":
-        in_turns("cuda", 30, chosen or WAYS, 3)
+        in_turns("cuda", 30, chosen or WAYS, 9)
     elif place == "twin":
         in_turns("cpu", 2, WAYS[:2], 1)
     else:

@@ -25,7 +25,9 @@ from torch import Tensor
 from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
 from strobe.core.device import Card
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
-from strobe.core.settings import data_folder
+from strobe.core.settings import data_folder, keep_fa4_kernels
+
+keep_fa4_kernels()  # before anything imports it
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
 Standing = Literal["free", "green", "red", "none"]

@@ -75,6 +75,19 @@ def forgo_cublaslt_workspace() -> None:
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "0")
 
 
+def keep_fa4_kernels() -> None:
+    """Let flash-attn-4 keep the kernels that it compiles in the user's cache folder, for the next process.
+
+    It reads `FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED` and `FLASH_ATTENTION_CUTE_DSL_CACHE_DIR` when it is imported, and keeps
+    nothing by default. A kernel takes seconds to compile. What is kept is found by a hash of its sources and the versions of its
+    libraries. What the user has set stays. Without a home nothing is set: its own folder is in `/tmp`, where others can write.
+    """
+    folder = cache_folder()
+    if folder is not None:
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder / "strobe" / "fa4"))
+
+
 def silence_downloads() -> None:
     """Keep the hub's library from showing progress: `HF_HUB_DISABLE_PROGRESS_BARS=1`, unless the user has set it."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
