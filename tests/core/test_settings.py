@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from strobe.core.settings import forgo_cublaslt_workspace, read_settings, split_list
+from strobe.core.settings import forgo_cublaslt_workspace, keep_fa4_kernels, read_settings, split_list
+
+FA4 = ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 
 
 @pytest.mark.parametrize(("value", "on"), [(None, False), ("", False), ("0", False), ("1", True)])
@@ -14,6 +21,28 @@ def test_launch_blocking(monkeypatch: pytest.MonkeyPatch, value: str | None, on:
     else:
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert read_settings().launch_blocking is on
+
+
+@pytest.mark.parametrize("given", [(None, None), ("0", None), ("1", "/elsewhere")])
+def test_fa4_keeps_its_kernels_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str | None, str | None]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in zip(FA4, given, strict=True):
+        monkeypatch.setenv(name, value or "")  # so that what the call sets is taken back
+        if value is None:
+            monkeypatch.delenv(name)
+    keep_fa4_kernels()
+    enabled, folder = given
+    assert [os.environ[name] for name in FA4] == [enabled or "1", folder or str(tmp_path / "strobe" / "fa4")]
+
+
+def test_fa4_keeps_its_kernels_from_the_import_on(tmp_path: Path) -> None:
+    """It reads both variables when it is imported, which only the rooms of attention do."""
+    code = f"import strobe.attention.impls, os; print(*(os.environ[name] for name in {FA4}))"
+    plain = {name: value for name, value in os.environ.items() if name not in FA4} | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=plain)
+    assert done.stdout.split() == ["1", str(tmp_path / "strobe" / "fa4")]
 
 
 def test_no_workspace_for_cublaslt_unless_the_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
