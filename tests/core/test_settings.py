@@ -23,7 +23,7 @@ def test_launch_blocking(monkeypatch: pytest.MonkeyPatch, value: str | None, on:
     assert read_settings().launch_blocking is on
 
 
-@pytest.mark.parametrize("given", [(None, None), ("0", None), ("1", "/elsewhere")])
+@pytest.mark.parametrize("given", [(None, None), ("0", None), ("1", None), (None, "/elsewhere")])
 def test_fa4_keeps_its_kernels_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str | None, str | None]
 ) -> None:
@@ -34,15 +34,36 @@ def test_fa4_keeps_its_kernels_unless_the_user_says_otherwise(
             monkeypatch.delenv(name)
     keep_fa4_kernels()
     enabled, folder = given
-    assert [os.environ[name] for name in FA4] == [enabled or "1", folder or str(tmp_path / "strobe" / "fa4")]
+    wanted = (enabled, folder) if enabled else ("1", folder or str(tmp_path / "strobe" / "fa4"))
+    assert tuple(os.environ.get(name) for name in FA4) == wanted
 
 
-def test_fa4_keeps_its_kernels_from_the_import_on(tmp_path: Path) -> None:
-    """It reads both variables when it is imported, which only the rooms of attention do."""
-    code = f"import strobe.attention.impls, os; print(*(os.environ[name] for name in {FA4}))"
-    plain = {name: value for name, value in os.environ.items() if name not in FA4} | {"XDG_CACHE_HOME": str(tmp_path)}
+def test_fa4_keeps_nothing_where_the_folder_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "strobe").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in FA4:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    keep_fa4_kernels()
+    assert not {*FA4} & {*os.environ}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_fa4_keeps_its_kernels_where_it_is_installed(tmp_path: Path, installed: bool) -> None:
+    """FA4 reads both variables when it is imported, so they are set before anything imports it."""
+    site, cache = tmp_path / "site", tmp_path / "cache"
+    for module, distribution, version in (("flash_attn", "flash_attn_4", "4.0.0b36"), ("cutlass", "nvidia_cutlass_dsl", "4.8.1")):
+        (site / module).mkdir(parents=True)
+        (site / module / "__init__.py").touch()
+        told = site / f"{distribution}-{version}.dist-info" / "METADATA"
+        told.parent.mkdir()
+        told.write_text(f"Metadata-Version: 2.1\nName: {distribution.replace('_', '-')}\nVersion: {version}\n")
+    code = f"import strobe.attention.impls, os; print(*(os.environ.get(name) for name in {FA4}))"
+    plain = {name: value for name, value in os.environ.items() if name not in FA4} | {"XDG_CACHE_HOME": str(cache)}
+    paths = [str(site)] if installed else []
+    plain["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=plain)
-    assert done.stdout.split() == ["1", str(tmp_path / "strobe" / "fa4")]
+    assert done.stdout.split() == (["1", str(cache / "strobe" / "fa4")] if installed else ["None", "None"])
 
 
 def test_no_workspace_for_cublaslt_unless_the_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,6 @@ from strobe.core.device import Card
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import data_folder, keep_fa4_kernels
 
-keep_fa4_kernels()  # before anything imports it
-
 Spec = TypeVar("Spec", bound=AttentionSpec)
 Standing = Literal["free", "green", "red", "none"]
 
@@ -66,6 +64,8 @@ def _missing() -> dict[str, str | None]:
 
 MISSING: Final = _missing()
 """Why the library of an implementation cannot be used, or None; looked up once, because a compiler cannot trace a look-up."""
+if MISSING["fa4"] is None:
+    keep_fa4_kernels()  # before anything imports it
 
 CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("dense", "fa4"): (8, 9, 10, 11, 12),

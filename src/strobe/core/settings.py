@@ -80,12 +80,20 @@ def keep_fa4_kernels() -> None:
 
     It reads `FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED` and `FLASH_ATTENTION_CUTE_DSL_CACHE_DIR` when it is imported, and keeps
     nothing by default. A kernel takes seconds to compile. What is kept is found by a hash of its sources and the versions of its
-    libraries. What the user has set stays. Without a home nothing is set: its own folder is in `/tmp`, where others can write.
+    libraries. What the user has set stays. Nothing is set without a folder of the user's that can be written: FA4's own is in
+    `/tmp`, where others can write, and its import fails if the folder cannot be made.
     """
-    folder = cache_folder()
-    if folder is not None:
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder / "strobe" / "fa4"))
+    cache = cache_folder()
+    if cache is None or "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED" in os.environ:
+        return
+    folder = cache / "strobe" / "fa4"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
 
 
 def silence_downloads() -> None:
