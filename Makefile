@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
+.PHONY: setup demo serve test test-gpu gpu-row hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,19 @@ serve: setup
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
+# NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
+GPU ?=
+NO_SETUP ?=
+TESTED_BY := $(if $(NO_SETUP),$(PYTHON),$(BIN)/python)
+test-gpu: $(if $(NO_SETUP),,setup)
+	$(if $(NO_SETUP),,$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock)
+	$(TESTED_BY) tests/support/gpu_suite.py $(GPU)
+
+gpu-row:
+	$(TESTED_BY) tests/support/gpu_runs.py add build/gpu/row.json
+	$(TESTED_BY) docs/generate.py
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,52 @@ import torch
 from torch import Tensor
 
 import gates_of_tests as made_up
+from strobe.attention.explain import plain_calls
 from strobe.attention.gates import dense, run, sparse
 from strobe.attention.gates.case import Case, GateError, RefusedError
 from strobe.attention.gates.operands import outside
 from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
-from strobe.attention.impls import Gate, parse_gates
+from strobe.attention.impls import FILE, Gate, Impl, parse_gates
 from strobe.attention.sparse import custom_ops, entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impl import cpu
 from strobe.attention.sparse.impls import IMPLS as SPARSE_IMPLS
-from strobe.core.device import Card
+from strobe.core.device import NO_GPU, Card, card_of
 from strobe.core.errors import ImplUnavailableError, ShapeError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 GATED = [(operator, name) for operator, names in run.GATED.items() for name in names] + [("dense", "triton")]
-ON_GPU = [(*whose, case) for whose in GATED for case in run.CASES[whose[0]](whose[1], GPU)]
+SHIPPED = parse_gates(files("strobe.attention").joinpath(FILE).read_bytes())[0]
+FEW = 4
+"""Cases of a gate that run where its record holds."""
+
+
+def moved(impl: Impl[Any], card: Card, gates: Sequence[Gate]) -> bool:
+    """Whether the package's record of a gate on such a card is missing, red, or of other sources than these."""
+    if not impl.kernel:
+        return False  # it needs no gate
+    held = [gate for gate in gates if gate.architecture == card.architecture] if card.vendor else gates  # here is no GPU: of any
+    return not any(
+        (gate.operator, gate.impl, gate.kernel, gate.failed) == (impl.operator, impl.name, impl.kernel, "") for gate in held
+    )
+
+
+def cases_on(card: Card, gates: Sequence[Gate], *, everything: bool = False) -> list[tuple[str, str, Case]]:
+    """Every case of the gates that have to be run again, or of all; of the others, and of what is not installed, a few."""
+    again = {
+        (impl.operator, impl.name) for impl, spec in plain_calls(GPU, card) if moved(impl, card, gates) and not impl.refuses(spec)
+    }
+    found = []
+    for whose in GATED:
+        cases = list(run.CASES[whose[0]](whose[1], GPU))
+        step = 1 if everything or whose in again else -(-len(cases) // FEW)
+        found += [(*whose, case) for case in cases[::step]]
+    return found
+
+
+ON_GPU = cases_on(
+    card_of(GPU) if torch.cuda.is_available() else NO_GPU, SHIPPED, everything=os.environ.get("STROBE_TEST_GATES") == "all"
+)
 
 
 @pytest.mark.gpu
@@ -56,7 +90,7 @@ def test_an_index_outside_is_refused_where_it_is_checked(impl: str, block: int, 
         entries._everywhere.cache_clear()
 
 
-FEW = {
+ON_CPU = {
     ("sparse", "cpu"): [
         case
         for case in find_cases("sparse", "cpu", CPU)
@@ -65,7 +99,7 @@ FEW = {
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
     ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }
-TWINS = [(*whose, case) for whose, some in FEW.items() for case in some]
+TWINS = [(*whose, case) for whose, some in ON_CPU.items() for case in some]
 
 
 @pytest.mark.parametrize(("operator", "impl", "case"), TWINS, ids=lambda each: each.name if isinstance(each, Case) else each)
@@ -82,6 +116,27 @@ def test_a_case_that_an_implementation_refuses_is_no_failure(operator: str, impl
     for case in find_cases(operator, impl, CPU):
         with pytest.raises(RefusedError, match="^it runs on .*, the tensors are on cpu$"):
             case.run()
+
+
+def test_a_gate_whose_sources_moved_runs_whole() -> None:
+    def counted(gates: Sequence[Gate], **how: bool) -> dict[str, int]:
+        found = Counter(f"{operator}:{impl}" for operator, impl, _ in cases_on(H100, gates, **how))
+        return {name: found[name] for name in ("dense:sdpa", "sparse:triton")}
+
+    held = next(gate for gate in SHIPPED if (gate.operator, gate.impl, gate.architecture) == ("sparse", "triton", "sm_90"))
+    others = [gate for gate in SHIPPED if gate is not held]
+    number = {
+        name: len(list(run.CASES[operator](impl, GPU))) for name in counted(SHIPPED) for operator, impl in [name.split(":")]
+    }
+    assert counted([*others, held]) == {"dense:sdpa": FEW, "sparse:triton": FEW}
+    for worse in (
+        [],
+        [replace(held, kernel="0" * 16)],
+        [replace(held, failed="it is wrong")],
+        [replace(held, architecture="sm_80")],
+    ):
+        assert counted([*others, *worse]) == number | {"dense:sdpa": FEW}
+    assert counted([*others, held], everything=True) == number
 
 
 def test_every_gate_has_cases_of_its_own() -> None:
@@ -183,6 +238,7 @@ def test_a_case_that_never_ends_makes_its_gate_red(monkeypatch: pytest.MonkeyPat
     assert passed == 1 and failed == "case 1: no answer in 0.25 s"
 
 
+H100 = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="NVIDIA H100 80GB HBM3", shared_bytes=227 << 10)
 B200 = Card(vendor="nvidia", architecture="sm_100", capability=(10, 0), name="NVIDIA B200", shared_bytes=227 << 10)
 
 

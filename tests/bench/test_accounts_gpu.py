@@ -25,7 +25,7 @@ from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import Profile, load_study
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 NAMES = [name for name in PRESETS if name != "baseline"]
 SCRIPT = Script(prompt="red circle", switches=(Switch(frame_block=6, prompt="blue square"),), num_blocks=8)
 

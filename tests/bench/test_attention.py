@@ -127,6 +127,7 @@ def test_a_sparse_gate_sees_a_wrong_tile(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_call_is_timed_in_a_full_queue_on_a_gpu(tmp_path: Path) -> None:
     call = AttentionCall(q_tokens=1024, kv_tokens=4096, num_heads=12, head_dim=128)
     run = measured(tmp_path / "run", AttentionCase(call, ["sdpa", "reference"], device="cuda"), AttentionPlan(rounds=2, calls=70))

@@ -385,6 +385,7 @@ def test_the_request_is_on_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:
     cell = GridCell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
     request = Request(contestants=("dense:sdpa", "fine:triton"), device="cuda", seconds=0.2)

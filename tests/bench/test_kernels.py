@@ -61,6 +61,7 @@ def test_a_prompt_switch_is_timed_by_itself_and_as_it_runs(tiny: Model) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["ultra", "baseline"])
 def test_the_budget_adds_up_on_a_gpu(tiny: Model, name: str) -> None:
     plan = KernelPlan(iterations=8, switches=2, cold=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 from strobe.engine.graphs import CudaGraphs
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
@@ -154,14 +155,14 @@ def test_closing_gives_memory_back(make: Callable[..., Session]) -> None:
     assert used() == before
 
 
-class NoDecoder:
-    """Decodes nothing."""
+class NoDecoder(FrameDecoder):
+    """Decodes nothing, at once."""
 
-    def start(self, latents: Tensor, state: Any) -> Any:
-        return iter([(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), latents.shape[1], state)])
+    def __init__(self) -> None:
+        self._worker = None
 
-    def close(self) -> None:
-        pass
+    def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
+        yield Decoded(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), latents.shape[1], state, None)
 
 
 @pytest.mark.parametrize("mode", [None, "soft", "recache"])
@@ -187,6 +188,7 @@ def test_nobody_waits_in_a_frame_block(make: Callable[..., Session], tiny: Model
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize("on", [True, False])
 def test_frames_may_be_decoded_on_another_gpu(make: Callable[..., Session], on: bool) -> None:

@@ -52,6 +52,7 @@ def test_the_autoencoder(compiled: bool) -> None:
         torch.testing.assert_close(again.cpu(), vae.cpu().encode(expected), rtol=0, atol=tolerance("latents", "float32"))
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["balanced", "low_memory"])
 def test_memory_at_full_size(name: str) -> None:
     """Random weights at 704x1280: what is allocated at most is predicted, and not three times over."""

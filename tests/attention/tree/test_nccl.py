@@ -16,6 +16,7 @@ from tree_ranks import Processes
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed"),
 ]
 

@@ -361,6 +361,7 @@ FASTEST_HZ = 3e9
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_kernels_of_known_length_on_a_gpu() -> None:
     """A kernel that counts cycles of the GPU's clock lasts as long as it says, whatever its launch costs."""
     torch.cuda.init()
@@ -375,6 +376,7 @@ def test_kernels_of_known_length_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_one_against_three_products_on_a_gpu_by_default() -> None:
     x = torch.randn(
         8192, 8192, device="cuda", dtype=torch.bfloat16
@@ -387,6 +389,7 @@ def test_one_against_three_products_on_a_gpu_by_default() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_cpu_is_refused_for_tensors_of_a_gpu() -> None:
     x = torch.randn(64, 64, device="cuda")
     with pytest.raises(ConfigError, match="device=\"cpu\", but 'a' works on a GPU"):

@@ -211,6 +211,7 @@ def test_a_hot_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_real_gpu_is_read_while_it_works() -> None:
     pytest.importorskip("pynvml")
     x = torch.randn(8192, 8192, device="cuda")

@@ -30,6 +30,7 @@ def test_no_calls_are_refused(iterations: int, warmup: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("cold", [False, True])
 def test_queued_calls_have_no_launch_gaps(cold: bool) -> None:
     """A tiny kernel takes a few microseconds on the GPU; launching it from Python takes longer than that."""

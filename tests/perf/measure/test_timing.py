@@ -138,6 +138,7 @@ def test_regions_become_records_of_their_clip() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_cuda_events_measure_the_device_and_e2e_the_wall() -> None:
     device = torch.device("cuda", 0)
     recorder = TimingRecorder(device)

@@ -235,6 +235,7 @@ def test_a_compiled_pass_is_the_eager_one() -> None:
     assert (compiled.float() - truth).square().mean() < 1.3 * (plain.float() - truth).square().mean()
 
 
+@pytest.mark.large
 def test_offsets_beyond_two_to_the_31() -> None:
     rows = 2**31 // DIM + 3
     x = torch.zeros(1, rows, DIM, dtype=torch.bfloat16, device="cuda")

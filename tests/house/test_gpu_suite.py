@@ -1,0 +1,109 @@
+"""The runner of the GPU suite, on made-up tests: whatever a test does, the run ends, and its line says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gpu_runs
+import gpu_suite
+
+MADE_UP = """
+import os, time
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.large
+def test_good(number): pass
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_half(number): assert number == 1, "two is not one"
+
+def test_dies(): os._exit(9)
+
+def test_hangs(): time.sleep(60)
+
+def test_lacks(): pytest.importorskip("no_such_library")
+
+@pytest.mark.alone
+@pytest.mark.skipif(True, reason="two GPUs are needed")
+def test_of_two(): pass
+
+@pytest.mark.alone
+def test_alone(): assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "1"
+
+class TestOf:
+    @pytest.fixture
+    def broken(self): raise ValueError("no fixture")
+
+    def test_in_a_class(self, broken): pass
+"""
+FACTS = {"date": "2026-01-31", "commit": "0123456789", "card": "NVIDIA H100", "driver": "580.1", "torch": "2.11.0"}
+
+
+def run(folder: Path, text: str, *, timeout: int, budget: float) -> tuple[gpu_runs.Row, dict[str, str]]:
+    """The row of a run of one test file, and the outcome of each test in it."""
+    (folder / "test_made_up.py").write_text(text)
+    how = gpu_suite.How(workers=2, timeout=timeout, budget=budget, out=folder / "out")
+    found = gpu_suite.run([folder / "test_made_up.py"], how)
+    row = gpu_runs.row_of(found, FACTS, 12.4)
+    (folder / "said.txt").write_text(gpu_suite.report(found, row, folder / "out"))
+    return row, {name.partition("::")[2]: test["outcome"] for name, test in found.items()}
+
+
+def test_each_outcome_is_counted(tmp_path: Path) -> None:
+    row, found = run(tmp_path, MADE_UP, timeout=3, budget=60)
+    assert found == {
+        "test_good[1]": "passed",
+        "test_good[2]": "passed",
+        "test_half[1]": "passed",
+        "test_half[2]": "failed",
+        "test_dies": "failed",
+        "test_hangs": "failed",
+        "test_lacks": "skipped",
+        "test_of_two": "skipped",
+        "test_alone": "passed",
+        "TestOf::test_in_a_class": "failed",
+    }
+    assert list(row["tests"].values()) == [["test_alone", "test_good"]]
+    lacks = "could not import 'no_such_library': No module named 'no_such_library'"
+    assert row["skipped"] == {lacks: 1, "two GPUs are needed": 1}
+    *_, line = (said := (tmp_path / "said.txt").read_text()).splitlines()
+    where = "commit 0123456789, NVIDIA H100, driver 580.1, torch 2.11.0"
+    assert line == f"gpu suite, 2026-01-31: {where}: 4 passed, 4 failed, 2 skipped in 12 s"
+    assert "two is not one" in said and f"skipped 1: {lacks}" in said and "slowest:" in said
+    assert json.loads((tmp_path / "out" / "row.json").read_text()) == row
+    assert "no fixture" in (tmp_path / "out" / "failures.txt").read_text()
+    assert (tmp_path / "out" / "junit-alone.xml").exists()
+
+
+def test_the_budget_ends_a_run_and_the_rest_is_unfinished(tmp_path: Path) -> None:
+    text = "import time, pytest\npytestmark = pytest.mark.gpu\ndef test_a(): pass\n"
+    text += "".join(f"def test_{name}(): time.sleep(60)\n" for name in "bcd")
+    row, found = run(tmp_path, text, timeout=50, budget=6)
+    assert found == {"test_a": "passed", "test_b": "unfinished", "test_c": "unfinished", "test_d": "unfinished"}
+    assert gpu_runs.line_of(row).endswith("1 passed, 0 failed, 0 skipped, 3 unfinished in 12 s")
+
+
+def test_the_newest_run_is_first_and_alone_says_which_tests_passed(tmp_path: Path) -> None:
+    place = tmp_path / "runs.jsonl"
+    for commit in ("first", "second"):
+        gpu_runs.add(gpu_runs.row_of({"a.py::test_a[1]": {"outcome": "passed"}}, FACTS | {"commit": commit}, 1.0), place)
+    rows = gpu_runs.read(place)
+    assert [row["commit"] for row in rows] == ["second", "first"]
+    assert rows[0]["tests"] == {"a.py": ["test_a"]} and "tests" not in rows[1]
+
+
+def test_every_file_with_a_test_for_a_gpu_is_run() -> None:
+    """The runner looks for the marker; a file that is not imported has no other spelling of it."""
+    found = {path.name for path in gpu_suite.gpu_files()}
+    assert {"test_gpu.py", "test_gates.py", "test_timing.py", "test_nccl.py"} <= found and "test_prose.py" not in found
+
+
+def test_nothing_runs_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_suite.main([]) == 3 and "no CUDA device" in capsys.readouterr().err
