@@ -45,18 +45,22 @@ class TestOf:
 FACTS = {"date": "2026-01-31", "commit": "0123456789", "card": "NVIDIA H100", "driver": "580.1", "torch": "2.11.0"}
 
 
-def run(folder: Path, text: str, *, timeout: int, budget: float) -> tuple[gpu_runs.Row, dict[str, str]]:
-    """The row of a run of one test file, and the outcome of each test in it."""
-    (folder / "test_made_up.py").write_text(text)
+def run(folder: Path, *texts: str, timeout: int, budget: float) -> tuple[gpu_runs.Row, dict[str, str]]:
+    """The row of a run of these test files, and the outcome of each test in them."""
+    for number, text in enumerate(texts):
+        (folder / f"test_{number}.py").write_text(text)
     how = gpu_suite.How(workers=2, timeout=timeout, budget=budget, out=folder / "out")
-    found = gpu_suite.run([folder / "test_made_up.py"], how)
+    found = gpu_suite.run([folder], how)
     row = gpu_runs.row_of(found, FACTS, 12.4)
     (folder / "said.txt").write_text(gpu_suite.report(found, row, folder / "out"))
-    return row, {name.partition("::")[2]: test["outcome"] for name, test in found.items()}
+    return row, {name.removeprefix("test_0.py::"): test["outcome"] for name, test in found.items()}
 
 
-def test_each_outcome_is_counted(tmp_path: Path) -> None:
-    row, found = run(tmp_path, MADE_UP, timeout=3, budget=60)
+def test_each_outcome_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of files that cannot be imported: without an optional library they are skipped, else they are red."""
+    (tmp_path / "diffusers.py").write_text("raise ModuleNotFoundError(\"No module named 'diffusers'\")")  # as if it were not here
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    row, found = run(tmp_path, MADE_UP, "import diffusers", "import gone", timeout=3, budget=60)
     assert found == {
         "test_good[1]": "passed",
         "test_good[2]": "passed",
@@ -68,13 +72,15 @@ def test_each_outcome_is_counted(tmp_path: Path) -> None:
         "test_of_two": "skipped",
         "test_alone": "passed",
         "TestOf::test_in_a_class": "failed",
+        "test_1.py": "skipped",
+        "test_2.py": "failed",
     }
-    assert list(row["tests"].values()) == [["test_alone", "test_good"]]
+    assert row["tests"] == {"test_0.py": ["test_alone", "test_good"]}
     lacks = "could not import 'no_such_library': No module named 'no_such_library'"
-    assert row["skipped"] == {lacks: 1, "two GPUs are needed": 1}
+    assert row["skipped"] == {lacks: 1, "two GPUs are needed": 1, "No module named 'diffusers'": 1}
     *_, line = (said := (tmp_path / "said.txt").read_text()).splitlines()
     where = "commit 0123456789, NVIDIA H100, driver 580.1, torch 2.11.0"
-    assert line == f"gpu suite, 2026-01-31: {where}: 4 passed, 4 failed, 2 skipped in 12 s"
+    assert line == f"gpu suite, 2026-01-31: {where}: 4 passed, 5 failed, 3 skipped in 12 s"
     assert "two is not one" in said and f"skipped 1: {lacks}" in said and "slowest:" in said
     assert json.loads((tmp_path / "out" / "row.json").read_text()) == row
     assert "no fixture" in (tmp_path / "out" / "failures.txt").read_text()
