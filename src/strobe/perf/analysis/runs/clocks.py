@@ -72,6 +72,12 @@ def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
     )
 
 
+def block_joules(run: RunRecords, variant: str) -> float | None:
+    """Return the energy of the GPU in a clip divided by its frame blocks, J; None where neither energy nor power was recorded."""
+    found, work = side_clocks(run, variant), run.header.workload
+    return None if found is None or found.clip_joules is None or work is None else found.clip_joules / work.frame_blocks
+
+
 def differ(baseline: SideClocks, candidate: SideClocks) -> bool:
     """Return whether two clocks differ by more than `SAME`."""
     return abs(baseline.sm_mhz - candidate.sm_mhz) > SAME * max(baseline.sm_mhz, candidate.sm_mhz)

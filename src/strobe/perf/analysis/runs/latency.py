@@ -10,7 +10,7 @@ from typing import Final
 
 from strobe.core import spans
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.clocks import side_clocks
+from strobe.perf.analysis.runs.clocks import block_joules
 from strobe.perf.analysis.runs.compare import timed_clips
 from strobe.perf.analysis.steady import Exclusion, SteadyState, find_steady
 from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
@@ -129,8 +129,7 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     e2e_ns = statistics.median(clip.e2e_ns for clip in clips)
     starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
     switched = [clip.blocks_ns[index] for clip in clips for index in starts]
-    found = side_clocks(run, variant)
-    joules = None if found is None else found.clip_joules
+    joules = block_joules(run, variant)
     return Latencies(
         variant=variant,
         num_clips=len(clips),
@@ -148,8 +147,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         stalled_frames=max(_stalled(work, clip.blocks_ns) for clip in clips),
         switches=_switches(work, clips),
         switch_block=_summary(switched) if switched else None,
-        block_joules=None if joules is None else joules / work.frame_blocks,
-        video_second_joules=None if joules is None else joules * work.fps / (work.frames * work.batch),
+        block_joules=joules,
+        video_second_joules=None if joules is None else joules * work.frame_blocks * work.fps / (work.frames * work.batch),
     )
 
 
