@@ -22,7 +22,7 @@ from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, recording, span
 from strobe.perf.analysis.runs.replays import encode_passes, passes_of
-from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
+from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.measure.memory import reset_peak
@@ -245,11 +245,11 @@ class _Run:
         """Profile one clip: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
         if not traced:
             return
-        case, whole = self._case, self._whole_clip and not capture.options
+        case, whole, sampler = self._case, self._whole_clip and not capture.options, ClockSampler(self._case.device)
         self._say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
         path = self._writer.folder / folder / f"{name}.json.gz"
         if whole:
-            traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path)
+            traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path, sampler)
         else:
             case.prepare(name)
             file = trace_blocks(
@@ -260,7 +260,7 @@ class _Run:
                 path=path,
                 capture=capture,
             )
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
+        clip = self._clips.finish(name, "traced", None, 0, sampler.clocks())
         regions = TRACEABLE if whole else capture.regions
         trace = trace_line(clip, file, self._writer.folder, traced, regions, capture.options)
         self._writer.append(trace, *(() if capture.options else self._launched(name)), clip)
@@ -270,7 +270,7 @@ class _Run:
     def _whole_clip(self) -> bool:
         return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
 
-    def _trace_clip(self, name: str, path: Path) -> TraceFile:
+    def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> TraceFile:
         """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
         case = self._case
 
@@ -281,8 +281,9 @@ class _Run:
             case.prepare(name)
 
         def clip() -> None:
-            for _ in case.blocks(name):
-                pass
+            with sampler:
+                for _ in case.blocks(name):
+                    pass
 
         return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
 
@@ -295,7 +296,7 @@ class _Run:
         scratch, path = folder / f"{name}.launched.json.gz", folder / f"{name}.passes.json.gz"
         try:
             with launched:
-                self._trace_clip(name, scratch)
+                self._trace_clip(name, scratch, ClockSampler(self._case.device))
             passes = passes_of(read_trace(scratch))
         finally:
             scratch.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from strobe.cli.console import Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Requirement, check_names, parse_requirement
+from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def compare(
         model = clip.load()
         script = clip.script(model.defaults)
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
-    check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), *case.metrics))
+    check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), JOULES, *case.metrics))
     tell_absent(case, output)
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from strobe.cli.console import Output, styled
-from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import JOULES, Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
 
@@ -41,9 +41,9 @@ def report(
     Args:
         folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts.
         require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30,
-            one or several. It names a level (kernel, section, step, block, e2e) or a quality metric. A speedup holds it only
-            if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate alone, for a smoke test of one round.
-            Exit code 1 if it does not hold.
+            one or several. It names a level (kernel, section, step, block, e2e), a quality metric, or joules, the GPU's energy
+            for a frame block. A speedup holds it only if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate
+            alone, for a smoke test of one round. Exit code 1 if it does not hold.
         allow_different: what is meant to differ between the variants of a run, such as tokens; anything else that differs and
             must not leaves a candidate without a speedup, and no --require holds for it.
         out: the folder to write to, made if absent; by default the first run's own.
@@ -126,10 +126,11 @@ def _warn(run: RunRecords, output: Output) -> None:
 
 
 def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, Figure | None]]:
-    """Return every figure that a requirement may name: speedups by level, then quality by metric.
+    """Return every figure that a requirement may name: speedups by level, joules of a frame block, then quality by metric.
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
     """
+    from strobe.perf.analysis.runs.clocks import block_joules
     from strobe.perf.report.model import LevelName
 
     found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}
@@ -140,6 +141,8 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
             own = f"{name} ({run.header.run})"  # as the report names it where several runs have the variant
             label = own if own in labels else name
             figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
+            joules = block_joules(run, name)
+            figures[label][JOULES] = None if joules is None else Figure(value=joules)
             for quality in (quality for quality in run.quality if quality.variant == name):
                 equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
                 value = math.inf if equal else quality.value

@@ -14,6 +14,8 @@ from strobe.core.errors import ConfigError, unknown_choice
 if TYPE_CHECKING:
     from strobe.perf.measure.stats import Operator
 
+JOULES: Final = "joules"
+"""Energy of the GPU in a clip, divided by its frame blocks."""
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
     "<=": operator.le,

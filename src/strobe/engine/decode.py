@@ -71,7 +71,7 @@ class FrameDecoder:
         if isinstance(self._vae, WanVAE) and self._device.type == "cuda":
             self._vae.channels_last()
         self._compiled, self._levels = False, levels
-        if config.knobs.compile and self._device.type == config.device.type and not isinstance(self._vae, TinyVAE):
+        if config.knobs.compile and self._device.type == config.device.type and isinstance(self._vae, WanVAE):
             self._vae.compile_decoder()
             self._levels = torch.compile(levels, dynamic=False, fullgraph=True)
             self._compiled = True

@@ -29,8 +29,8 @@ Mode = Literal["flow", "write"]
 LIMIT: Final = 16
 """Recorded passes that are kept. A window of 12 has four sizes of passes of each mode and up to five recaches; the least recently
 used goes first."""
-WARM_UPS: Final = 3
-"""Eager runs of a pass before it is captured, so that everything in it has been compiled, tuned and allocated."""
+WARM_UPS: Final = 1
+"""Eager runs of a pass before it is captured, on the same stream: everything in it is then compiled, tuned and allocated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -296,6 +296,6 @@ def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int,
     elif isinstance(vae, TinyVAE):
         channels, count = vae.config.widths[-1] / 4, 4 * cells
     else:
-        channels, count = min(vae.config.widths), (2 if compiled else 4) * cells
+        channels, count = min(vae.config.widths), 2 * cells
     decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
     return transformer, decoder

@@ -36,6 +36,7 @@ class FakeNvml(ModuleType):
         self.now = script[0] if script else (0, 0, 0, 0)
         self.threads: set[str] = set()
         self.refused: set[str] = set()
+        self.energy = 7_000_000
 
     def nvmlInit(self) -> None:
         if "init" in self.refused:
@@ -58,6 +59,12 @@ class FakeNvml(ModuleType):
         if "power" in self.refused:
             raise NVMLError("not supported")
         return self.now[1]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        if "energy" in self.refused:
+            raise NVMLError("not supported")
+        self.energy += 4_000
+        return self.energy
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         return self.now[2]
@@ -133,6 +140,17 @@ def test_readings_are_taken_while_the_clip_runs(monkeypatch: pytest.MonkeyPatch)
     assert found.read_ns is not None and found.read_ns > 0
     assert fake.threads == {"strobe-clocks"}
     assert not any(thread.name == "strobe-clocks" for thread in threading.enumerate())
+
+
+def test_energy_is_what_the_counter_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(monkeypatch, (1980, 600_000, 60, 0))
+    with ClockSampler(GPU) as sampler:
+        pass
+    assert sampler.clocks().energy_mj == 4_000
+    fake.refused = {"energy"}
+    with ClockSampler(GPU) as without:
+        pass
+    assert without.clocks().energy_mj is None
 
 
 def test_a_clip_too_short_for_a_reading_is_read_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

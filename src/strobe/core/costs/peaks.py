@@ -24,6 +24,7 @@ class DevicePeaks:
         flops_per_s: dense matrix peak by canonical dtype, FLOP/s, accumulated in float32 where the device has that choice;
             `float32` is without tensor cores; a dtype that the device does not have is absent.
         source: document.
+        clock_mhz: SM clock at which the matrix peaks hold: peak / (SMs x FLOPs of an SM in a cycle), MHz; None: not known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DevicePeaks:
     cache_bytes: int
     flops_per_s: dict[str, int]
     source: str
+    clock_mhz: int | None = None
 
     def peak_flops_per_s(self, dtype: str) -> int | None:
         """Return the peak of a dtype in any spelling, FLOP/s; None if the device (or this table) has none."""
@@ -55,6 +57,7 @@ DEVICES: Final = (
         cache_bytes=50 * _MEGA,
         flops_per_s=_tensor(989.4, 1978.9, 494.7, 66.9),
         source="NVIDIA H100 Tensor Core GPU Architecture, H100 SXM5",
+        clock_mhz=1830,  # 989.4 TFLOP/s / (132 SMs x 4096 FLOPs)
     ),
     DevicePeaks(
         name="H100 PCIe",
@@ -79,6 +82,7 @@ DEVICES: Final = (
         cache_bytes=50 * _MEGA,
         flops_per_s=_tensor(989.5, 1979, 494.5, 67),
         source="NVIDIA H200 datasheet, H200 SXM; sparse figures halved",
+        clock_mhz=1830,
     ),
     DevicePeaks(
         name="H200 NVL",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+_ALIGNED: Final = 8
+"""Channels must be a multiple of this for cuDNN's fused kernels."""
 
 
 def grow(pictures: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -24,6 +29,31 @@ def grow(pictures: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     taps = _repeated(_repeated(weight.to(_wide(pictures)), 2), 3).transpose(0, 1).to(pictures.dtype)
     return F.conv_transpose2d(pictures, taps, bias, stride=2, padding=1)
+
+
+def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None = None) -> Tensor:
+    """Convolve, add a bias and a skip, and apply ReLU: one kernel of cuDNN for inference in half precision on a GPU.
+
+    Formula: `relu(weight * x + bias + skip)`; rows and columns are padded with zeros, frames are not.
+
+    Args:
+        x: `[N, C, Y, X]` or `[N, C, F, Y, X]`.
+        weight: `[C', C, 3, 3]` or `[C', C, T, 3, 3]`.
+        bias: `[C']`.
+        skip: of the shape of the result, or None.
+
+    Returns:
+        `[N, C', Y, X]` or `[N, C', F + 1 - T, Y, X]`.
+    """
+    places = x.dim() - 2
+    ones, padding = (1,) * places, (0,) * (places - 2) + (1, 1)
+    aligned = weight.shape[0] % _ALIGNED == 0 and weight.shape[1] % _ALIGNED == 0
+    if x.is_cuda and x.dtype in _HALF and aligned and not torch.is_grad_enabled():
+        if skip is None:
+            return torch.cudnn_convolution_relu(x, weight, bias, ones, padding, ones, 1)
+        return torch.cudnn_convolution_add_relu(x, weight, skip, 1.0, bias, ones, padding, ones, 1)
+    out = (F.conv2d if places == 2 else F.conv3d)(x, weight, bias, padding=padding)
+    return F.relu(out if skip is None else out + skip)
 
 
 def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.models.checkpoint import fill, read_tensors, seeded
-from strobe.models.vae.convolutions import grow, to_few_channels
+from strobe.models.vae.convolutions import convolve_relu, grow
 from strobe.models.vae.stream import Memories, check_latents, check_stream, per_channel
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
 
@@ -74,10 +74,13 @@ class MemoryBlock(nn.Module):
     def forward(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run x `[B, F, Y, X, C]` with memory `[B, 1, Y, X, C]` or None; return the output and the next memory."""
         first = torch.zeros_like(x[:, :1]) if memory is None else memory
-        past = torch.cat((first, x[:, :-1]), dim=1)
-        both = _pictures(torch.cat((x, past), dim=-1))
-        hidden = self.conv3(F.relu(self.conv2(F.relu(self.conv1(both)))))
-        return F.relu(_video(hidden, x.shape[0]) + x), x[:, -1:].clone(memory_format=torch.contiguous_format)
+        seen = torch.cat((first, x), dim=1)
+        now, before = self.conv1.weight.chunk(2, dim=1)  # of the frame's channels, and of those one frame earlier
+        taps = torch.stack((before, now), dim=2).contiguous(memory_format=torch.channels_last_3d)
+        both = convolve_relu(seen.movedim(-1, 1), taps, _bias(self.conv1))  # [B, C, F, Y, X]
+        hidden = convolve_relu(both.transpose(1, 2).flatten(0, 1), self.conv2.weight, _bias(self.conv2))
+        out = convolve_relu(hidden, self.conv3.weight, _bias(self.conv3), _pictures(x))
+        return _video(out, x.shape[0]), seen[:, -1:].clone(memory_format=torch.contiguous_format)
 
 
 class Growth(nn.Module):
@@ -115,7 +118,7 @@ class Decoder(nn.Module):
         """Decode `[B, F, C, Y, X]` to `[B, F', 3, Y', X']` in [0, 1], with the memories for the next call."""
         batch, after = latents.shape[0], []
         pictures = latents.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        x = _video(F.relu(self.enter(torch.tanh(pictures / 3) * 3)), batch)
+        x = _video(convolve_relu(torch.tanh(pictures / 3) * 3, self.enter.weight, _bias(self.enter)), batch)
         for number, block in enumerate(self.blocks):
             memory = memories[number]
             if memory is not None:
@@ -124,9 +127,15 @@ class Decoder(nn.Module):
             after.append(kept)
             if number % BLOCKS == BLOCKS - 1:
                 x = self.growths[number // BLOCKS](x)
-        assert self.leave.bias is not None
-        frames = to_few_channels(F.relu(x), self.leave.weight.unsqueeze(2), self.leave.bias)
-        return F.pixel_shuffle(frames.movedim(-1, 2), self.patch).clamp(0, 1), tuple(after)
+        frames = _video(self._leave(_pictures(F.relu(x, inplace=True))), batch).movedim(-1, 2)
+        return F.pixel_shuffle(frames, self.patch).clamp(0, 1), tuple(after)
+
+    def _leave(self, pictures: Tensor) -> Tensor:
+        """Convolve `[N, C, Y, X]` to pixels `[N, 3 P P, Y, X]`; on a GPU to eight channels at least, or cuDNN is slow."""
+        weight, bias = self.leave.weight, _bias(self.leave)
+        empty = -len(bias) % 8 if pictures.is_cuda else 0
+        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, empty)).contiguous(memory_format=torch.channels_last)
+        return F.conv2d(pictures, weight, F.pad(bias, (0, empty)), padding=1)[:, : len(bias)]
 
 
 class Taew(nn.Module):
@@ -157,10 +166,6 @@ class Taew(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-
-    def compile_decoder(self) -> None:
-        """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own."""
-        self.decoder.compile(dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
         """Return the memories before a stream's first latent frame."""
@@ -240,6 +245,11 @@ def random_taew(config: TaewConfig, seed: int) -> Taew:
     """
     with seeded(seed):
         return Taew(config).requires_grad_(False).eval()
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
 
 
 def _pictures(x: Tensor) -> Tensor:

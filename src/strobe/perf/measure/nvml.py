@@ -70,6 +70,11 @@ class Gpu:
             read_ns=time.perf_counter_ns() - began,
         )
 
+    def energy_mj(self) -> int | None:
+        """Read the counter of the energy taken since the driver was loaded, mJ; None: the GPU has none."""
+        found: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return found
+
     def state(self) -> GpuState:
         """Return the settings of the GPU: persistence, MIG, power limit, highest clock."""
         persistence = self._ask("nvmlDeviceGetPersistenceMode")

@@ -37,6 +37,9 @@ class Clocks(RecordPart, frozen=True, kw_only=True):
     idle_samples: Annotated[int | None, Meta(description="number of these readings in which the GPU was idle")] = None
     sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the readings behind `sm_mhz`, MHz")] = None
     sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the readings behind `sm_mhz`, MHz")] = None
+    energy_mj: Annotated[
+        int | None, Meta(description="energy that the GPU took during the clip, by its own counter, mJ; null: it has none")
+    ] = None
     read_ns: Annotated[
         int | None,
         Meta(description="total time that the readings took on their own thread, ns; an upper bound on what they cost the clip"),

@@ -21,6 +21,7 @@ from strobe.perf.analysis.ledger.clip import (
     explain_by_trace,
     levelled,
 )
+from strobe.perf.analysis.runs.clocks import side_clocks
 from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import Latencies, latencies
 from strobe.perf.records.record import Clip
@@ -112,7 +113,7 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer
     cut = cut_clips(run, (clip for pair in pairs for clip in (*pair.baseline, *pair.candidate)))
     whole = [(_took(cut, pair.baseline), _took(cut, pair.candidate)) for pair in pairs]
     ledger = clip_ledger(sides[0], sides[1], whole)
-    return ledger, answer(sides[0], sides[1])
+    return ledger, answer(sides[0], sides[1], (side_clocks(run, reference.name), side_clocks(run, candidate.name)))
 
 
 def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequence[Kind]) -> Explained:

@@ -15,8 +15,9 @@ from strobe.perf.analysis.device.kernel_kinds import KernelKind
 from strobe.perf.analysis.ledger.account import Line
 from strobe.perf.analysis.ledger.clip import Explained, Kind
 from strobe.perf.analysis.ledger.label_trace import OTHER_KERNELS
-from strobe.perf.analysis.ledger.parts import NAMELESS, Part, part_of, trace_part
+from strobe.perf.analysis.ledger.parts import BY_THE_CLOCK, NAMELESS, Part, part_of, trace_part
 from strobe.perf.analysis.ledger.traces import Account, UnitName
+from strobe.perf.analysis.runs.clocks import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.timeline import Label
 
 MOST_LINES: Final = 8
@@ -32,6 +33,8 @@ class PartLine:
         baseline_ns, candidate_ns: mean of a unit, such as a steady frame block.
         share: share of a unit's saving; None if it saves nothing.
         elsewhere_ns: saving of a clip on this part outside its steady frame blocks; 0 for foreign traces.
+        clock_ns: part of the saving in a unit that the SM clock makes; None where the part does not go with it, or the clocks are
+            equal or not known.
     """
 
     parts: tuple[Part, ...]
@@ -39,6 +42,7 @@ class PartLine:
     candidate_ns: Fraction
     share: float | None
     elsewhere_ns: Fraction
+    clock_ns: Fraction | None = None
 
     @property
     def saved_ns(self) -> Fraction:
@@ -103,6 +107,7 @@ class ClipAnswer(Answer):
         stood_for: frame blocks that the traces lack, of the baseline and the candidate; others of their kind stand for them.
         merged: regions that one side does not show, each with what its time counts as instead.
         traced: whether a trace was used.
+        clocks: of the baseline and the candidate; None where they were not sampled.
     """
 
     kinds: tuple[KindLine, ...]
@@ -112,16 +117,33 @@ class ClipAnswer(Answer):
     stood_for: tuple[tuple[int, ...], tuple[int, ...]]
     merged: tuple[tuple[str, str], ...]
     traced: bool
+    clocks: tuple[SideClocks | None, SideClocks | None]
+
+    @property
+    def at_baseline_clock_ns(self) -> Fraction | None:
+        """Time of the candidate's unit if what goes with the clock ran at the baseline's, ns; None if they do not differ."""
+        before, after = self.clocks
+        if before is None or after is None or not differ(before, after):
+            return None
+        fixed = sum((line.candidate_ns for line in self.lines if line.clock_ns is None), Fraction(0))
+        scaled = sum((line.candidate_ns for line in self.lines if line.clock_ns is not None), Fraction(0))
+        return fixed + scaled * after.sm_mhz / before.sm_mhz
 
 
-def answer(baseline: Explained, candidate: Explained) -> ClipAnswer:
-    """Sum up both sides by part and by kind of frame block."""
+def answer(
+    baseline: Explained, candidate: Explained, clocks: tuple[SideClocks | None, SideClocks | None] = (None, None)
+) -> ClipAnswer:
+    """Sum up both sides by part and by kind of frame block.
+
+    Args:
+        clocks: of both sides, where they were sampled.
+    """
     sides = (baseline, candidate)
     kind = Kind.STEADY if all(side.num_blocks.get(Kind.STEADY) for side in sides) else None
     per_block = [_per_block(side, kind) for side in sides]
     outside = [_elsewhere(side, kind) for side in sides]
     return ClipAnswer(
-        lines=_lines(per_block, outside),
+        lines=_lines(per_block, outside, clocks),
         unit="steady frame block" if kind else "frame block",
         kinds=tuple(_kinds(baseline, candidate)),
         num_steady=baseline.num_blocks.get(Kind.STEADY, 0) if kind else 0,
@@ -132,6 +154,7 @@ def answer(baseline: Explained, candidate: Explained) -> ClipAnswer:
         stood_for=(baseline.stood_for, candidate.stood_for),
         merged=baseline.merged,
         traced=bool(baseline.traced_ns or candidate.traced_ns),
+        clocks=clocks,
     )
 
 
@@ -164,7 +187,11 @@ def _times(account: Account, line: Line) -> tuple[Fraction, Fraction]:
     return account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns)
 
 
-def _lines(per_unit: Sequence[Mapping[Part, Fraction]], elsewhere: Sequence[Mapping[Part, Fraction]]) -> tuple[PartLine, ...]:
+def _lines(
+    per_unit: Sequence[Mapping[Part, Fraction]],
+    elsewhere: Sequence[Mapping[Part, Fraction]],
+    clocks: tuple[SideClocks | None, SideClocks | None] = (None, None),
+) -> tuple[PartLine, ...]:
     """Return one line for each group of parts, with its share of a unit's saving."""
     saved = sum(per_unit[0].values()) - sum(per_unit[1].values())
     lines = []
@@ -172,8 +199,18 @@ def _lines(per_unit: Sequence[Mapping[Part, Fraction]], elsewhere: Sequence[Mapp
         b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_unit)
         beyond = sum((elsewhere[0][each] - elsewhere[1][each] for each in inside), Fraction(0))
         share = float((b - c) / saved) if saved else None
-        lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond))
+        clock_ns = _by_the_clock(b, c, clocks) if BY_THE_CLOCK.issuperset(inside) else None
+        lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond, clock_ns=clock_ns))
     return tuple(lines)
+
+
+def _by_the_clock(
+    baseline_ns: Fraction, candidate_ns: Fraction, clocks: tuple[SideClocks | None, SideClocks | None]
+) -> Fraction | None:
+    before, after = clocks
+    if before is None or after is None or not differ(before, after):
+        return None
+    return clock_effect(baseline_ns, candidate_ns, before.sm_mhz, after.sm_mhz)
 
 
 def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Mapping[Part, Fraction]]) -> list[tuple[Part, ...]]:

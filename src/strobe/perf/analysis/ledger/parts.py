@@ -92,6 +92,8 @@ TOGETHER: Final[dict[tuple[Part, Part], str]] = {
     (Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND): "attention and the work around its kernel",
 }
 """Parts of one thing, which limits together where no part of it is the largest of all."""
+BY_THE_CLOCK: Final = frozenset({Part.ATTENTION_KERNEL, Part.OTHER_ATTENTION, Part.FEED_FORWARD, Part.MATRIX})
+"""Parts of large matrix products, whose time is taken to go with the SM clock; the others also wait for memory or the host."""
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
 """Parts that do not count as explained."""
 _NORMS: Final = frozenset(

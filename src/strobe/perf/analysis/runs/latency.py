@@ -10,6 +10,7 @@ from typing import Final
 
 from strobe.core import spans
 from strobe.core.errors import DataError
+from strobe.perf.analysis.runs.clocks import block_joules
 from strobe.perf.analysis.runs.compare import timed_clips
 from strobe.perf.analysis.steady import Exclusion, SteadyState, find_steady
 from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
@@ -65,6 +66,8 @@ class Latencies:
         stalled_frames: playback at the model's rate that has one frame block ahead waits for so many frames' time, whole ones, in
             the clip where it waits most: what a frame block takes longer than the one before it plays.
         switch_block: first frame blocks under a new prompt, of all switches and clips; None if no prompt switches.
+        block_joules: energy of the GPU in a clip / its frame blocks, J; `video_second_joules`: / its seconds of video at the rate
+            of playback; None where neither energy nor power was recorded.
     """
 
     variant: str
@@ -83,6 +86,8 @@ class Latencies:
     stalled_frames: int
     switches: tuple[Switch, ...]
     switch_block: Summary | None
+    block_joules: float | None = None
+    video_second_joules: float | None = None
 
     @property
     def excluded(self) -> tuple[Exclusion, ...]:
@@ -124,6 +129,7 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     e2e_ns = statistics.median(clip.e2e_ns for clip in clips)
     starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
     switched = [clip.blocks_ns[index] for clip in clips for index in starts]
+    joules = block_joules(run, variant)
     return Latencies(
         variant=variant,
         num_clips=len(clips),
@@ -141,6 +147,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         stalled_frames=max(_stalled(work, clip.blocks_ns) for clip in clips),
         switches=_switches(work, clips),
         switch_block=_summary(switched) if switched else None,
+        block_joules=joules,
+        video_second_joules=None if joules is None else joules * work.frame_blocks * work.fps / (work.frames * work.batch),
     )
 
 

@@ -11,7 +11,8 @@ from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, TOGETHER, Part
+from strobe.perf.analysis.ledger.parts import BY_THE_CLOCK, LIMITS, MEANING, TOGETHER, Part
+from strobe.perf.analysis.runs.clocks import SideClocks, apart, side_clocks
 from strobe.perf.measure.stats import Verdict
 from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of
 from strobe.perf.report.blocks.waterfall import Drop, waterfall
@@ -98,6 +99,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
     elsewhere = "first, filling and switch frame blocks, start and end"
     fields: tuple[Field[PartLine], ...] = (
         *part_fields((reference.label, candidate.label), found),
+        *_clock_field(found),
         Field("saved in the clip's other blocks", lambda line: line.elsewhere_ns, _time, "ms", hint=elsewhere, total=sum),
     )
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
@@ -119,7 +121,44 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
         interval = f" [{e2e.interval.low:.2f}, {e2e.interval.high:.2f}]" if e2e.interval else ""
         said += f": {e2e.ratio:.2f}x{interval} end to end"
     times = significant(float(found.candidate_ns) / 1e6), significant(float(found.baseline_ns) / 1e6)
-    return f"{said}. A {found.unit} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}"
+    words = clock_words(names, found)
+    return f"{said}. A {found.unit} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}{' ' if words else ''}{words}"
+
+
+def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
+    """Return what clock and power limit did to the candidate: its clock, and a unit's time at the baseline's; empty if nothing.
+
+    Args:
+        names: of the candidate and the baseline.
+    """
+    at, (before, after) = found.at_baseline_clock_ns, found.clocks
+    if at is None or before is None or after is None:
+        return ""
+    highest = f" of {after.max_mhz:,}" if after.max_mhz else ""
+    capped = "is at its power cap" if after.power_capped else "runs at another clock"
+    proof = (
+        ""
+        if apart(before, after)
+        else (f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference.")
+    )
+    return (
+        f"{names[0]} {capped}: {after.sm_mhz:,}{highest} MHz; at the {before.sm_mhz:,} MHz of {names[1]} a {found.unit} would "
+        f"take about {significant(float(at) / 1e6)} ms.{proof}"
+    )
+
+
+def _range(clocks: SideClocks) -> str:
+    low, high = min(clocks.clips_mhz), max(clocks.clips_mhz)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
+    """Return the column of what the clock made of each saving; none where the clocks are equal or not known."""
+    if found.at_baseline_clock_ns is None:
+        return ()
+    hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
+    goes = f"the clock is taken to act on {', '.join(sorted(part.value for part in BY_THE_CLOCK))} alone"
+    return (Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),)
 
 
 def explained(found: Answer) -> str:
@@ -222,6 +261,9 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
     dtype = kernel.dtype if kernel is not None and kernel.dtype else subject.settings.dtype
     peak = peaks.peak_flops_per_s(dtype) if peaks is not None else None
     share = f", {100 * rate / peak:.0f} % of the device's {dtype} peak" if peak else ""
+    clocks = side_clocks(subject.run, subject.name)
+    if peak and peaks is not None and peaks.clock_mhz and clocks is not None:
+        share += f" and {100 * rate * peaks.clock_mhz / (peak * clocks.sm_mhz):.0f} % of what {clocks.sm_mhz:,} MHz allow"
     return f" at {rate / 1e12:.3g} TFLOP/s{share}"
 
 

@@ -23,6 +23,10 @@ def _rate(value: float | None) -> Cell:
     return Missing("no steady frame blocks") if value is None else Number(value, 2, "FPS")
 
 
+def _joules(value: float | None) -> Cell:
+    return Missing("no GPU whose power was read") if value is None else Number(value, 1, "J")
+
+
 def _tail(found: Latencies) -> Cell:
     if found.block is None:
         return Missing("no steady frame blocks")
@@ -43,6 +47,11 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ("frames stalled at the playback rate, one frame block ahead", lambda found: Number(found.stalled_frames, 0, "frames")),
     ("pixel FPS of the whole clip, start and switches included", lambda found: _rate(found.clip_pixel_fps)),
 )
+_ENERGY: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
+    ("energy of the GPU, a frame block (clip / frame blocks)", lambda found: _joules(found.block_joules)),
+    ("energy of the GPU, a second of video", lambda found: _joules(found.video_second_joules)),
+)
+"""Rows of runs that read the power of a GPU."""
 
 
 def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
@@ -66,7 +75,8 @@ def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable
 
 def _table(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
     fields = beside("", (subject.label for subject in study.subjects), numeric=True)
-    rows = [(name, *_cells(study, found, cell)) for name, cell in _ROWS]
+    known = any(not isinstance(each, str) and each.block_joules is not None for each in found.values())
+    rows = [(name, *_cells(study, found, cell)) for name, cell in (*_ROWS, *(_ENERGY if known else ()))]
     rates = sorted({run.header.workload.fps for run in study.runs if run.header.workload})
     stalls = "A frame block stalls it that takes longer than the one before plays; the clip that stalls most counts."
     notes = tuple(f"Playback needs {rate} pixel frames per second. {stalls}" for rate in rates)
