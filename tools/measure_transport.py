@@ -3,7 +3,7 @@
 A synthetic source of 480x832 at 16 pictures a second stands in for the model; everything behind it is the server's own: encoder,
 WebSocket, page, decoder, canvas. Needs chromium.
 
-Usage: python tests/support/measure_transport.py [--seconds 60] [--paced 600] [--delay-ms 20] [--mbit 20]
+Usage: python tools/measure_transport.py [--seconds 60] [--paced 600] [--delay-ms 20] [--mbit 20]
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from unittest import mock
 
 from strobe.core.errors import StrobeError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 Check = Callable[[bytes, Path], None]
 ODD_NUMBERS = (
     b"-1", b"0", b"-0.0", b"1e400", b"1e-400", b"-1e308", b"9" * 30, b"9" * 5000, b"2147483648", b"9223372036854775808", b"0x1f",
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 def kept(name: str) -> list[bytes]:
     """Read the inputs that were findings once, a line of base64 each: they are seeds, and a test runs each."""
-    path = Path(__file__).parents[1] / "fuzz" / "corpus" / f"{name}.b64"
+    path = ROOT / "tests" / "fuzz" / "corpus" / f"{name}.b64"
     return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

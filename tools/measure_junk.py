@@ -1,6 +1,6 @@
 """Measure a real `strobe serve` among 200 sockets of junk, and over 1,000 sessions: prints the tables of docs/live.md.
 
-Usage: python tests/support/measure_junk.py [--messages 10000] [--sessions 1000]
+Usage: python tools/measure_junk.py [--messages 10000] [--sessions 1000]
 """
 
 from __future__ import annotations

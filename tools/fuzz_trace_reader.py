@@ -2,7 +2,7 @@
 
 In an environment that has strobe and atheris, from the root of the checkout:
 
-    python tests/support/fuzz_trace_reader.py [CORPUS_FOLDER] -max_total_time=600 -timeout=10 -rss_limit_mb=1024
+    python tools/fuzz_trace_reader.py [CORPUS_FOLDER] -max_total_time=600 -timeout=10 -rss_limit_mb=1024
 
 libFuzzer's flags limit time and memory: an input that takes more is reported as a failure, as is any exception but DataError.
 """

@@ -16,7 +16,7 @@ from typing import Final
 
 from strobe.cli.main import main
 
-RUN: Final = Path(__file__).parents[2] / "benchmarks" / "engine-h200" / "320x576"
+RUN: Final = Path(__file__).parents[1] / "benchmarks" / "engine-h200" / "320x576"
 SECRET: Final = "what lies outside"
 LONGEST_S: Final = 10
 _OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")

@@ -1,4 +1,4 @@
-"""Tree attention on random layouts over real gloo processes, against float64: `python tests/support/random_layouts.py`.
+"""Tree attention on random layouts over real gloo processes, against float64: `python tools/random_layouts.py`.
 
 Two, three and four ranks, every strategy, multi-head and grouped heads, every dtype, placement, mask and order of memory, with
 gradients in float32 and float64. The processes stay from one layout to the next: 2,000 layouts take some minutes on two cores.

@@ -14,7 +14,7 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
 
-RUN: Final = Path(__file__).parents[2] / "benchmarks" / "engine-h200" / "320x576"
+RUN: Final = Path(__file__).parents[1] / "benchmarks" / "engine-h200" / "320x576"
 ONE_IN: Final = 5
 """Of so many tries, one damages records from before there were checksums: a line of a clip is lost or garbage."""
 

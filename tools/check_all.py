@@ -2,8 +2,8 @@
 
 Results add up in tests/manual/results.jsonl, so that a run may take a few of them, be interrupted, and go on another day.
 
-Usage: python tests/manual/check_all.py [--only TEXT] [--without MARK ...] [--since DATE] [--timeout SECONDS] [--folder DIR]
-       python tests/manual/check_all.py --render
+Usage: python tools/check_all.py [--only TEXT] [--without MARK ...] [--since DATE] [--timeout SECONDS] [--folder DIR]
+       python tools/check_all.py --render
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Mutation testing: wrong lines that tests should notice are drawn at random and run, and the results are counted.
 
-    python tests/support/mutants.py run --seed 1 --number 40     new mutants; `make mutants` does this
-    python tests/support/mutants.py again                        those that survived so far, after tests were added
-    python tests/support/mutants.py list                         the count, and the survivors
-    python tests/support/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
-    python tests/support/mutants.py survivor KEY REASON          why no test notices a survivor that changes something
-    python tests/support/mutants.py page                         docs/mutants.md
-    python tests/support/mutants.py map                          only find out which test runs which line
-    python tests/support/mutants.py merge FILE ...               results from another machine; the file is made small again
+    python tools/mutants.py run --seed 1 --number 40     new mutants; `make mutants` does this
+    python tools/mutants.py again                        those that survived so far, after tests were added
+    python tools/mutants.py list                         the count, and the survivors
+    python tools/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
+    python tools/mutants.py survivor KEY REASON          why no test notices a survivor that changes something
+    python tools/mutants.py page                         docs/mutants.md
+    python tools/mutants.py map                          only find out which test runs which line
+    python tools/mutants.py merge FILE ...               results from another machine; the file is made small again
 
 A mutant runs the tests that run its line, of the folder that mirrors its package, the fastest first, until one fails. That test
 must pass without the mutant, else it is left out from then on. Which tests run a line is found by running each test file once
@@ -293,4 +293,4 @@ def main(words: list[str], project: Project) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], Project(root=HERE.parents[1], name="strobe", results=HERE.parent / "mutants" / "results.jsonl"))
+    main(sys.argv[1:], Project(root=HERE.parent, name="strobe", results=HERE.parent / "tests" / "mutants" / "results.jsonl"))

@@ -1,6 +1,6 @@
 """A fuzzer of the readers of foreign files for a given time; reports the executions and findings of each target.
 
-    python tests/support/run_fuzz.py --seconds 600 [--target traces ...] [--seed 1] [--processes 2] [--findings FOLDER]
+    python tools/run_fuzz.py --seconds 600 [--target traces ...] [--seed 1] [--processes 2] [--findings FOLDER]
 
 Executions run in child processes, some hundred in each: one that takes over 10 s of a processor is killed, one that needs over
 300 MB fails. An input that crashes, hangs, takes too much or raises anything but `StrobeError` is kept in the folder of

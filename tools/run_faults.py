@@ -1,6 +1,6 @@
 """Try every kind of fault as often as the table says and write docs/faults.md: `make faults`.
 
-Usage: python tests/support/run_faults.py [KIND ...]
+Usage: python tools/run_faults.py [KIND ...]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from fault_kinds import KINDS, Kind
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "faults.md"
 HEAD: Final = """# Faults
 
 What was tried to break, and what held. `make faults` tries them again and writes this page; the same functions, with fewer tries,

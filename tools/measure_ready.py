@@ -4,7 +4,7 @@ Weights are drawn and written once, in Wan's own names and in bfloat16.
 The text encoder is left out: its weights are read at the first prompt.
 Each run is a process of its own. Memory of the process itself and of mapped files is read from /proc every 10 ms.
 
-Usage: python tests/support/measure_ready.py FOLDER [--model wan-1.3b] [--vae tiny] [--preset balanced] [--device cuda]
+Usage: python tools/measure_ready.py FOLDER [--model wan-1.3b] [--vae tiny] [--preset balanced] [--device cuda]
        [--size 480x832] [--runs 3]
 """
 
