@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import inspect
 
-from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.base import SCHEMA_VERSION
 from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 
@@ -32,12 +32,11 @@ kind; each section below describes one kind of line, or an object inside lines. 
 * **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
 * **Defaults.** A key that is not required may be missing from a line; it then has the default shown.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
-* **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}; this version of strobe reads the versions \
-{", ".join(map(str, READABLE_VERSIONS))}.
+* **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
   A new optional key keeps the version; a removed, renamed or redefined key raises it.
 * **Checksums.** Every line ends in its number, from 1, and the CRC-32 of all bytes before `,"crc"`:
   `...,"line":12,"crc":"89abcdef"}}`. A reader skips a line that does not match, and leaves out the clip that it belongs to.
-  Older files lack these keys. After a crash the last line may be cut short; a reader keeps the lines before it.
+  A packed file may lack both keys. After a crash the last line may be cut short; a reader keeps the lines before it.
 * **Compression.** A published run may hold `records.jsonl.gz` (gzip) instead, never both; `read_run` and every verb read
   either.
 """

@@ -42,7 +42,6 @@ from strobe.perf.records.record import (
     Variant,
     Video,
 )
-from strobe.perf.records.upgrade import upgraded
 from strobe.perf.records.viewers import Served, Server, Viewer
 
 T = TypeVar("T")
@@ -317,7 +316,7 @@ def read_run(path: str | Path) -> RunRecords:
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = read_lines(file, data, _decoder)
-    run = _sort(file, upgraded(lines.found), lines.bad, missing=lines.missing, truncated=lines.truncated)
+    run = _sort(file, lines.found, lines.bad, missing=lines.missing, truncated=lines.truncated)
     return replace(run, broken=broken) if broken else run
 
 
