@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test test-gpu gpu-row hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
+.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -74,36 +74,57 @@ hunt: setup
 
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup
-	$(BIN)/python tests/support/random_layouts.py
+	PYTHONPATH=tests/support $(BIN)/python tools/random_layouts.py
 
-# kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
+# kill -9, full disks, damaged and hostile files: tries them all and writes its table of docs/testing.md (about 10 minutes).
 # KINDS="'kill -9' 'damaged records'" tries some.
 faults: setup
-	$(BIN)/python tests/support/run_faults.py $(KINDS)
+	PYTHONPATH=tests/support $(BIN)/python tools/run_faults.py $(KINDS)
 
 # A real `strobe serve` among 200 sockets that send 10,000 messages of junk, and over 1,000 sessions: deadlines, memory, file handles.
 junk: setup
-	PYTHONPATH=tests/support $(BIN)/python tests/support/measure_junk.py
+	PYTHONPATH=tests/support $(BIN)/python tools/measure_junk.py
 
 # How long a picture takes from the encoder to a browser's pixels, on loopback and over a slow line, and ten minutes of the page itself.
 transport: setup
-	PYTHONPATH=tests/support $(BIN)/python tests/support/measure_transport.py
+	PYTHONPATH=tests/support $(BIN)/python tools/measure_transport.py
 
 # Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
 SEED ?= 0
 NUMBER ?= 40
 mutants: setup
-	$(BIN)/python tests/support/mutants.py run --seed $(SEED) --number $(NUMBER)
+	$(BIN)/python tools/mutants.py run --seed $(SEED) --number $(NUMBER)
 
 # Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
 TIME ?= 600
 FUZZ ?=
 fuzz: setup
-	$(BIN)/python tests/support/run_fuzz.py --seconds $(TIME) $(FUZZ)
+	PYTHONPATH=tests/support $(BIN)/python tools/run_fuzz.py --seconds $(TIME) $(FUZZ)
 
-# Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); writes docs/docs_check.md.
+# Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); counts in docs/testing.md.
 docs-check-full: setup
-	PYTHONPATH=tests/support $(BIN)/python tests/manual/check_all.py
+	PYTHONPATH=tests/support $(BIN)/python tools/check_all.py
+
+# How soon a Wan model is ready to stream from its files, and the main memory that it takes: WEIGHTS names a folder for drawn ones.
+WEIGHTS ?= build/weights
+ready: setup
+	$(BIN)/python tools/measure_ready.py $(WEIGHTS)
+
+# Host time of a layer of diffusers, dense and sparse, compiled and not. KIND=cuda measures it on a GPU.
+KIND ?= cpu
+layers: setup
+	PYTHONPATH=tests/support $(BIN)/python tools/host_of_a_layer.py $(KIND)
+
+# Sizes of the house: lines, nouns, flags, words, tests, the tracked tree; OTHER names a second checkout to stand before it.
+OTHER ?=
+rooms: setup
+	$(BIN)/python tools/rooms.py $(OTHER) $(if $(OTHER),.)
+
+# The bundled model again, from random weights: at most 25 minutes on one H200; a second call goes on. SCALE=0.1 is a trial.
+OUT ?= build/shapes-weights
+SCALE ?= 1
+train-shapes: setup
+	PYTHONPATH=tools $(BIN)/python -m train_shapes --out $(OUT) --scale $(SCALE)
 
 lint: setup
 	$(BIN)/ruff check .

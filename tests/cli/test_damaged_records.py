@@ -23,7 +23,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
         lines = [seal(line, at) for at, line in enumerate(lines, start=1)]
     wanted = {"record": "span", "variant": "balanced", "clip": 2, "name": "denoise_step"}
     at = next(at for at, line in enumerate(lines) if wanted.items() <= json.loads(line).items())
-    lines[at] = b'{"record":"span","v":1,"variant":"bal'
+    lines[at] = b'{"record":"span","v":2,"variant":"bal'
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "records.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))

@@ -12,7 +12,7 @@ import pytest
 
 from source import PACKAGE, ROOT, Function, depth, functions, is_kernel, name_of, num_lines, num_parameters, parse, python_files
 
-EVERYTHING = python_files("src", "tests", "docs", "benchmarks", "examples")
+EVERYTHING = python_files("src", "tests", "tools", "docs", "benchmarks", "examples")
 
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 SHAPE_LITERALS = {1560, 32760}

@@ -42,7 +42,7 @@ TEXT_SUFFIXES = {
     ".Dockerfile",
     "",
 }
-FOLDERS = ("src", "tests", "docs", "requirements", "benchmarks", "docker", "examples", ".ci")
+FOLDERS = ("src", "tests", "tools", "docs", "requirements", "benchmarks", "docker", "examples", ".ci")
 
 # Spelt in pieces, so that this file is not its own finding.
 FORBIDDEN = {

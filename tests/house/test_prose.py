@@ -15,8 +15,6 @@ from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 from strobe.perf.records.schema import parts_of
 
-UPGRADE: Final = "perf/records/upgrade.py"
-"""The one place that reads the sentences and names of older records."""
 READERS: Final = ("perf/logs", "perf/trace", "lint")
 """Rooms whose work is to read text of others."""
 TAKES_APART: Final = {
@@ -80,7 +78,7 @@ def room(path: Path) -> str:
 
 
 def files() -> list[Path]:
-    paths = (path for path in PACKAGE.rglob("*.py") if room(path) != UPGRADE)
+    paths = PACKAGE.rglob("*.py")
     return sorted(path for path in paths if not room(path).startswith(READERS) and "lint" not in path.parts)
 
 

@@ -18,7 +18,6 @@ bench = App(name="bench", help="Measure what the package ships.")
 bench.command("strobe.cli.bench_attention:attention", name="attention")  # imported when it is run or described
 bench.command("strobe.cli.bench_tree:tree", name="tree")
 bench.command("strobe.cli.bench_tree:scaling", name="scaling")
-bench.command("strobe.cli.bench_soak:soak", name="soak")
 bench.command("strobe.cli.bench_serve:serve", name="serve")
 
 
@@ -43,7 +42,7 @@ def shapes(
 
     Args:
         presets: what streams; quality, turbo and ultra if none is named.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, or a folder of weights trained like it.
         streams: streams in lockstep.
         blocks: length of the long stream in frame blocks.
         seed: of prompts and noise.

@@ -167,7 +167,7 @@ def test_a_whole_wan_is_one_graph() -> None:
 
 
 def test_the_measured_passes_of_a_layer_are_equal_compiled_and_not() -> None:
-    script = Path(__file__).parents[2] / "support" / "host_of_a_layer.py"
+    script = Path(__file__).parents[3] / "tools" / "host_of_a_layer.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, script, "twin"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)

@@ -247,25 +247,6 @@ class Scored(Printed, frozen=True, kw_only=True):
     ]
 
 
-class Soaked(Printed, frozen=True, kw_only=True):
-    """`strobe bench soak`: comparison of the first and the last part of a long stream."""
-
-    run: Annotated[str, Meta(description="path of the run folder")]
-    blocks: Annotated[int, Meta(description="number of frame blocks that were made")]
-    drift: Annotated[
-        float | None,
-        Meta(description="change of a frame block's time over 1,000 frame blocks / median time; null: too few frame blocks"),
-    ]
-    figures: Annotated[
-        dict[str, Any],
-        Meta(
-            description="by figure: value in the `first` and `last` part, allowed growth (`may_grow`), and `holds`: true if "
-            "it grew no more"
-        ),
-    ]
-    report: ReportPaths
-
-
 class Loaded(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
@@ -295,13 +276,6 @@ class Benched(Printed, frozen=True, kw_only=True):
     kept: Annotated[tuple[str, ...], Meta(description="names of the cells that an earlier call had measured")]
     failed: Annotated[tuple[str, ...], Meta(description="names of the cells that failed, each with the reason")]
     report: Paths
-
-
-class Trained(Printed, frozen=True, kw_only=True):
-    """`strobe train-shapes`: the weights, and the last figures of each training stage."""
-
-    folder: Annotated[str, Meta(description="path of the folder with the weights")]
-    stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and the last figures")]
 
 
 class Judged(Printed, frozen=True, kw_only=True):
@@ -362,7 +336,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "bench attention": (Benched,),
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
-    "bench soak": (Soaked,),
     "bench serve": (Loaded,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),
@@ -378,6 +351,5 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "track run": (Tracked,),
     "track report": (Tracked,),
     "track find": (Tracked,),
-    "train-shapes": (Trained,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -22,11 +22,10 @@ from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
 from strobe.perf.logs.vocabulary import UNIT
-from strobe.perf.records.base import READABLE_VERSIONS, SCHEMA_VERSION
+from strobe.perf.records.base import SCHEMA_VERSION
 from strobe.perf.records.lines import number_of
 from strobe.perf.records.record import Header, Record, Span
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.records.upgrade import upgraded_span
 
 MAX_SERIES: Final = 4096
 """Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
@@ -265,15 +264,14 @@ def _record(text: str) -> Record | None:
         record = msgspec.json.decode(text, type=Record)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return record if record.v in READABLE_VERSIONS else None
+    return record if record.v == SCHEMA_VERSION else None
 
 
 def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
     record = _record(text) if text.startswith("{") else None
     if isinstance(record, Span):
-        span = record if record.v == SCHEMA_VERSION else upgraded_span(record)
-        kind = pattern.kinds.get(span.name, "region")
-        name = f"{span.variant}/{span.label}"
+        kind = pattern.kinds.get(record.name, "region")
+        name = f"{record.variant}/{record.label}"
         cause = "warm-up" if record.warmup else ""
         sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
-        yield _Found(0, len(text), 0, kind, name, span.rank, sample)
+        yield _Found(0, len(text), 0, kind, name, record.rank, sample)

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 SCHEMA_VERSION: Final = 2
-READABLE_VERSIONS: Final = (1, 2)
 
 Prose: TypeAlias = Annotated[str, Meta(extra={"prose": True})]
 """Text for a reader. It may be reworded at any time: code checks at most whether it is empty, never its words."""

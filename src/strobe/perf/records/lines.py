@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from strobe.core.errors import RecordVersionError
-from strobe.perf.records.base import READABLE_VERSIONS, Line
+from strobe.perf.records.base import SCHEMA_VERSION, Line
 
 L = TypeVar("L", bound=Line)
 _SEAL: Final = re.compile(rb',"line":([1-9][0-9]{0,11}),"crc":"([0-9a-f]{8})"\}')
@@ -123,9 +123,8 @@ def _decode(line: bytes, decoder: msgspec.json.Decoder[L], file: Path, number: i
             version = _probe.decode(line).v
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-    if version not in READABLE_VERSIONS:
-        known = ", ".join(map(str, READABLE_VERSIONS))
+    if version != SCHEMA_VERSION:
         raise RecordVersionError(
-            f"{file}:{number} has record schema {version}; this strobe reads {known}; use the version that wrote it"
+            f"{file}:{number} has record schema {version}; this strobe reads {SCHEMA_VERSION}; use the version that wrote it"
         )
     return record

@@ -221,7 +221,7 @@ def test_clocks_of_an_idle_gpu_are_named_so(make_run: MakeRun) -> None:
 def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:
     """A second trace line of the same variant, with options that distort times, that points nowhere."""
     folder = make_run()
-    line = {"record": "trace", "v": 1, "variant": "turbo", "clip": 9, "path": "attribution/turbo.json.gz", "sha256": "0" * 64}
+    line = {"record": "trace", "v": 2, "variant": "turbo", "clip": 9, "path": "attribution/turbo.json.gz", "sha256": "0" * 64}
     line |= {"size_bytes": 1, "first_block": 6, "num_blocks": 1, "options": ["with_stack"]}
     plain = build_report([folder])
     records = folder / "records.jsonl"

@@ -1,0 +1,161 @@
+"""The trainer resumes from a small checkpoint and refuses a wrong one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from strobe.core.errors import WeightsError
+from strobe.core.tolerances import tolerance
+from strobe.models.shapes import weights
+from train_shapes.state import Progress, Trainer, append_log
+
+ROUNDING = tolerance("rounding", "float32")
+
+
+def network(hidden: int = 16) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+
+
+def loss_at(trainer: Trainer) -> Tensor:
+    """Loss on the batch of the trainer's step."""
+    generator = torch.Generator().manual_seed(trainer.step)
+    x = torch.randn(32, 8, generator=generator)
+    return (trainer.model(x) - x[:, :4].sin()).square().mean()
+
+
+def run(trainer: Trainer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = loss_at(trainer)
+        losses.append(loss.item())
+        trainer.update(loss)
+    return losses
+
+
+def new_trainer(hidden: int = 16) -> Trainer:
+    return Trainer(network(hidden), total=200, peak=1e-2)
+
+
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole, stopped, resumed = new_trainer(), new_trainer(), new_trainer()
+    run(whole, 60), run(stopped, 60)
+    stopped.save(tmp_path / "stage.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["stage.safetensors"]
+    nn.init.zeros_(resumed.params["0.weight"])
+    resumed.load(tmp_path / "stage.safetensors")
+    assert resumed.step == 60 and resumed.rate() == whole.rate()
+    for name, average in whole.average.items():
+        lag = (average - whole.params[name]).abs().max().item()
+        torch.testing.assert_close(resumed.average[name], average, rtol=0, atol=lag / 100)  # the lag in bfloat16: 8 bits
+    expected, found = run(whole, 20), run(resumed, 20)
+    assert found[0] == expected[0]  # weights are kept exactly
+    assert expected[-1] != expected[0]
+    assert found == pytest.approx(expected, rel=2e-2)  # moments in bfloat16: 8 bits
+    for trainer in (whole, resumed):
+        trainer.use_average()
+    for name, parameter in whole.params.items():
+        torch.testing.assert_close(resumed.params[name], parameter, rtol=0, atol=tolerance("resumed weights", "bfloat16"))
+
+
+def test_moments_and_average_matter(tmp_path: Path) -> None:
+    """What the test above is worth: a run that resumes from the weights alone is further away."""
+    whole, bare = new_trainer(), new_trainer()
+    run(whole, 60)
+    with torch.no_grad():
+        for name, parameter in bare.params.items():
+            parameter.copy_(whole.params[name])
+    bare.step = 60
+    expected, found = run(whole, 20), run(bare, 20)
+    assert max(abs(f / e - 1) for f, e in zip(found, expected, strict=True)) > 4e-2
+
+
+def test_the_real_model_fits_into_60_mb(tmp_path: Path) -> None:
+    dit, text, vae = weights.build()
+    for model in (vae, nn.ModuleDict({"dit": dit, "text": text})):
+        trainer = Trainer(model, total=10, peak=1e-3)
+        trainer.update(sum((p.square().sum() for p in trainer.params.values()), torch.zeros(())))
+        trainer.save(tmp_path / "stage.safetensors")
+        assert len(load_file(tmp_path / "stage.safetensors")) == 4 * len(trainer.params)
+        assert (tmp_path / "stage.safetensors").stat().st_size <= 60_000_000
+
+
+def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "stage.safetensors"
+    trainer = new_trainer()
+    run(trainer, 2)
+    trainer.save(path)
+    tensors = load_file(path)
+    start = r"stage\.safetensors is not a checkpoint of this stage: .*; delete it to start the stage anew"
+    with pytest.raises(WeightsError, match=start):
+        new_trainer(hidden=8).load(path)
+    with pytest.raises(WeightsError, match=start):
+        Trainer(nn.Linear(8, 16), total=10, peak=1e-2).load(path)
+    deeper = Trainer(nn.Sequential(*network(), nn.Linear(4, 4)), total=10, peak=1e-2)
+    run(deeper, 1)
+    deeper.save(path)
+    with pytest.raises(WeightsError, match="it holds 24 tensors, expected 16"):
+        new_trainer().load(path)
+    save_file(tensors, path)  # without its step
+    with pytest.raises(WeightsError, match=start):
+        new_trainer().load(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match=start):
+        new_trainer().load(path)
+    with pytest.raises(WeightsError, match=start):
+        new_trainer().load(tmp_path / "another" / "stage.safetensors")
+    weights.save(weights.build(), tmp_path)
+    with pytest.raises(WeightsError, match="not a checkpoint of this stage"):
+        new_trainer().load(tmp_path / weights.FILE)
+
+
+def test_the_rate_warms_up_and_decays() -> None:
+    trainer = Trainer(network(), total=1000, peak=2.0)
+    rates = []
+    for trainer.step in range(1000):
+        rates.append(trainer.rate())
+    assert rates[0] == 2.0 / 20 and rates[19] == rates[20] == 2.0
+    middle = 2.0 * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi / 2)))
+    assert rates[510] == pytest.approx(middle)
+    assert rates[-1] == pytest.approx(0.02, rel=1e-3)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped() -> None:
+    trainer = new_trainer()
+    run(trainer, 3)
+    before = {name: p.detach().clone() for name, p in trainer.params.items()}
+    trainer.update(loss_at(trainer) * torch.inf)
+    assert trainer.step == 4
+    assert all(torch.equal(p, before[name]) for name, p in trainer.params.items())
+    run(trainer, 1)
+    assert all(p.isfinite().all() and not torch.equal(p, before[name]) for name, p in trainer.params.items())
+
+
+def test_the_average_lags_behind_the_weights() -> None:
+    trainer = new_trainer()
+    start = trainer.params["0.weight"].detach().clone()
+    by_hand = start.double()
+    for step in range(30):
+        trainer.update(loss_at(trainer))
+        decay = (step + 1) / (step + 10)
+        by_hand = decay * by_hand + (1 - decay) * trainer.params["0.weight"].detach().double()
+    torch.testing.assert_close(trainer.average["0.weight"].double(), by_hand, rtol=0, atol=ROUNDING)
+    assert not torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])
+    trainer.use_average()
+    assert torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])
+
+
+def test_the_log_grows_by_lines(tmp_path: Path) -> None:
+    for step in (1, 2):
+        append_log(tmp_path / "log", Progress(stage="teacher", step=step, total=2, seconds=0.5, values={"loss": 0.25}))
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
+    assert lines[1] == {"stage": "teacher", "step": 2, "total": 2, "seconds": 0.5, "values": {"loss": 0.25}}
+    assert len(lines) == 2

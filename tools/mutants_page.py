@@ -1,0 +1,36 @@
+"""Render the section of docs/testing.md on mutants from the results of mutation testing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+HEAD = """## Mutants
+
+`make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
+`python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
+"""
+OUTCOMES = ("killed", "survived", "equivalent")
+
+
+def page(entries: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
+    """Return the section: counts by package."""
+    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in entries)
+    lines = [HEAD, "| package | killed | survived | killed, % | change nothing |", "|---|---:|---:|---:|---:|"]
+    for name in (*packages, ""):
+        killed, survived, same = (
+            sum(number for (package, what), number in counts.items() if what == outcome and name in (package, ""))
+            for outcome in OUTCOMES
+        )
+        share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else "-"
+        lines.append(f"| {name or 'all'} | {killed} | {survived} | {share} | {same} |")
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(entry: dict[str, Any]) -> str:
+    return entry["outcome"] if entry["outcome"] in OUTCOMES else "killed"  # one that hangs is killed
+
+
+def _package(path: str, packages: Sequence[str]) -> str:
+    return next(name for name in packages if path.partition("/strobe/")[2].startswith(f"{name}/"))
