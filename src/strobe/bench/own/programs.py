@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,15 @@ class Program:
         name: in the records.
         command: as it was given.
         argv: what is run: its words, or a shell that reads it.
+        folder: that it runs in.
+        environment: its variables; None: those of this process.
     """
 
     name: str
     command: str
     argv: tuple[str, ...]
+    folder: str = "."
+    environment: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +110,8 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
     return tuple(
-        Program(name=name, command=text, argv=argv) for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
+        Program(name=name, command=text, argv=argv)
+        for name, text, argv in zip(names or told_apart(texts), texts, argvs, strict=True)
     )
 
 
@@ -127,8 +132,8 @@ def argv_of(text: str) -> tuple[str, ...]:
         raise ConfigError(f"the command {text!r} cannot be read: {str(error).lower()}") from error
 
 
-def _apart(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names that differ, from commands that may not."""
+def told_apart(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return names that differ, from commands or commits that may not."""
     found: list[str] = []
     for text in texts:
         line = " ".join(text.split())
@@ -145,7 +150,8 @@ def measure_programs(
 ) -> Path:
     """Run programs in palindromes, the first being the baseline; return the run folder.
 
-    Their output is thrown away, and stdin is empty.
+    Their output is thrown away, and stdin is empty. In its untimed runs a program may leave profiler traces in the folder that
+    the variable STROBE_PROFILE_DIR names (`traces_of`).
 
     Raises:
         VariantError: a program failed, with its exit status and the last lines of its stderr.
@@ -192,10 +198,10 @@ class _Run:
 
     def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
         if self._plan.prepare:
-            prepared = self._launch(argv_of(self._plan.prepare))
+            prepared = self._launch(program, argv_of(self._plan.prepare), {})
             if why := self._failed(prepared):
                 raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
-        took = self._launch(program.argv)
+        took = self._launch(program, program.argv, self._traced(program) if phase == "warmup" else {})
         if "not_started" in took:
             raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
         if (why := self._failed(took)) and not self._plan.ignore_failure:
@@ -222,11 +228,22 @@ class _Run:
         self._writer.append(whole, clip)
         self._writer.sync()
 
-    def _launch(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Have a program run by the launcher; whatever ends the wait ends both."""
-        asked = json.dumps({"argv": list(argv), "stderr": str(self._stderr), "environment": inherited_environment()})
+    def _traced(self, program: Program) -> dict[str, str]:
+        """The variable that names the folder for profiler traces of a program that takes some."""
+        number = list(self._programs).index(program.name)
+        return {"STROBE_PROFILE_DIR": str(traces_of(self._writer.folder.absolute(), number))}
+
+    def _launch(self, program: Program, argv: Sequence[str], more: Mapping[str, str]) -> dict[str, Any]:
+        """Have the launcher run something where a program runs; whatever ends the wait ends both."""
+        environment = {**(inherited_environment() if program.environment is None else program.environment), **more}
+        request = {"argv": list(argv), "stderr": str(self._stderr), "folder": program.folder, "environment": environment}
+        asked = json.dumps(request)
         launcher = subprocess.Popen(
-            (sys.executable, "-I", "-S", str(_LAUNCHER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            (sys.executable, "-I", "-S", str(_LAUNCHER)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,  # in whose PATH the program is looked for
         )
         try:
             told, _ = launcher.communicate(asked.encode())
@@ -247,6 +264,11 @@ class _Run:
         data = self._stderr.read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
         lines = [line.strip() for line in data.splitlines() if line.strip()][-_TOLD_LINES:]
         return f"{how}; the last it wrote to stderr: {' / '.join(lines)}" if lines else f"{how}, and wrote nothing to stderr"
+
+
+def traces_of(folder: Path, number: int) -> Path:
+    """Return the folder within a run's that a program may leave profiler traces in while it warms up."""
+    return folder / "traces" / str(number)
 
 
 def signal_name(number: int) -> str:
