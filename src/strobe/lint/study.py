@@ -14,7 +14,6 @@ from strobe.lint.document import Document, DocumentSection, Place
 from strobe.lint.names import key
 from strobe.lint.quantity import Quantity
 from strobe.lint.views import Series, SeriesEntry, View, view_of
-from strobe.perf.records.record import Record
 
 _BASES: Final = re.compile(
     r"(?i)\b(?:traced|timed|per (?:call|step|clip|block|layer|frame|token|pass|gpu|rank)|one call|warm|cold|"
@@ -56,28 +55,12 @@ class Figure:
     place: Place
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numbered:
-    """A record and its line."""
-
-    line: int
-    record: Record
-
-
 @dataclass(frozen=True, kw_only=True)
 class LintStudy:
-    """A document and the options that go with it; `records` are those of a run, whose document is empty.
-
-    Args:
-        damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
-        broken: description of damage in the gzip of packed records; empty if there is none.
-    """
+    """A document and the options that go with it."""
 
     document: Document
     options: Options
-    records: tuple[Numbered, ...] = ()
-    damaged: tuple[int, ...] = ()
-    broken: str = ""
 
     @cached_property
     def views(self) -> tuple[View, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,13 @@ def _made(place: Path, name: str, commit: str, command: str, install: str) -> Pr
     _git("worktree", "add", "--quiet", "--force", "--detach", str(tree), commit)
     environment = {key: value for key, value in inherited_environment().items() if key not in _NOT_PASSED}
     if install:
-        _run((sys.executable, "-m", "venv", str(place / "venv")), place, environment, f"{name}: no virtual environment")
+        has_pip = importlib.util.find_spec("pip") is not None  # beside strobe: a copy would take most of the time
+        options = ["--without-pip"] if has_pip else []
+        _run((sys.executable, "-m", "venv", *options, str(place / "venv")), place, environment, f"{name}: no virtual environment")
+        if has_pip:
+            script = place / "venv" / "bin" / "pip"
+            script.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n', encoding="utf-8")
+            script.chmod(0o755)
         (site,) = (place / "venv").glob("lib/python*/site-packages")
         beside = [each for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
         (site / "zz_beside_strobe.pth").write_text("".join(f"{each}\n" for each in beside), encoding="utf-8")

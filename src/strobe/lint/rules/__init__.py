@@ -12,7 +12,6 @@ from strobe.lint.rules import (
     provenance,
     quality,
     rates,
-    recorded,
     samples,
     shares,
     stages,
@@ -34,5 +33,4 @@ RULES: Final[tuple[Rule, ...]] = (
     *provenance.RULES,
     *stages.RULES,
     *costs.RULES,
-    *recorded.RULES,
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 from typing import Final
 
 from strobe.lint.document import Sentence
@@ -15,143 +13,7 @@ from strobe.lint.quantity import Quantity, printed
 from strobe.lint.study import Figure, LintStudy
 from strobe.lint.views import View
 
-MAJORITY: Final = Fraction(3, 5)
-HEDGE: Final = re.compile(
-    r"(?i)\b(?:theoretical\w*|expect\w*|target\w*|previous\w*|before|earlier|was|were|used to|goal|budget|limit|would|could|"
-    r"should|if|paper|published|claim\w*|estimate\w*|ideal\w*|predict\w*|at least|at most|instead of|example|e\.g\.)\b"
-)
-"""Words that mark a figure as not measured in this document."""
-
-
-def two_values(study: LintStudy) -> Iterator[Claim]:
-    """Compare figures of the same configuration and metric in different tables.
-
-    Tables of different runs differ in most of their times; so two tables are only compared in times (or memory, or quality) if
-    most of what they share of that family agrees.
-    """
-    cells = [_cells(study, view) for view in study.views if view.table.origin == "table"]
-    clashes: dict[int, list[Figure]] = {}
-    for number, one in enumerate(cells):
-        for two in cells[number + 1 :]:
-            for first, second in _clashes(one, two):
-                group = clashes.setdefault(id(first), [first])
-                group.append(second)
-                clashes[id(second)] = group
-    for group in {id(group): group for group in clashes.values()}.values():
-        agreeing = [figure for figure in study.figures if (figure.config, figure.metric) == (group[0].config, group[0].metric)]
-        yield _contradiction(group, agreeing)
-
-
-_FAMILIES: Final = {
-    "time": "speed",
-    "rate": "speed",
-    "compute": "speed",
-    "bandwidth": "speed",
-    "memory": "memory",
-    "quality": "quality",
-}
-
-_SAVED: Final = re.compile(r"(?i)\bsaved\b|\bby (?:fewer|faster) calls\b")
-
-Cells = dict[tuple[str, str], Figure]
-
-
-def _cells(study: LintStudy, view: View) -> Cells:
-    """Return the figures of a table by configuration and metric, without names that occur in two rows or columns.
-
-    What a line saves belongs to two configurations, and the row names neither: it may differ from table to table.
-    """
-    found: dict[tuple[str, str], list[Figure]] = defaultdict(list)
-    for figure in study.figures:
-        measured = figure.series.metric.kind in _FAMILIES and not _SAVED.search(figure.series.metric.title)
-        if figure.view is view and measured and figure.config and figure.quantity.plain:
-            found[figure.config, figure.metric].append(figure)
-    return {name: figures[0] for name, figures in found.items() if len(figures) == 1}
-
-
-def _clashes(one: Cells, two: Cells) -> Iterator[tuple[Figure, Figure]]:
-    shared = [(one[name], two[name]) for name in one if name in two]
-    families = {
-        name: [pair for pair in shared if _FAMILIES[pair[0].series.metric.kind] == name] for name in set(_FAMILIES.values())
-    }
-    for family, pairs in families.items():
-        if _mostly_agree(pairs) or (family != "speed" and _mostly_agree(families["speed"])):
-            yield from (pair for pair in pairs if _differ(*pair))
-
-
-def _mostly_agree(pairs: Sequence[tuple[Figure, Figure]]) -> bool:
-    agreed = sum(not _differ(*pair) for pair in pairs)
-    return agreed >= 2 and agreed >= MAJORITY * len(pairs)
-
-
-def _differ(one: Figure, two: Figure) -> bool:
-    return one.quantity.dimension == two.quantity.dimension and not one.quantity.bounds.overlaps(two.quantity.bounds)
-
-
-def _contradiction(clashing: Sequence[Figure], everywhere: Sequence[Figure]) -> Claim:
-    """Build the claim about the figure that most places contradict; of two, the later one."""
-
-    def backers(figure: Figure) -> int:
-        return sum(other.quantity.bounds.overlaps(figure.quantity.bounds) for other in everywhere)
-
-    figures = sorted(clashing, key=lambda figure: figure.place.line)
-    wrong = min(reversed(figures), key=backers)
-    others = [figure for figure in everywhere if not figure.quantity.bounds.overlaps(wrong.quantity.bounds)]
-    places = ", ".join(f"{other.place.short}" if other.place.line else f"'{other.place.table}'" for other in others)
-    doubt = "" if len(others) > 1 else " (or that one is wrong)"
-    return Claim(
-        place=wrong.place,
-        said=f"{wrong.entry.key}, {wrong.series.metric.title}: {wrong.quantity.text}",
-        corrected=f"{others[0].quantity.text}{doubt}",
-        why=f"{places}: {others[0].quantity.text}",
-        also=tuple(other.place for other in others),
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------- sentences
-
-
-def prose_disagrees(study: LintStudy) -> Iterator[Claim]:
-    """Compare `Turbo: SS Max 450 ms` in a sentence with the tables' figures for that configuration."""
-    metrics: dict[str, list[Figure]] = defaultdict(list)
-    for figure in study.figures:
-        title = figure.series.metric.title
-        if figure.series.metric.kind in _FAMILIES and figure.series.metric.kind != "quality" and len(title) > 2:
-            metrics[title].append(figure)
-    for sentence in study.document.sentences:
-        configs = study.named(sentence.text)
-        if len(configs) != 1 or HEDGE.search(sentence.text):
-            continue
-        for title, figures in metrics.items():
-            yield from _against_tables(study, sentence, title, [each for each in figures if each.config == key(configs[0])])
-
-
-def _against_tables(study: LintStudy, sentence: Sentence, title: str, figures: Sequence[Figure]) -> Iterator[Claim]:
-    for said in _beside(sentence, title):
-        same = [
-            figure
-            for figure in figures
-            if figure.quantity.dimension == said.dimension or figure.series.metric.kind == "rate" == said.dimension
-        ]
-        if same and said.plain and not any(figure.quantity.bounds.overlaps(said.bounds) for figure in same):
-            figure = same[0]
-            yield Claim(
-                place=study.document.place(sentence.line),
-                said=f"{figure.entry.key}: {title} {said.text}",
-                corrected=printed(figure.quantity.value, figure.quantity, more=0),
-                why=f"'{figure.place.table}' ({figure.place.short}) has {figure.quantity.text}",
-                also=(figure.place,),
-            )
-
-
-def _beside(sentence: Sentence, title: str) -> Iterator[Quantity]:
-    """Yield figures right after a metric's name (`SS Max (585 ms)`) or, for a unit like FPS, right before it."""
-    for named in re.finditer(rf"(?<!\w){re.escape(title)}(?!\w)", sentence.text):
-        for said in sentence.found:
-            between = sentence.text[named.end() : said.start]
-            after = said.start >= named.end() and re.fullmatch(r"\s*(?:[(:=]|of|is|at)?\s*", between) is not None
-            if after or (said.start < named.start() <= said.stop and said.dimension == "rate"):
-                yield said
 
 
 def delta_disagrees(study: LintStudy) -> Iterator[Claim]:
@@ -276,8 +138,6 @@ def _is_base(figure: Figure) -> bool:
 
 
 RULES: Final = (
-    Rule(id="two-values", meaning="A figure of one configuration is the same wherever the document gives it.", check=two_values),
-    Rule(id="prose-disagrees", meaning="A figure in a sentence is the one the tables give.", check=prose_disagrees),
     Rule(
         id="delta-disagrees",
         meaning="A difference in a sentence is that of the two figures in the table.",

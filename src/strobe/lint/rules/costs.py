@@ -4,61 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
 from strobe.core.costs import Cost, CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
-from strobe.lint.devices import several_devices
 from strobe.lint.document import Place
 from strobe.lint.finding import Claim, Rule
 from strobe.lint.names import listed, words
-from strobe.lint.quantity import UNITS, Quantity, printed, time_printed
+from strobe.lint.quantity import Quantity, printed, time_printed
 from strobe.lint.study import DTYPE, LintStudy
 from strobe.lint.views import Series, View
-
-_NOT_ACHIEVED: Final = re.compile(
-    r"(?i)\b(?:peak|theoretical|spec\w*|datasheet|nominal|roof\w*|limit|ceiling|provides?|offers?|up to|effective\w*|"
-    r"equivalent|sparse|sparsity|skip\w*|dense-equivalent|speed of light)\b"
-)
-_ON_CHIP: Final = re.compile(
-    r"(?i)\b(?:l1|l2|cache\w*|smem|shared|register\w*|sram|on-chip|tmem|nvlink|infinity|pcie|aggregate\w*|hit)\b"
-)
-_FP4: Final = re.compile(r"(?i)\b(?:nv|mx)?fp4\b|\bint4\b")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
-    """A rate in the document, with the words around it."""
-
-    quantity: Quantity
-    place: Place
-    label: str
-    context: str
-
-
-def above_peak(study: LintStudy) -> Iterator[Claim]:
-    """Compare every FLOP/s and byte/s with the device's dense peak at the named dtype, or at its fastest."""
-    for rate in (*_rates(study), *_quotients(study)):
-        text = f"{rate.label} {rate.context}"
-        device = study.device_of(rate.label, rate.context)
-        if device is None or _NOT_ACHIEVED.search(text) or several_devices(text) or _FP4.search(text) or not rate.quantity.plain:
-            continue
-        if rate.quantity.dimension == "bandwidth":
-            peak, what = Fraction(device.bandwidth_bytes_per_s), f"{device.bandwidth_bytes_per_s / 1e12:.3g} TB/s of memory"
-            if _ON_CHIP.search(text):
-                continue
-        else:
-            flops, what = _matrix_peak(study, device, rate.label, rate.context)
-            peak = Fraction(flops)
-        if rate.quantity.bounds.low > peak:
-            times = float(rate.quantity.value / peak)
-            yield Claim(
-                place=rate.place,
-                said=f"{rate.label}: {rate.quantity.text}" if rate.label else rate.quantity.text,
-                corrected=f"at most {printed(peak, rate.quantity)}",
-                why=f"{times:.2f} times what {device.name} does, {what}: a timer without synchronisation, or work counted twice",
-            )
 
 
 def _matrix_peak(study: LintStudy, device: DevicePeaks, *texts: str) -> tuple[int, str]:
@@ -73,53 +28,6 @@ def _matrix_peak(study: LintStudy, device: DevicePeaks, *texts: str) -> tuple[in
         return peak_of, f"{peak_of / 1e12:.4g} TFLOP/s in {study.dtype}"
     peak, dtype = max((peak, dtype) for dtype, peak in device.flops_per_s.items())
     return peak, f"{peak / 1e12:.4g} TFLOP/s in {dtype}, its fastest"
-
-
-def _rates(study: LintStudy) -> Iterator[Rate]:
-    for figure in study.figures:
-        if figure.quantity.dimension in ("compute", "bandwidth"):
-            label = f"{figure.entry.key} {figure.series.metric.title}"
-            yield Rate(quantity=figure.quantity, place=figure.place, label=label, context=figure.view.table.context)
-    in_lists = {(figure.place.line, figure.quantity.value) for figure in study.figures}
-    for sentence in study.document.sentences:
-        for each in sentence.found:
-            if each.dimension in ("compute", "bandwidth") and (sentence.line, each.value) not in in_lists:
-                yield Rate(quantity=each, place=study.document.place(sentence.line), label="", context=sentence.text)
-
-
-def _quotients(study: LintStudy) -> Iterator[Rate]:
-    """Yield rates that a table implies: a column of FLOPs beside a column of times, without a rate column."""
-    for view in study.views:
-        works, times = (
-            view.of_kind("work"),
-            [series for series in view.of_kind("time") if series.metric.statistic in ("", "mean", "p50", "min")],
-        )
-        if len(works) != 1 or len(times) != 1 or view.of_kind("compute"):
-            continue
-        for entry, work in works[0].figures:
-            time = times[0].of(entry.position)
-            if time is not None and time.bounds.low > 0 and time.plain:
-                bounds = work.bounds / time.bounds
-                text = f"{work.text} in {time.text} = {float(bounds.middle) / 1e12:.4g} TFLOP/s"
-                quotient = Quantity(
-                    value=bounds.middle,
-                    bounds=bounds,
-                    unit=UNITS["TFLOP/s"],
-                    text=text,
-                    start=0,
-                    stop=0,
-                    decimals=1,
-                    digits=3,
-                    mark="",
-                    signed=False,
-                    ranged=False,
-                )
-                yield Rate(
-                    quantity=quotient,
-                    place=study.figure_place(view, times[0], entry),
-                    label=entry.key,
-                    context=view.table.context,
-                )
 
 
 # ---------------------------------------------------------------------------------------------------- with a model's shape
@@ -265,12 +173,6 @@ def _free(study: LintStudy, view: View, series: Series) -> Iterator[Claim]:
 
 
 RULES: Final = (
-    Rule(
-        id="above-peak",
-        meaning="A rate does not exceed the peak of the device that is named or given.",
-        check=above_peak,
-        needs="a device, named in the document or by --device",
-    ),
     Rule(
         id="below-floor",
         meaning="A part of a transformer takes at least its FLOPs over the device's peak.",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 from strobe.core.printable import first_of
@@ -15,7 +14,6 @@ from strobe.lint.finding import Claim, Rule
 from strobe.lint.quantity import quantities
 from strobe.lint.rules.rates import frames_of_block
 from strobe.lint.study import Figure, LintStudy
-from strobe.lint.views import Series, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
 _COUNT_HEAD: Final = re.compile(
@@ -171,57 +169,8 @@ def _in_table(table: Table) -> Iterator[Samples]:
 
 # ------------------------------------------------------------------------------------------------------------------ order
 
-_RANKS: Final = {"min": 0.0, "p50": 50.0, "max": 100.0}
-_PERCENTILE: Final = re.compile(r"p(\d{2})(\d*)")
-
-
-def _rank(name: str) -> float | None:
-    """Return the position of a statistic between minimum and maximum; `None` if it is not a quantile."""
-    found = _PERCENTILE.fullmatch(name)
-    return float(f"{found[1]}.{found[2] or 0}") if found else _RANKS.get(name)
-
-
-def statistics_order(study: LintStudy) -> Iterator[Claim]:
-    """Find quantiles of one row that fall instead of rising, and means outside of minimum and maximum."""
-    for view in study.views:
-        groups: dict[tuple[str, ...], list[Series]] = {}
-        for series in view.of_kind("time"):
-            groups.setdefault(series.metric.subject, []).append(series)
-        for group in groups.values():
-            known = [(series, _rank(series.metric.statistic)) for series in group]
-            ranked = sorted(((series, rank) for series, rank in known if rank is not None), key=lambda pair: pair[1])
-            means = [series for series in group if series.metric.statistic == "mean"]
-            pairs = [(low[0], high[0]) for low, high in combinations(ranked, 2) if low[1] < high[1]]
-            pairs += [(series, mean) for series, rank in ranked if rank == 0 for mean in means]
-            pairs += [(mean, series) for series, rank in ranked if rank == 100 for mean in means]
-            yield from _fallen(study, view, pairs)
-
-
-def _fallen(study: LintStudy, view: View, pairs: Iterable[tuple[Series, Series]]) -> Iterator[Claim]:
-    """Yield one claim for each row in which the first of a pair is larger than the second."""
-    told: set[int] = set()
-    for low, high in pairs:
-        names = low.metric.title, high.metric.title
-        for entry, small in low.figures:
-            large = high.of(entry.position)
-            if entry.position in told or large is None or large.dimension != small.dimension:
-                continue
-            if small.plain and large.plain and small.bounds.low > large.bounds.high:
-                told.add(entry.position)
-                yield Claim(
-                    place=study.figure_place(view, low, entry),
-                    said=f"{names[0]} {small.text}, {names[1]} {large.text}",
-                    corrected=f"{names[0]} of at most {names[1]}: one of the two is wrong",
-                    why="a minimum is at most every mean and percentile of its sample, a maximum at least every one",
-                )
-
 
 RULES: Final = (
-    Rule(
-        id="statistics-order",
-        meaning="Minimum, percentiles and maximum of one sample rise, and its mean lies between the outer ones.",
-        check=statistics_order,
-    ),
     Rule(
         id="percentile-samples",
         meaning=f"A p99 stands on at least {P99_SAMPLES} samples; below that it is called the largest of n.",

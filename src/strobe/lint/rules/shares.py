@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Final
 
 from strobe.lint.finding import Claim, Rule
-from strobe.lint.names import is_total, listed, words
+from strobe.lint.names import is_total
 from strobe.lint.quantity import Bounds, Quantity, exactly, printed
 from strobe.lint.rules.sums import HUNDRED, additive, explained
 from strobe.lint.study import LintStudy
@@ -131,114 +130,7 @@ def _off(view: View, shares: Series, values: Series) -> list[tuple[SeriesEntry, 
     return found
 
 
-def calls_times_mean(study: LintStudy) -> Iterator[Claim]:
-    """Compare calls x mean with the sum beside them."""
-    for view in study.views:
-        if not view.by_columns:
-            continue
-        counts = [series for series in view.of_kind("count") if _counts_calls(series)]
-        means = [series for series in view.of_kind("time") if series.metric.statistic == "mean"]
-        sums = [series for series in view.of_kind("time") if series.metric.statistic == "sum"]
-        if len(counts) == len(means) == len(sums) == 1:
-            yield from _products(study, view, (counts[0], means[0], sums[0]))
-
-
-def _counts_calls(series: Series) -> bool:
-    return bool(
-        re.search(
-            r"(?i)\b(?:calls?|counts?|n|num|launches|instances|occurrences?|samples?|iterations?|iters?|runs?)\b|#",
-            series.metric.title,
-        )
-    )
-
-
-def _products(study: LintStudy, view: View, columns: tuple[Series, Series, Series]) -> Iterator[Claim]:
-    counts, means, sums = columns
-    rows = [
-        (entry, total, count, mean)
-        for entry, total in sums.figures
-        if (count := counts.of(entry.position))
-        and (mean := means.of(entry.position))
-        and total.plain
-        and mean.plain
-        and not is_total(entry.key)
-    ]
-    off = [row for row in rows if not row[1].bounds.overlaps(row[2].bounds * row[3].bounds)]
-    if 5 * len(off) > 2 * len(rows):  # then the sum is of something else
-        return
-    for entry, total, count, mean in off:
-        right = count.value * mean.value
-        yield Claim(
-            place=study.figure_place(view, sums, entry),
-            said=f"{entry.key}: {total.text}",
-            corrected=printed(right, total, more=0),
-            why=f"{count.text} x {mean.text} = {printed(right, total)}",
-        )
-
-
-def detail_total(study: LintStudy) -> Iterator[Claim]:
-    """Compare a row of a budget with the table that breaks it down, matched by label and heading."""
-    for budget in study.views:
-        times = [series for series in budget.of_kind("time") if additive(budget, series)]
-        if not times or not any(is_total(name) for name in budget.keys):
-            continue
-        for entry, figure in times[0].figures:
-            details = [
-                view for view in study.views if view is not budget and not is_total(entry.key) and _details(view, entry.key)
-            ]
-            for detail in details:
-                yield from _compare(study, (budget, times[0], entry, figure), detail)
-
-
-_GENERIC: Final = listed(
-    "detail breakdown kernel operation op layer timing profile summary component block step table result measurement"
-)
-
-
-def _details(view: View, label: str) -> bool:
-    """Return True if a heading repeats the label's words and adds only words like `details` or `operation`."""
-    own, title = words(label), words(view.table.caption or view.table.section.title)
-    telling = [word for word in own if word not in _GENERIC]
-    extra = [
-        word for word in title if word not in own and not any(word.startswith(other) or other.startswith(word) for other in own)
-    ]
-    said = all(any(word == other or (len(word) > 1 and other.startswith(word)) for other in title) for word in telling)
-    return bool(telling) and said and all(word in _GENERIC for word in extra) and view.by_columns and view.table.origin == "table"
-
-
-def _compare(study: LintStudy, claim: tuple[View, Series, SeriesEntry, Quantity], detail: View) -> Iterator[Claim]:
-    budget, series, entry, figure = claim
-    columns = [each for each in detail.of_kind("time") if additive(detail, each)]
-    if (
-        len(columns) != 1
-        or explained(detail)
-        or re.search(r"(?i)\bper (?:call|layer|block|token|head|launch)\b", detail.table.context)
-    ):
-        return
-    rows = _rows(columns[0])
-    if len(rows) < 2 or any(not each.plain for _, each in rows):
-        return
-    added = sum((each.bounds for _, each in rows), exactly(0))
-    outliers = [each for _, each in rows if each.value > figure.bounds.high]
-    rest = added - sum((each.bounds for each in outliers), exactly(0))
-    if figure.bounds.overlaps(added) or figure.bounds.overlaps(rest):
-        return
-    right = rest if outliers and len(outliers) < len(rows) else added
-    if abs(right.middle - figure.value) <= figure.value / 50:
-        return
-    without = f" without {', '.join(row.key for row, each in rows if each in outliers)}" if outliers and right is rest else ""
-    yield Claim(
-        place=study.figure_place(budget, series, entry),
-        said=f"{entry.key}: {figure.text}",
-        corrected=printed(right.middle, figure),
-        why=f"'{detail.table.name}' (line {detail.table.line}) adds up to {printed(right.middle, figure)}{without}",
-        also=(study.document.place(detail.table.line, detail.table),),
-    )
-
-
 RULES: Final = (
     Rule(id="share-sum", meaning="Shares of one whole add up to 100 %.", check=share_sum),
     Rule(id="share-of-total", meaning="A share is the figure of its row over that of all rows.", check=share_of_total),
-    Rule(id="calls-times-mean", meaning="Calls x mean is the sum.", check=calls_times_mean),
-    Rule(id="detail-total", meaning="A row of a budget equals the total of the table that breaks it down.", check=detail_total),
 )

@@ -29,8 +29,6 @@ _RUNNING: Final = re.compile(r"(?i)\b(?:excluding|without|until|till|up to|cumul
 """Heads of columns whose rows overlap: each is the whole without or up to something."""
 _MORE: Final = re.compile(r"(?i)^(?:\.\.\.|…|etc)")
 HUNDRED: Final = Fraction(100)
-MOST_ROWS: Final = 3
-MOST_PARTS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +48,11 @@ def _closed(view: View, series: Series) -> Iterator[Column]:
     if view.table.origin == "lines":
         yield from _closed_lines(view, series)
         return
+    within = {child for parent, children in _hierarchy(view) if series.of(parent) is not None for child in children}
     since: list[SeriesEntry] = []
     leaves: list[SeriesEntry] = []
     totals: list[SeriesEntry] = []
-    entries = list(series.entries)
+    entries = [entry for entry in series.entries if entry.row not in within]
     if entries and is_total(entries[0].key):
         entries = [*entries[1:], entries[0]] if sum(is_total(entry.key) for entry in entries) == 1 else entries
     for entry in entries:
@@ -72,10 +71,12 @@ def _closed(view: View, series: Series) -> Iterator[Column]:
 def _closed_lines(view: View, series: Series) -> Iterator[Column]:
     """Yield totals of printed output: each closes the lines or totals under its own heading, unless it names a group."""
     rows = view.table.rows
+    within = {child for parent, children in _hierarchy(view) if series.of(parent) is not None for child in children}
     for entry in series.entries:
         if entry.quantity is None or not is_total(entry.key) or group_of(view, entry):
             continue
         near = [other for other in series.entries if rows[other.row].group == rows[entry.row].group and other is not entry]
+        near = [other for other in near if other.row not in within]
         leaves = tuple(other for other in near if not is_total(other.key))
         totals = tuple(other for other in near if is_total(other.key))
         if leaves or totals:
@@ -151,9 +152,7 @@ def total_sum(study: LintStudy) -> Iterator[Claim]:
             if not additive(view, series):
                 continue
             for column in _closed(view, series):
-                if _WALL.search(column.total.key) or adds_up(column) is not False:
-                    continue
-                if _counted_twice(view, column) is None:
+                if not _WALL.search(column.total.key) and adds_up(column) is False:
                     yield _missed(study, column)
 
 
@@ -163,56 +162,13 @@ def _missed(study: LintStudy, column: Column) -> Claim:
     assert claimed is not None and parts is not None
     right, off = parts.middle, claimed.value - parts.middle
     how = "unattributed: say so in a row of its own" if off > 0 else "more than the total"
+    if _hierarchy(column.view):
+        how += "; a row that is made of others is counted with the rows it is made of, or not at all"
     return Claim(
         place=study.figure_place(column.view, column.series, column.total),
         said=f"{column.total.key}: {claimed.text}",
         corrected=printed(right, claimed, more=0),
         why=f"the rows above add up to {printed(right, claimed)}; {printed(abs(off), claimed)} {how}",
-    )
-
-
-def _counted_twice(view: View, column: Column) -> tuple[SeriesEntry, list[SeriesEntry]] | None:
-    """Return the first parent row whose children are counted in the total as well, with them; None if there is none."""
-    by_row = {entry.row: entry for entry in column.everything}
-    for parent, children in _hierarchy(view):
-        if parent in by_row and all(child in by_row for child in children):
-            return by_row[parent], [by_row[child] for child in children]
-    return None
-
-
-def children_with_parent(study: LintStudy) -> Iterator[Claim]:
-    """Find totals that count a row together with the rows that are its parts."""
-    for view in study.views:
-        if view.table.origin == "list":
-            continue
-        for series in view.series:
-            if not additive(view, series) and series.metric.kind != "share":
-                continue
-            for column in _closed(view, series):
-                yield from _double(study, column)
-
-
-def _double(study: LintStudy, column: Column) -> Iterator[Claim]:
-    claimed = column.total.quantity
-    families = _hierarchy(column.view)
-    below = {child for _, children in families for child in children}
-    everything = _sum(column.everything)
-    top = _sum(entry for entry in column.everything if entry.row not in below)
-    if claimed is None or not families or everything is None or top is None:
-        return
-    if claimed.bounds.overlaps(top):
-        return
-    parents = [column.view.table.rows[parent].label for parent, _ in families]
-    twice = claimed.bounds.overlaps(everything)
-    yield Claim(
-        place=study.figure_place(column.view, column.series, column.total),
-        said=f"{column.total.key}: {claimed.text}",
-        corrected=printed(top.middle, claimed, more=0),
-        why=(
-            f"{', '.join(parents)}: counted together with the rows it is made of"
-            if twice
-            else f"the rows on the upper level add up to {printed(top.middle, claimed)}"
-        ),
     )
 
 
@@ -295,76 +251,11 @@ def _group_claim(study: LintStudy, view: View, total: SeriesEntry, parts: Bounds
     )
 
 
-def percentile_sum(study: LintStudy) -> Iterator[Claim]:
-    """Find totals of percentiles or maxima computed as the sum of the parts' values."""
-    for view in study.views:
-        for series in view.of_kind("time"):
-            if series.metric.statistic in _SUMMABLE or series.metric.statistic == "spread" or not view.by_columns:
-                continue
-            for column in _closed(view, series):
-                figures = [entry.quantity for entry in column.parts if entry.quantity is not None]
-                if len(figures) >= MOST_ROWS and adds_up(column):
-                    claimed, statistic = _quantity(column.total), series.metric.statistic
-                    yield Claim(
-                        place=study.figure_place(view, series, column.total),
-                        said=f"{column.total.key}: {claimed.text} in {series.metric.title}",
-                        corrected=f"the {statistic} of the whole, measured; {claimed.text} if all parts are slow at once",
-                        why=f"it is the sum of the {statistic} of {len(figures)} rows, which need not fall into the same sample",
-                    )
-
-
-def row_sum(study: LintStudy) -> Iterator[Claim]:
-    """Find rows whose total column differs from the sum of the columns before it, where most rows agree."""
-    for view in study.views:
-        if not view.by_columns or view.table.origin == "lines" or explained(view):
-            continue
-        for total in view.of_kind("time", "memory"):
-            if not is_total(total.metric.title):
-                continue
-            parts = [
-                series for series in view.of_kind(total.metric.kind) if series.index < total.index and not series.metric.statistic
-            ]
-            yield from _other_rows(study, view, total, parts)
-
-
-def _other_rows(study: LintStudy, view: View, total: Series, parts: list[Series]) -> Iterator[Claim]:
-    sums: list[tuple[SeriesEntry, Quantity, Bounds]] = []
-    for entry, said in total.figures:
-        own = [quantity for series in parts if (quantity := series.of(entry.position)) is not None]
-        if len(own) == len(parts) >= MOST_PARTS and said.plain and all(each.dimension == said.dimension for each in own):
-            sums.append((entry, said, sum((each.bounds for each in own), exactly(0))))
-    wrong = [each for each in sums if not each[1].bounds.overlaps(each[2])]
-    if len(sums) >= MOST_ROWS and 3 * len(wrong) <= len(sums):
-        for entry, said, whole in wrong:
-            yield Claim(
-                place=study.figure_place(view, total, entry),
-                said=f"{entry.key}: {said.text}",
-                corrected=printed(whole.middle, said, more=0),
-                why=f"{len(sums) - len(wrong)} of {len(sums)} rows add up {', '.join(each.metric.title for each in parts)}",
-            )
-
-
 RULES: Final = (
     Rule(
         id="total-sum",
         meaning="A total is the sum of its rows; what it holds beyond them has a row of its own.",
         check=total_sum,
     ),
-    Rule(
-        id="row-sum",
-        meaning="A total column that is the sum of the columns before it in most rows is so in every row.",
-        check=row_sum,
-    ),
     Rule(id="group-sum", meaning="A total in printed output is the sum of the group of lines it names.", check=group_sums),
-    Rule(
-        id="children-with-parent",
-        meaning="A total counts a row or the rows it is made of, never both.",
-        check=children_with_parent,
-    ),
-    Rule(
-        id="percentile-sum",
-        meaning="Percentiles and maxima of parts do not add up to that of the whole.",
-        severity="warning",
-        check=percentile_sum,
-    ),
 )
