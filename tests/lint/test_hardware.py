@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import WAN_1_3B, device_peaks
-from strobe.lint.devices import device_named
-from strobe.lint.study import Options
+from strobe.lint.study import Options, device_named
 
 SEEDS = range(3)
 TOKENS = WAN_1_3B.tokens_per_frame(480, 832)

@@ -9,10 +9,8 @@ import pytest
 
 from strobe.core.errors import ConfigError
 from strobe.lint.check import chosen_rules, lint_text
-from strobe.lint.finding import Rule
-from strobe.lint.measured import Shape, options_of
 from strobe.lint.rules import RULES
-from strobe.lint.study import Options
+from strobe.lint.study import Options, Rule, Shape, options_of
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### `([\w-]+)`\n(.*?)(?=^### `|\Z)", MANUAL, re.MULTILINE | re.DOTALL))

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.lint.check import lint_text
-from strobe.lint.document import DocumentSection
-from strobe.lint.lines import lines_table
-from strobe.lint.markdown import plain, read_markdown
-from strobe.lint.views import view_of
+from strobe.lint.document import DocumentSection, lines_table, plain, read_markdown
+from strobe.lint.study import view_of
 
 PAGE = r"""---
 title: ignored

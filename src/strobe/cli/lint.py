@@ -15,8 +15,7 @@ from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.lint.document import Place
-    from strobe.lint.finding import Finding
-    from strobe.lint.study import Options
+    from strobe.lint.study import Finding, Options
 
 FOUND = 1
 
@@ -48,7 +47,7 @@ class Measured:
         Raises:
             ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.
         """
-        from strobe.lint.measured import Shape, options_of
+        from strobe.lint.study import Shape, options_of
 
         height, width = parse_size(self.size) or (None, None)
         shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=height, width=width)

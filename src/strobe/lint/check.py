@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError, unknown_choice
-from strobe.lint.document import CodeLine, Document, DocumentSection
-from strobe.lint.finding import Claim, Finding, Rule
-from strobe.lint.lines import lines_table
-from strobe.lint.markdown import read_markdown
+from strobe.lint.document import CodeLine, Document, DocumentSection, lines_table, read_markdown
 from strobe.lint.quantity import readable
 from strobe.lint.rules import RULES
-from strobe.lint.study import LintStudy, Options
+from strobe.lint.study import Claim, Finding, LintStudy, Options, Rule
 
 MARKDOWN: Final = (".md", ".markdown")
 PRINTED: Final = (".txt", ".log", ".out")
