@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from strobe.bench.cases import ablate as run
 from strobe.bench.cases import soak
-from strobe.bench.cases.ablate import run
 from strobe.cli.main import main
 from strobe.perf.measure.memory import Held
 from terminal import Strobe

@@ -84,8 +84,7 @@ def compare_programs(
     words: Sequence[str], flags: ProgramFlags, rounds: int, out: Path, requirements: Sequence[Requirement], output: Output
 ) -> tuple[int, dict[str, Any]]:
     """Run programs with a progress bar and write their report; return exit code and what was found."""
-    from strobe.bench.own.commits import checked_out
-    from strobe.bench.own.programs import ProgramsPlan, measure_programs, programs_of, told_apart, traces_of
+    from strobe.bench.own.programs import ProgramsPlan, checked_out, measure_programs, programs_of, told_apart, traces_of
     from strobe.perf.records.store import create_run
 
     if flags.install and not flags.commits:

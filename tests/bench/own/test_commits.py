@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.own.commits import checked_out, commit_of
-from strobe.bench.own.programs import ProgramsPlan, measure_programs
+from strobe.bench.own.programs import ProgramsPlan, checked_out, commit_of, measure_programs
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.store import RunRecords, create_run, read_run
 
