@@ -20,7 +20,7 @@ import strobe
 from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
 from strobe.cli.main import app
-from strobe.perf.records.schema import history_markdown, schema_markdown
+from strobe.perf.records.schema import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
 
 SUBJECTS: Final = {
@@ -111,7 +111,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     (folder / "api.md").write_text(api(), encoding="utf-8")
     (folder / "records.md").write_text(schema_markdown(), encoding="utf-8")
-    (folder / "histories.md").write_text(history_markdown(), encoding="utf-8")
     (folder / "protocol.md").write_text(protocol_markdown(), encoding="utf-8")
     (folder / "json.md").write_text(json_markdown(), encoding="utf-8")
     (folder / "commands.md").write_text(commands(), encoding="utf-8")

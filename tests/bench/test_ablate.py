@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from strobe.bench.case import Plan
-from strobe.bench.cases.ablate import cells as planned
-from strobe.bench.cases.ablate import run as ablate_run
-from strobe.bench.cases.ablate.factors import Setup, changed, parse_factors, value_of
-from strobe.bench.cases.ablate.run import Job, job, run_cells
+from strobe.bench.cases import ablate as ablate_run
+from strobe.bench.cases import ablate as planned
+from strobe.bench.cases.ablate import Job, Setup, changed, job, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
 from strobe.cli.ablate import tell
 from strobe.cli.console import Output

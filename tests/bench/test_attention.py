@@ -13,9 +13,8 @@ from strobe.attention.dense import impl as dense_impl
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.bench import gate
-from strobe.bench.calls import AttentionPlan, measure_attention
 from strobe.bench.cases import attention
-from strobe.bench.cases.attention import AttentionCall, AttentionCase, selected_pairs
+from strobe.bench.cases.attention import AttentionCall, AttentionCase, AttentionPlan, measure_attention, selected_pairs
 from strobe.core.costs import block_mask_pairs
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.analysis.runs.compare import compare_stage

@@ -13,14 +13,21 @@ from torch import Tensor
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import peers
-from strobe.bench.attempt import Attempt
-from strobe.bench.attention import interleave, oracle, ours
 from strobe.bench.attention import run as running
-from strobe.bench.attention.contestant import Contestant, Found
-from strobe.bench.attention.grid import GridCell, Shape, cells, layout_of, scenario_cells, shape_named
-from strobe.bench.attention.inputs import Inputs, draw
+from strobe.bench.attention.contestant import (
+    Contestant,
+    Found,
+    GridCell,
+    Inputs,
+    Shape,
+    cells,
+    draw,
+    layout_of,
+    scenario_cells,
+    shape_named,
+)
 from strobe.bench.attention.run import Request, contestants, run_grid
-from strobe.bench.cells import Outcome
+from strobe.bench.cells import Attempt, Outcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.stopwatch import Speed
@@ -68,10 +75,10 @@ def plain(inputs: Inputs, contestant: Contestant) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", ["dense:sdpa", "fine:cpu", "tiled:cpu", "raster:cpu"])
 def test_the_oracle_is_the_plain_computation(name: str) -> None:
     inputs = drawn(backward=True)
-    contestant = ours.build(name, inputs)
+    contestant = running.build_ours(name, inputs)
     with torch.no_grad():
         found = contestant.call(*contestant.leaves, lse=True)
-    expected = oracle.expect(inputs, contestant, found, gradients=True)
+    expected = running.expect(inputs, contestant, found, gradients=True)
     leaves = [tensor.clone().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
     q, k, v = leaves
     out, lse = plain(replace(inputs, q=q, k=k, v=v), contestant)
@@ -85,11 +92,11 @@ def test_the_oracle_is_the_plain_computation(name: str) -> None:
 
 def test_recall_and_the_approximation_are_against_all_keys() -> None:
     inputs = drawn()
-    contestant = ours.build("fine:cpu", inputs)
+    contestant = running.build_ours("fine:cpu", inputs)
     with torch.no_grad():
         found = contestant.call(*contestant.leaves, lse=True)
-    expected = oracle.expect(inputs, contestant, found)
-    dense = ours.build("dense:sdpa", inputs)
+    expected = running.expect(inputs, contestant, found)
+    dense = running.build_ours("dense:sdpa", inputs)
     out, lse = plain(inputs, dense)
     torch.testing.assert_close(expected.dense[0], out[inputs.checked], rtol=CHECKED, atol=CHECKED)
     seen = plain(inputs, contestant)[1]
@@ -99,12 +106,12 @@ def test_recall_and_the_approximation_are_against_all_keys() -> None:
 
 def test_precision_is_what_it_says() -> None:
     expected = torch.tensor([3.0, -4.0])
-    found = oracle.precision(torch.tensor([3.0, -2.0]), expected)
+    found = running.precision(torch.tensor([3.0, -2.0]), expected)
     assert found.l1 == pytest.approx(2 / 7)
     assert found.rmse == pytest.approx(2**0.5)
     assert found.relative == pytest.approx(2**0.5 / 12.5**0.5)
     assert found.cosine == pytest.approx(17 / (13**0.5 * 5))
-    assert oracle.precision(torch.tensor([float("nan"), 1.0]), expected).relative == float("inf")
+    assert running.precision(torch.tensor([float("nan"), 1.0]), expected).relative == float("inf")
 
 
 def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
@@ -137,7 +144,7 @@ def test_a_grid_is_every_combination_and_names_are_unique() -> None:
 
 def test_the_budget_is_the_operators_own() -> None:
     inputs = drawn(sparsity=0.7)
-    contestant = ours.build("tiled:cpu", inputs)
+    contestant = running.build_ours("tiled:cpu", inputs)
     with torch.no_grad():
         selection = contestant.call(*contestant.leaves, lse=False).selection
     assert selection is not None and int(selection.counts.max()) == inputs.cell.selected(inputs.tiles) == 2
@@ -184,11 +191,11 @@ def test_contestants_are_named_by_kind_impl_or_both() -> None:
 def test_laps_follow_the_budget() -> None:
     slow = Speed(device_ns=500_000_000, host_ns=1)
     fast = Speed(device_ns=1_000_000, host_ns=2_000_000)
-    tight = interleave.plan_interleave({"a": slow, "b": fast}, 0.1)
-    assert tight == (interleave.MIN_ROUNDS, {"a": 1, "b": 1})
-    wide = interleave.plan_interleave({"a": slow, "b": fast}, 100.0)
-    assert wide[0] == interleave.MAX_ROUNDS and wide[1]["b"] == interleave.MAX_CALLS
-    between = interleave.plan_interleave({"a": slow, "b": fast}, 5.1)
+    tight = running.plan_interleave({"a": slow, "b": fast}, 0.1)
+    assert tight == (running.MIN_ROUNDS, {"a": 1, "b": 1})
+    wide = running.plan_interleave({"a": slow, "b": fast}, 100.0)
+    assert wide[0] == running.MAX_ROUNDS and wide[1]["b"] == running.MAX_CALLS
+    between = running.plan_interleave({"a": slow, "b": fast}, 5.1)
     assert between[0] == 5 and between[1]["a"] == 1
 
 
@@ -222,7 +229,7 @@ def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
         timed = [clip for clip in run.clips if clip.palindrome is not None]
         first = [clip.variant for clip in timed if clip.palindrome == 0]
         assert first == first[::-1] and first[:4] == [*REQUEST.contestants, "matmul"]
-        assert {clip.palindrome for clip in timed} == set(range(interleave.MIN_ROUNDS))
+        assert {clip.palindrome for clip in timed} == set(range(running.MIN_ROUNDS))
     dense, fine, whole, product = forward.variants
     tokens = 3 * 5 * 7
     assert dense.costs[0].flops == 4 * 32 * 2 * tokens**2 == fine.costs[0].dense_flops
@@ -272,7 +279,7 @@ def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
 
 def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
     """Let one contestant compute something else."""
-    right = ours.build
+    right = running.build_ours
 
     def build(asked: str, inputs: Inputs) -> Contestant:
         contestant = right(asked, inputs)
@@ -284,7 +291,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
 
         return replace(contestant, call=call)
 
-    monkeypatch.setattr(ours, "build", build)
+    monkeypatch.setattr(running, "build_ours", build)
 
 
 def scaled(found: Found, inputs: Inputs) -> Found:

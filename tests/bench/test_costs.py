@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import (
+from strobe.bench.operations import (
     decoder_stages,
     keys_of_blocks,
     rows_of_text,

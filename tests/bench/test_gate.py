@@ -8,9 +8,8 @@ import torch
 from strobe.attention.impls import Gate
 from strobe.attention.sparse.impls import IMPLS
 from strobe.bench import gate, peers
-from strobe.bench.attention import ours
-from strobe.bench.attention.grid import GridCell, Shape
-from strobe.bench.attention.inputs import draw
+from strobe.bench.attention import run as ours
+from strobe.bench.attention.contestant import GridCell, Shape, draw
 from strobe.core.device import Card
 from strobe.core.errors import ImplUnavailableError
 

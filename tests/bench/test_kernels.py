@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from strobe.bench.kernels import KernelPlan, profile_kernels
+from strobe.bench.operations import KernelPlan, profile_kernels
 from strobe.core.errors import ConfigError
 from strobe.engine.load import Model
 from strobe.engine.presets import preset

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from strobe.bench.cases.ablate.factors import Setup
-from strobe.bench.cases.log import FULL, QUICK, Length, log_cells, script
+from strobe.bench.cases.ablate import FULL, QUICK, Length, Setup, log_cells, script
 from strobe.core.errors import ConfigError, DataError
 from strobe.engine.load import Model
 from strobe.engine.presets import preset

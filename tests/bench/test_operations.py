@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.costs import steady_pass, transformer_shape
-from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations
+from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations, steady_pass, transformer_shape
 from strobe.core.costs import total, transformer_pass
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import resolve

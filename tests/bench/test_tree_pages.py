@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.bench.tree.lines import lines
 from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Shape, Taken, Task
+from strobe.bench.tree.run import lines
 from strobe.perf.analysis.runs.rank_calls import Parts, RankCall, Region, collectives, covered_ns, instances, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.grids import LinkRate, Links, SentMessage, WhatIf

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strobe.bench.cases.ablate import run
+from strobe.bench.cases import ablate as run
 from strobe.cli.main import main
 from terminal import Strobe
 

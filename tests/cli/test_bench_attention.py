@@ -117,7 +117,7 @@ def test_a_cell_that_cannot_be_is_in_the_report(strobe: Strobe, tmp_path: Path, 
 
 
 def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strobe.bench.attention import cell
+    from strobe.bench.attention import run as cell
 
     monkeypatch.setattr(cell, "tolerance", lambda measure, dtype: 0.0)
     found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--json")

@@ -79,6 +79,13 @@ REFUSED = {
         "unknown candidate in --require 'x'",
     ),
     "rounds": (["--rounds", "0", "--", "true", "--", "true"], "rounds"),
+    "commits of no repository": (["--commits", "a", "b", "--", "true"], "run this inside a clone of the repository"),
+    "one commit": (["--commits", "a", "--", "true"], "a comparison needs two or more, got a"),
+    "a candidate that is no commit": (
+        ["--commits", "a", "b", "--require", "c:e2e>=1", "--", "true"],
+        "unknown candidate in --require 'c'",
+    ),
+    "an installation of programs": (["--install", "true", "--", "true", "--", "true"], "--install: for commits"),
     "warm-up": (["--warmup", "-1", "--", "true", "--", "true"], "0 runs of warm-up or more"),
 }
 
@@ -89,6 +96,14 @@ def test_what_is_no_comparison_is_refused_and_leaves_nothing(what: str, place: P
     assert main(["compare", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(place.iterdir())
+
+
+def test_traces_of_both_sides_name_the_command_for_the_account(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leaves = 'if [ "$STROBE_PROFILE_DIR" ]; then mkdir -p "$STROBE_PROFILE_DIR"; fi'
+    assert main(["compare", "--rounds", "2", "--names", "a", "b", "--", leaves, "--", leaves]) == 0
+    (folder,) = (place / "runs").iterdir()
+    told = f"strobe speedup --baseline-trace runs/{folder.name}/traces/0 --candidate-trace runs/{folder.name}/traces/1"
+    assert f"where the time of b went: {told} -o runs/{folder.name}/account-1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_missing_program_and_a_failing_one_are_one_line(place: Path, strobe: Strobe) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.cases.ablate import run
-from strobe.bench.cases.ablate.cells import AblationCell
-from strobe.bench.cases.ablate.run import Job
+from strobe.bench.cases import ablate as run
+from strobe.bench.cases.ablate import AblationCell, Job
 from strobe.bench.cells import Outcome
 from terminal import Strobe
 

@@ -173,7 +173,7 @@ def test_nothing_is_written_in_place() -> None:
     assert {name for name, text in files.items() if ways.search(text)} <= {
         "bench/executor/local.py",  # what a cell begins with, in a folder of its own
         "bench/traces.py",  # what such a cell leaves
-        "bench/track/commands.py",  # a path file of an environment that is being made
+        "bench/own/programs.py",  # a path file of an environment that is being made
         "core/files.py",
         "quality/vmaf.py",  # scratch files for a program
         "engine/snapshot.py",  # beside and renamed, by the library of the format

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from source import PACKAGE, name_of, parse
-from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 from strobe.perf.records.schema import parts_of
 
@@ -37,7 +36,7 @@ NAMES_OF_OTHERS: Final = {
 def prose_fields() -> set[str]:
     """Fields that the records declare as prose."""
     found = set()
-    for kind in {part for line in (*LINES, *HISTORY_LINES) for part in (line, *parts_of(line))}:
+    for kind in {part for line in LINES for part in (line, *parts_of(line))}:
         for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[union-attr]
             if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("prose"):
                 found.add(field.encode_name)

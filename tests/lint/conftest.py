@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from strobe.lint.check import lint_text
-from strobe.lint.finding import Finding
-from strobe.lint.study import Options
+from strobe.lint.study import Finding, Options
 
 
 @dataclass

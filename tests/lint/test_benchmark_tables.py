@@ -82,36 +82,6 @@ def experiments(page: Any) -> None:
     page.say("## Summary").table(("Preset", *base), summary)
 
 
-REQUESTS = ("Request", "Min (ms)", "Mean (ms)", "p99 (ms)", "Max (ms)")
-
-
-@pytest.mark.parametrize(("column", "new"), [("Mean (ms)", 20.1), ("Mean (ms)", 52.4), ("p99 (ms)", 52.4), ("Max (ms)", 20.2)])
-def test_statistics_of_one_sample_that_cannot_be(column: str, new: float, page: Any, only: Any, clean: Any) -> None:
-    made = page(0)
-    rows = [["read", "21.02", "30.55", "40.90", "52.20"], ["write", "9.40", "14.00", "12.10", "14.00"]]
-    made.say("# Requests", "Each was sent 600 times; few writes took nearly all of the time.").table(REQUESTS, rows)
-    clean(made)
-    line = made.put("read", column, f"{new:.2f}")
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row) == ("statistics-order", line, "read")
-    assert f"{column} {new:.2f}" in found.said
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_row_that_its_total_column_does_not_add_up(seed: int, page: Any, only: Any, clean: Any) -> None:
-    made = page(seed)
-    parts = [[made.rng.uniform(3, 15) for _ in range(3)] for _ in range(4)]
-    rows = [[name, *(f"{part:.2f}" for part in own), f"{sum(own):.2f}"] for name, own in zip(NAMES, parts, strict=False)]
-    made.say("# Memory").table(("Variant", "Weights (GB)", "Cache (GB)", "Activations (GB)", "Total (GB)"), rows)
-    clean(made)
-    line = made.put(rows[2][0], "Total (GB)", f"{sum(parts[2]) + 1.5:.2f}")
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.column) == ("row-sum", line, "Total (GB)")
-    assert number(found.corrected) == pytest.approx(sum(parts[2]), abs=0.02)
-    made.put(rows[1][0], "Total (GB)", "99.00")
-    clean(made)  # half of the rows are no majority: it may be a total of something else
-
-
 def serving(page: Any) -> None:
     """Batch, latency and throughput: images per second are batch / latency."""
     rows = []
@@ -247,33 +217,6 @@ def test_a_wrong_change_of_one_metric(seed: int, page: Any, only: Any) -> None:
     assert number(found.corrected) == pytest.approx(right, abs=0.06)
 
 
-@pytest.mark.parametrize("metric", ["Step max", "Memory"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_summary_contradicts_an_experiment(seed: int, metric: str, page: Any, only: Any) -> None:
-    made = page(seed)
-    experiments(made)
-    value = made.truth[f"Fast {metric}"]
-    unit = "GB" if metric == "Memory" else "ms"
-    line = made.put("Fast", metric, f"{value * 1.1:.2f} {unit}", table=3)
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("two-values", line, "Fast", metric)
-    assert found.corrected.startswith(f"{value:.2f} {unit}")
-    assert [each.table for each in found.also] == ["Fast preset"]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_sentence_contradicts_the_tables(seed: int, page: Any, only: Any, clean: Any) -> None:
-    made = page(seed)
-    experiments(made)
-    value = made.truth["Fastest Step max"]
-    made.say(f"Fastest needs a Step max of {value:.0f} ms.")
-    clean(made)
-    line = made.replace(f"{value:.0f} ms.", f"{value * 1.2:.0f} ms.")
-    found = only(made)
-    assert (found.rule, found.place.line) == ("prose-disagrees", line)
-    assert found.corrected == f"{value:.2f} ms"
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("metric", "digits", "off"), [("psnr", 1, -0.9), ("ssim", 3, 0.011)])
 def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int, off: float, page: Any, only: Any) -> None:
@@ -328,17 +271,6 @@ def test_a_level_and_the_one_around_it_may_be_printed_alike(block: str, wrong: b
     rows = [["denoise_step", "1503", "2429"], ["frame_block", block, other], ["e2e", block, other]]
     made.table(("stage", "sparse (ms)", "launched (ms)"), rows)
     assert [each.place.row for each in made.lint() if each.rule == "copied-row"] == ["e2e"] * wrong
-
-
-@pytest.mark.parametrize(("column", "wrong"), [("saved (ms)", False), ("dense (ms)", True)])
-def test_what_two_candidates_save_in_one_line_differs(column: str, wrong: bool, page: Any) -> None:
-    made = page(0).say("# Ledgers", "Sums over 8 timed clips.")
-    for name, last in (("quick", "8.375372"), ("quicker", "8.211456")):
-        made.say(f"**Ledger of {name} against baseline.**")
-        made.table(
-            ("line", "baseline (ms)", column), [["draw", "38.13", "6.596"], ["text", "66.91", "3.402"], ["copy", "8.4", last]]
-        )
-    assert [each.rule for each in made.lint() if each.rule == "two-values"] == ["two-values"] * wrong
 
 
 def test_rates_that_are_the_same_by_their_nature(page: Any, clean: Any) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.core.errors import DataError
 from strobe.lint.check import lint_text
-from strobe.lint.document import DocumentSection
-from strobe.lint.lines import lines_table
-from strobe.lint.markdown import plain, read_markdown
-from strobe.lint.report_json import read_report
-from strobe.lint.views import view_of
+from strobe.lint.document import DocumentSection, lines_table, plain, read_markdown
+from strobe.lint.study import view_of
 
 PAGE = r"""---
 title: ignored
@@ -136,56 +130,6 @@ def test_printed_lines() -> None:
     assert lines_table([(1, "x : 1")], DocumentSection()) is None
 
 
-def test_the_json_report() -> None:
-    node = {
-        "type": "table",
-        "caption": "Times.",
-        "columns": [{"title": "part"}, {"title": "mean", "unit": "ms"}, {"title": "share"}, {"title": "speedup"}, {"title": "n"}],
-        "rows": [
-            {
-                "cells": [
-                    {"type": "text", "text": "a"},
-                    {"type": "time", "ns": 1500000.25},
-                    {"type": "share", "value": 0.25},
-                    {"type": "ratio", "value": 1.5, "low": 1.4, "high": 1.6},
-                    {"type": "count", "value": 3},
-                ]
-            },
-            {
-                "cells": [
-                    {"type": "code", "text": "b|c"},
-                    {"type": "exacttime", "ns": 4500001},
-                    {"type": "missing", "reason": "no"},
-                    {"type": "number", "value": 2.0, "digits": 1, "unit": "x"},
-                    {"type": "text", "text": "-"},
-                ]
-            },
-        ],
-    }
-    report = {
-        "title": "T",
-        "subtitle": "s",
-        "sections": [
-            {
-                "title": "S",
-                "lead": "Lead 5 ms.",
-                "blocks": [node, {"type": "figure", "table": node}, {"type": "paragraph", "text": "P."}],
-            }
-        ],
-    }
-    document = read_report(json.dumps(report).encode(), "r.json")
-    assert len(document.tables) == 2 and [sentence.text for sentence in document.sentences] == ["s", "Lead 5 ms.", "P."]
-    table = document.tables[0]
-    assert table.header == ("part", "mean (ms)", "share", "speedup", "n")
-    assert [cell.text for cell in table.rows[0].cells] == ["a", "1.500000", "25.0000 %", "1.5x [1.4, 1.6]", "3"] and table.rows[
-        0
-    ].cells[3].interval
-    assert [cell.text for cell in table.rows[1].cells] == ["b|c", "4.500001", "not measured (no)", "2.0 x", "-"]
-    for bad in (b"{", b"[]", b'{"sections": 3}', b"\xff\xfe"):
-        with pytest.raises(DataError, match=r"r\.json"):
-            read_report(bad, "r.json")
-
-
 _pieces = st.sampled_from(
     [
         "| a | b |",
@@ -244,11 +188,3 @@ def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str
     )
     assert lint_text(text, "page.md")
     assert not lint_text(text.replace("2.00x", "3.00x"), "page.md")
-
-
-@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "1e400", '"a"', "[]", "{}", "null", "[" * 50_000])
-def test_a_report_with_impossible_values_is_refused_in_a_line(value: str) -> None:
-    table = '{"columns":[{"title":"a","unit":"ms"}],"rows":[{"cells":[{"type":"time","ns":' + value + "}]}]}"
-    with pytest.raises(DataError) as told:
-        read_report(f'{{"title":"t","sections":[{{"title":"x","blocks":[{table}]}}]}}'.encode(), "report.json")
-    assert "\n" not in str(told.value) and str(told.value).startswith("report.json: ")

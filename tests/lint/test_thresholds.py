@@ -53,37 +53,8 @@ def test_a_stage_of_twenty_calls_needs_their_number(call_ms: float, said: bool, 
     assert ("calls-per-stage" in rules_of(made)) == said
 
 
-@pytest.mark.parametrize(("differing", "said"), [(1, 1), (2, 2), (3, 0), (4, 0)])
-def test_tables_contradict_each_other_where_most_of_their_figures_agree(differing: int, said: int, page: Any) -> None:
-    """Two of five figures may differ; where three do, the tables are of two measurements."""
-    values = [(f"preset {name}", 100.0 + 17 * number) for number, name in enumerate("abcde")]
-    made = page(0).say("# First").table(("Preset", "Latency (ms)"), [[name, f"{value:.1f}"] for name, value in values])
-    other = [[name, f"{value * (1.3 if place < differing else 1):.1f}"] for place, (name, value) in enumerate(values)]
-    made.say("# Second").table(("Preset", "Latency (ms)"), other)
-    assert rules_of(made).count("two-values") == said
-
-
-@pytest.mark.parametrize(("parts", "said"), [(2, False), (3, True)])
-def test_two_percentiles_may_add_up_and_three_do_not(parts: int, said: bool, page: Any) -> None:
-    values = [3.4, 5.1, 7.9][:parts]
-    rows = [[f"block {number}", f"{value:.1f}"] for number, value in enumerate(values)]
-    made = page(0).say("# Decoder").table(("Part", "P99 (ms)"), [*rows, ["Total", f"{sum(values):.1f}"]])
-    assert ("percentile-sum" in rules_of(made)) == said
-
-
 @pytest.mark.parametrize(("times", "said"), [(19.5, False), (20.5, True)])
 def test_a_time_inside_is_a_wrong_unit_beyond_twenty_times(times: float, said: bool, page: Any) -> None:
     """A step of 1 ms around a kernel of many; a little more than one is another basis, such as a cold call."""
     made = page(0).say("# Denoise").table(("Part", "Mean (ms)"), [["VSA kernel", f"{times:.3f}"], ["VSA step", "1.000"]])
     assert ("shorter-than-inside" in rules_of(made)) == said
-
-
-@pytest.mark.parametrize(("parts", "said"), [(1, False), (2, True), (3, True)])
-def test_a_total_column_is_the_sum_of_two_columns_or_more(parts: int, said: bool, page: Any) -> None:
-    """Beside a single column a total is a figure of its own, even where the two are often equal."""
-    names = ("Read (ms)", "Decode (ms)", "Write (ms)")[:parts]
-    rows = [[f"clip {row}", *(f"{10 * row + part}.0" for part in range(parts))] for row in range(1, 6)]
-    for number, row in enumerate(rows):
-        row.append(f"{sum(map(float, row[1:])) + (7 if number == 2 else 0):.1f}")
-    made = page(0).say("# Clips").table(("Clip", *names, "Total (ms)"), rows)
-    assert rules_of(made).count("row-sum") == said

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strobe.lint.rules.samples import samples_needed
+from strobe.lint.rules.evidence import samples_needed
 
 SEEDS = range(3)
 

@@ -1,4 +1,4 @@
-"""Cells of a benchmark in one folder: each is measured once, and a run that was stopped goes on from the finished ones."""
+"""Cells of one folder: claimed, each measured once; an error of others becomes text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from types import TracebackType
+from typing import Final, Self, TypeAlias
 
 import msgspec
 import torch
 
-from strobe.bench.attempt import Attempt
 from strobe.bench.case import Progress
 from strobe.core.device import synchronize
-from strobe.core.errors import ConfigError, DataError, StrobeError
+from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, StrobeError
 from strobe.core.files import file_inside, not_written, write_whole
 from strobe.perf.records.grids import CELLS
 from strobe.perf.records.store import read_run, rotate
+
+_MAX: Final = 400
+
+
+class Attempt:
+    """Run the body and keep an error as text instead of raising it. Ctrl-C and SystemExit are raised.
+
+    Attributes:
+        refused: it cannot run here, and said so.
+        reason: error message on one line; empty without an error.
+        error: the raised error; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.refused = False
+        self.reason = ""
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.error = error
+        self.refused = isinstance(error, ImplUnavailableError | NotImplementedError)
+        words = " ".join(str(error).split()) or "no reason given"
+        text = words if isinstance(error, StrobeError) else f"{type(error).__name__}: {words}"
+        self.reason = text if len(text) <= _MAX else f"{text[: _MAX - 3]}..."
+        return True
+
 
 REQUEST: Final = "request.json"
 Measure: TypeAlias = Callable[[Path, Callable[[str], None]], None]

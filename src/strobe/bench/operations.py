@@ -1,38 +1,59 @@
-"""Operations of a denoise step and of a decoder call, each ready to run by itself on tensors of real sizes."""
+"""Operations of a denoise step: their costs, what is prepared for them, and each timed by itself."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.attention.dense import dense_attention
-from strobe.bench.costs import decoder_stages, dtype_name, steady_pass, transformer_shape, unipc_cost
+from strobe.bench.case import Progress
 from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.core import costs
-from strobe.core.costs import Cost
+from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
-from strobe.core.spans import ATTENTION, CROSS_ATTENTION, FFN
+from strobe.core.shapes import LatentShape
+from strobe.core.spans import (
+    ATTENTION,
+    ATTENTION_KERNEL,
+    COMMIT,
+    CROSS_ATTENTION,
+    DENOISE_STEP,
+    FFN,
+    FRAME_BLOCK,
+    RECACHE,
+    VAE_DECODE,
+    recording,
+)
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import new_cache
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import Model
 from strobe.engine.noise import draw_block
 from strobe.engine.prepared import latent_shape
+from strobe.engine.session import Session
+from strobe.engine.sparsity import attended_keys
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.engine.unipc import onward
+from strobe.engine.weighted import encode_prompts
 from strobe.models.vae.stream import StreamingDecoder
-from strobe.models.vae.tiny import TinyVAE
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
-from strobe.models.wan.text import TextKV
+from strobe.models.wan.text import TextKV, distinct_rows
 from strobe.models.wan.transformer import Modulation
 from strobe.perf.analysis.runs.budget import (
     CACHE,
@@ -42,10 +63,221 @@ from strobe.perf.analysis.runs.budget import (
     KERNELS,
     NORMS,
     PROJECTIONS,
+    REGIONS,
     RESIDUALS,
     REST,
     BudgetLine,
+    KernelProfile,
+    Operation,
+    Whole,
 )
+from strobe.perf.measure.isolated import time_isolated
+from strobe.perf.measure.timing import Region, TimingRecorder
+from strobe.perf.records.record import SpanCost
+
+
+def transformer_shape(model: Model, text_rows: int | None = None) -> TransformerShape:
+    """Return the sizes of a loaded model's transformer; `text_rows`: rows of a text that passes attend, None: all."""
+    config = model.dit.config
+    return TransformerShape(
+        name=model.name,
+        num_layers=config.num_layers,
+        dim=config.dim,
+        ffn_dim=config.ffn_dim,
+        num_heads=config.num_heads,
+        text_tokens=config.text_len if text_rows is None else text_rows,
+        latent_channels=config.latent_channels,
+        patch=config.patch,
+        stride=model.defaults.stride,
+        frame_block=model.defaults.frame_block,
+        source="the loaded model",
+    )
+
+
+def steady_pass(model: Model, config: ResolvedConfig, *, commit: bool = False) -> PassShape:
+    """Return the sizes of a pass over a frame block with a full window; `commit`: of the pass that writes a finished block."""
+    grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
+    return PassShape(
+        q_tokens=config.frame_block * grid.tokens_per_frame,
+        kv_tokens=attended_keys(grid, config),
+        dtype=dtype_name(config),
+        last_layer_kv_only=commit and config.knobs.commit_kv_only,
+    )
+
+
+def keys_of_blocks(model: Model, config: ResolvedConfig) -> tuple[int, ...]:
+    """Return the keys per query in each frame block until the window is full; the last entry holds for all later ones."""
+    grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
+    full = next(index for index in count(1) if config.latents_of(index).stop >= config.policy.window)
+    return tuple(attended_keys(grid, config, index) for index in range(full + 1))
+
+
+def unipc_cost(elements: int, num_steps: int) -> Cost:
+    """Return the mean cost of UniPC's own work in a step over latents of so many numbers, float32.
+
+    The first step reads latents and flow, and writes clean latents and those of the next level. The others read also where the
+    step before went on from and its clean latents (from the third step on those of two), and write where they go on from. The
+    last step makes clean latents alone.
+    """
+    first, last = (2, 2), (2, 1)
+    steps = [first, *((4 if index == 1 else 5, 3) for index in range(1, num_steps - 1)), last][-num_steps:]
+    each = [costs.elementwise(elements, dtype="float32", inputs=read, outputs=made) for read, made in steps]
+    whole = sum(each, Cost())
+    return Cost(read_bytes=whole.read_bytes // num_steps, write_bytes=whole.write_bytes // num_steps)
+
+
+def dtype_name(config: ResolvedConfig) -> str:
+    """Return the dtype of weights and activations, without `torch.`"""
+    return str(config.dtype).removeprefix("torch.")
+
+
+_MATRICES: Final = ("qkv_projection", "output_projection", "cross_projection", "ffn_up", "ffn_down")
+"""Parts of a pass whose matrices `linear_format` applies to."""
+_SECTIONS: Final = {
+    ATTENTION: (
+        "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", ATTENTION_KERNEL, "output_projection", "gated_residual"
+    ),
+    CROSS_ATTENTION: (
+        "cross_norm", "cross_norm", "cross_projection", "cross_projection", "cross_attention_kernel", "cross_residual"
+    ),
+    FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
+}  # fmt: skip
+"""Parts of a pass in each section of a layer."""
+
+
+def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
+    """Return the rows that a pass attends under the longest of some prompts; None: all of a text.
+
+    Fused kernels attend the distinct ones (`strobe.models.wan.text`).
+    """
+    if not config.knobs.fused_kernels:
+        return None
+    text = encode_prompts(model.text, prompts)
+    return int(distinct_rows(F.pad(text, (0, 0, 0, model.dit.config.text_len - text.shape[1]))).max())
+
+
+def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = None) -> tuple[SpanCost, ...]:
+    """Return the cost of one call of every region of a steady frame block whose work follows from the sizes.
+
+    These are denoise step, commit pass, decoder call, the sections of a layer and their pieces. FP8 matrices read inputs and
+    weights in one byte and are held against the FP8 peak, int8 ones read their weights in one byte. Attention in eight bits
+    multiplies int8 and FP8 and is held against the FP8 peak, which that of int8 equals; its rounding is part of `kv_write`. What
+    has matrices of several kinds has no one peak: its dtype names them, and only its rates are known.
+
+    Args:
+        text_rows: that a pass attends; None: all.
+    """
+    shape = transformer_shape(model, text_rows)
+    one = {DENOISE_STEP: steady_pass(model, config), COMMIT: steady_pass(model, config, commit=True)}
+    wider = {name: replace(each, kv_tokens=2 * each.kv_tokens) for name, each in one.items()}
+    found, more = (_regions(shape, passes, config) for passes in (one, wider))
+    decode = sum((cost for _, cost in decoder_stages(model, dtype_name(config))), Cost())
+    if decode != Cost():
+        found[VAE_DECODE] = more[VAE_DECODE] = decode
+    return tuple(
+        SpanCost(
+            span=name,
+            flops=cost.flops,
+            read_bytes=cost.read_bytes,
+            write_bytes=cost.write_bytes,
+            dtype=_multiplied(name, config),
+            attended_flops=more[name].flops - cost.flops,  # as many keys again cost as much again
+            attended_read_bytes=more[name].read_bytes - cost.read_bytes,
+        )
+        for name, cost in found.items()
+    )
+
+
+def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: ResolvedConfig) -> dict[str, Cost]:
+    """Return the cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
+    parts = {name: _formatted(shape, one, config) for name, one in passes.items()}
+    each = {part.name: part.each for part in parts[DENOISE_STEP]}
+    sections = {name: sum((each[part] for part in inside), Cost()) for name, inside in _SECTIONS.items()}
+    return {name: costs.total(own) for name, own in parts.items()} | sections | each
+
+
+def _multiplied(name: str, config: ResolvedConfig) -> str:
+    """Return the dtype of a region's matrix products; empty: the model's."""
+    linears, eight = config.linear_format == "fp8" and not config.simulate, config.attention_format == "int8"
+    if (linears and name in (*_MATRICES, FFN)) or (eight and name == ATTENTION_KERNEL):
+        return "float8"
+    mixed = {DENOISE_STEP: linears or eight, COMMIT: linears or eight, ATTENTION: linears or eight, CROSS_ATTENTION: linears}
+    return f"float8 and {dtype_name(config)}" if mixed.get(name) else ""
+
+
+def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[CostItem, ...]:
+    """Return the parts of a pass with the bytes that its matrices and its attention take in their format."""
+    parts = costs.transformer_pass(shape, one)
+    if config.attention_format == "int8":
+        parts = tuple(_in_eight_bits(part, shape, one) for part in parts)
+    if config.linear_format == "native" or config.simulate:
+        return parts
+    rows, dim, wide, size = one.batch * one.q_tokens, shape.dim, shape.ffn_dim, costs.element_bytes(one.dtype)
+    sizes = dict.fromkeys(_MATRICES, (dim, dim)) | {
+        "qkv_projection": (dim, 3 * dim),
+        "ffn_up": (dim, wide),
+        "ffn_down": (wide, dim),
+    }
+    of_input = 1 if config.linear_format == "fp8" else size
+    found = []
+    for part in parts:
+        given, out = sizes.get(part.name, (0, 0))
+        narrower = rows * given * (size - of_input) + given * out * (size - 1)
+        found.append(replace(part, each=replace(part.each, read_bytes=part.each.read_bytes - narrower)))
+    return tuple(found)
+
+
+def _in_eight_bits(part: CostItem, shape: TransformerShape, one: PassShape) -> CostItem:
+    """Return a part of a pass with self-attention in eight bits: queries, keys and values are rounded where keys are written."""
+    if part.name == ATTENTION_KERNEL:
+        return replace(part, each=replace(part.each, read_bytes=part.each.read_bytes // costs.element_bytes(one.dtype)))
+    if part.name != "kv_write":
+        return part
+    elements = 3 * one.batch * one.q_tokens * shape.dim
+    read = costs.elementwise(elements, dtype=one.dtype, outputs=0)
+    return replace(part, each=read + costs.elementwise(elements, dtype="int8", inputs=0))
+
+
+def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
+    """Return the convolutions of one decoder call by module (tiny decoder) or as a whole (Wan's); none for others."""
+    latents, vae = latent_shape(model.defaults, model.dit.config), model.vae
+    if isinstance(vae, TinyVAE):
+        return tuple(_stages(vae.config, latents, dtype))
+    if not isinstance(vae, WanVAE):
+        return ()
+    sizes = vae.config
+    shape = costs.VideoDecoderShape(
+        width=sizes.decoder_widths[0] // sizes.multipliers[0],
+        latent_channels=sizes.latent_channels,
+        multipliers=sizes.multipliers,
+        residual_blocks=sizes.num_blocks,
+        doubles_time=tuple(reversed(sizes.halve_time)),
+        source="the loaded model",
+        halves_channels=not sizes.residual,
+        out_channels=3 * sizes.patch**2,
+    )
+    return (("decoder", costs.vae_decode(shape, latents, dtype=dtype)),)
+
+
+def _stages(config: TinyVAEConfig, latents: LatentShape, dtype: str) -> Iterator[tuple[str, Cost]]:
+    deep, middle, shallow = config.widths
+    cells = latents.frames * latents.height * latents.width
+
+    def conv(places: int, given: int, out: int, taps: int = 9) -> Cost:
+        return costs.conv(places, given, out, taps=taps, dtype=dtype)
+
+    def memory_block(places: int, width: int) -> Cost:
+        return conv(places, 2 * width, width) + conv(places, width, width)
+
+    yield "enter", conv(cells, config.latent_channels, deep)
+    yield "deep1", memory_block(cells, deep)
+    yield "deep2", memory_block(cells, deep)
+    yield "down1", conv(cells, deep, 4 * middle, taps=1)
+    yield "middle", memory_block(4 * cells, middle)
+    yield "down2", conv(4 * cells, middle, 4 * shallow, taps=1)
+    yield "shallow1", memory_block(16 * cells, shallow)
+    yield "shallow2", memory_block(16 * cells, shallow)
+    yield "leave", conv(16 * cells, shallow, 3 * config.stride.time * 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,3 +575,172 @@ def _inputs(vae: TinyVAE, latents: Tensor) -> dict[str, tuple[Any, ...]]:
     for handle in handles:
         handle.remove()
     return found
+
+
+STAGES = (FRAME_BLOCK, COMMIT, VAE_DECODE)
+"""Stages of a frame block reported beside its steps."""
+_LONG_CALLS = 20
+"""Most calls of the isolated window recomputation (`RECACHE`), since each takes as long as several steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelPlan:
+    """Amounts of a kernel profile: iterations, switches.
+
+    Args:
+        iterations: calls of each operation by itself, and denoise steps of the stream, with and without timers inside.
+        switches: prompt switches at the end of the stream.
+        cold: overwrite a GPU's cache before each call by itself.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+
+    iterations: int = 500
+    switches: int = 3
+    cold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.switches < 1:
+            raise ConfigError(f"cannot profile {self.iterations} iterations and {self.switches} prompt switches; at least 1 each")
+
+
+def profile_kernels(
+    model: Model, preset: EngineConfig, prompts: tuple[str, str], *, device: torch.device, plan: KernelPlan, progress: Progress
+) -> KernelProfile:
+    """Measure a preset's denoise steps, its operations by themselves, and the steps again, so that drift affects both.
+
+    Args:
+        prompts: prompt of the stream, and the one that the switches alternate with.
+
+    Raises:
+        ConfigError: an unknown word, or a window that is not possible.
+    """
+    config = resolve(preset, model.defaults, device)
+    with torch.inference_mode():
+        parts = StepParts(model=model, config=config)
+        operations = parts.operations()
+        decoder = decoder_operations(model, config, parts.latents)
+        others = (*cache_copies(parts), *_rare(parts))
+    half = -(-plan.iterations // (2 * len(config.schedule.timesteps)))  # frame blocks with each kind of timers
+    pieces = 4 * half + plan.switches + len((*operations, *decoder, *others))
+    with closing(Session(prompts[0], preset=preset, model=model, device=device)) as session:
+        stream = _Steps(session, progress, pieces)
+        stream.settle()
+        stream.run(2 * half)
+        timed = {}
+        for each in (*operations, *decoder, *others):
+            stream.tell(each.name)
+            with torch.inference_mode():
+                timed[each.name] = _operation(each, plan, device)
+        stream.run(2 * half)
+        stream.switch(prompts, plan.switches)
+    return KernelProfile(
+        step=Whole(name=DENOISE_STEP, times_ns=tuple(stream.plain_ns), operations=_taken(timed, operations)),
+        fine_ns=tuple(stream.fine_ns),
+        regions_ns={name: tuple(stream.regions_ns[name]) for name in REGIONS},
+        decode=Whole(name=VAE_DECODE, times_ns=tuple(stream.stages_ns[VAE_DECODE]), operations=_taken(timed, decoder)),
+        stages_ns={name: tuple(times) for name, times in stream.stages_ns.items()},
+        reference=_taken(timed, others),
+    )
+
+
+def _taken(timed: dict[str, Operation], chosen: Sequence[Prepared]) -> tuple[Operation, ...]:
+    return tuple(timed[each.name] for each in chosen)
+
+
+def _operation(each: Prepared, plan: KernelPlan, device: torch.device) -> Operation:
+    iterations = min(plan.iterations, _LONG_CALLS) if each.name == RECACHE else plan.iterations
+    found = time_isolated(each.run, iterations=iterations, device=device, warmup=2, cold=plan.cold, waits=each.waits)
+    return Operation(
+        name=each.name,
+        what=each.what,
+        kind=each.kind,
+        inside=each.inside,
+        calls=each.calls,
+        times_ns=found.times_ns,
+        cost=each.cost,
+        waits=each.waits,
+    )
+
+
+def _rare(parts: StepParts) -> tuple[Prepared, ...]:
+    """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
+
+    def one(name: str, what: str, run: object) -> Prepared:
+        assert callable(run)
+        return Prepared(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, waits=True)
+
+    frames = parts.history.shape[1]
+    opened = one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next)
+    if parts.config.past == "shots":  # a prompt switch derives nothing again
+        return (opened,)
+    return (one(RECACHE, f"{frames} latent frames derived again: a prompt switch", parts.recache), opened)
+
+
+class _Steps:
+    """A stream whose frame blocks alternate between plain timers (P) and timers around every layer's regions (F): P F F P."""
+
+    def __init__(self, session: Session, progress: Progress, pieces: int) -> None:
+        self._session = session
+        self._progress = progress
+        self._filling = 2 + -(-session.config.policy.window // session.config.frame_block)
+        self._pieces = pieces + self._filling
+        self._done = 0
+        device = session.config.device
+        self._recorders = {fine: TimingRecorder(device, fine=fine) for fine in (False, True)}
+        self._stream: Iterator[FrameBlock] = session.stream()
+        self._timed = 0
+        self.plain_ns: list[int] = []
+        self.fine_ns: list[int] = []
+        self.regions_ns: dict[str, list[int]] = defaultdict(list)
+        self.stages_ns: dict[str, list[int]] = defaultdict(list)
+
+    def tell(self, what: str) -> None:
+        """Report the next step as progress."""
+        self._progress(self._done, self._pieces, what)
+        self._done += 1
+
+    def settle(self) -> None:
+        """Run until the window is full, frames were evicted, and each kind of timer is warm."""
+        for number in range(self._filling):
+            self._block(fine=bool(number % 2), what="filling the window")
+
+    def run(self, blocks: int) -> None:
+        """Time `blocks` frame blocks, half of them with each kind of timers."""
+        for _ in range(blocks):
+            fine = self._timed % 4 in (1, 2)
+            self._timed += 1
+            regions = self._block(fine=fine, what="timing steps")
+            steps = [region for region in regions if region.name == DENOISE_STEP]
+            (self.fine_ns if fine else self.plain_ns).extend(step.value_ns for step in steps)
+            if fine:
+                for name in REGIONS:
+                    self.regions_ns[name] += [_inside(step, regions, name) for step in steps]
+            else:
+                self._stages(regions, STAGES)
+
+    def switch(self, prompts: tuple[str, str], count: int) -> None:
+        """Time prompt switches."""
+        for number in range(count):
+            self._session.prompt(prompts[1 - number % 2], wait=True)
+            self._stages(self._block(fine=False, what="switching the prompt"), (RECACHE,))
+
+    def _stages(self, regions: Sequence[Region], names: Sequence[str]) -> None:
+        for region in regions:
+            if region.name in names:
+                self.stages_ns[region.name].append(region.value_ns)
+
+    def _block(self, *, fine: bool, what: str) -> tuple[Region, ...]:
+        self.tell(what)
+        recorder = self._recorders[fine]
+        with recording(recorder):
+            recorder.start_clip()
+            next(self._stream)
+            return recorder.finish_clip()
+
+
+def _inside(step: Region, regions: Sequence[Region], name: str) -> int:
+    """Return the time of a region in one step: both lie on one thread or stream, one after the other."""
+    end = step.start_ns + step.value_ns
+    return sum(region.value_ns for region in regions if region.name == name and step.start_ns <= region.start_ns < end)

@@ -15,8 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from strobe.bench.attention.contestant import Contestant, Found, Kind, group_and_impl
-from strobe.bench.attention.inputs import Inputs
+from strobe.bench.attention.contestant import Contestant, Found, Inputs, Kind, group_and_impl
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from strobe.bench.executor import Cell, Executor, LocalExecutor, Resources
-from strobe.bench.executor.spread import Job, spread
+from strobe.bench.executor.local import Job, spread
 from strobe.core.errors import StrobeError, TraceFormatError
 from strobe.perf.report.trace_study import Progress, Reading, TraceOptions, Wanted, wanted_of
 from strobe.perf.trace import Trace, read_trace

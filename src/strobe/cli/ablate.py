@@ -17,8 +17,7 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate.cells import AblationCell
-    from strobe.bench.cases.ablate.run import Job
+    from strobe.bench.cases.ablate import AblationCell, Job
     from strobe.bench.cells import Outcome
     from strobe.perf.report.model import Report
 
@@ -79,9 +78,8 @@ def ablate(
     at_least(0, traced=how.traced)
     with output.progress("ablate") as progress:
         from strobe.bench.case import Plan
-        from strobe.bench.cases.ablate import cells as planned
-        from strobe.bench.cases.ablate.factors import Setup, parse_factors
-        from strobe.bench.cases.ablate.run import job, run_cells
+        from strobe.bench.cases import ablate as planned
+        from strobe.bench.cases.ablate import Setup, job, parse_factors, run_cells
         from strobe.core.device import resolve_device
 
         wanted, base = parse_factors(factors), Setup(config=clip.config(how.base))

@@ -16,7 +16,7 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.attention.grid import GridCell
+    from strobe.bench.attention.contestant import GridCell
     from strobe.bench.cells import Outcome
     from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
 
@@ -142,7 +142,7 @@ def _seconds(how: How, grid: Grid) -> float:
 
 def _cells(grid: Grid) -> tuple[GridCell, ...]:
     """Return the cells that the flags ask for."""
-    from strobe.bench.attention.grid import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
+    from strobe.bench.attention.contestant import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
     from strobe.core.errors import unknown_choice
 
     named = "quick" if grid.quick else "published"

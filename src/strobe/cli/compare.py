@@ -74,7 +74,7 @@ def compare(
     programs: ProgramFlags = ProgramFlags(),
     output: Output = Output(),
 ) -> int:
-    """Measure presets against a baseline, or whole programs against each other: interleaved, every sample kept, then the report.
+    """Measure presets, programs or commits against each other: interleaved, every sample kept, then the report.
 
     `strobe compare PRESET PRESET` runs presets in one process. A preset that cannot run on this machine is left out, and the
     report says so; exit code 3 if none of the candidates can. A preset against itself (A/A) shows the
@@ -84,12 +84,17 @@ def compare(
     and peak memory of each run. The output of the programs is thrown away, and they read nothing. A command in one pair of quotes
     goes to a shell only if it needs one. A program that fails is an error. Functions in Python: `strobe.compare`.
 
+    `strobe compare --commits A B -- COMMAND` runs one command at commits of the git repository here, each in a worktree of its
+    own that goes away at the end. In its untimed runs a program may leave profiler traces in the folder that the variable
+    STROBE_PROFILE_DIR names; the command that compares them is then printed.
+
     ```
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
     strobe compare -o programs -- 'sleep 0.02' -- 'sleep 0.01'
     strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
+    strobe compare --commits main HEAD --install "pip install -e ." -- 'python bench.py'  # needs-files
     ```
 
     Args:
@@ -105,7 +110,7 @@ def compare(
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
-    if SEPARATOR in sides:
+    if SEPARATOR in sides or programs.commits:
         told = (*given(clip), *(["--allow-different"] if allow_different else []))
         refuse(told, "for presets, and these are programs")
         code, document = compare_programs(sides, programs, rounds, out, requirements, output)

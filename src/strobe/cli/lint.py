@@ -15,8 +15,7 @@ from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.lint.document import Place
-    from strobe.lint.finding import Finding
-    from strobe.lint.study import Options
+    from strobe.lint.study import Finding, Options
 
 FOUND = 1
 
@@ -48,7 +47,7 @@ class Measured:
         Raises:
             ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.
         """
-        from strobe.lint.measured import Shape, options_of
+        from strobe.lint.study import Shape, options_of
 
         height, width = parse_size(self.size) or (None, None)
         shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=height, width=width)
@@ -62,37 +61,36 @@ def lint(
     measured: Measured = Measured(),
     output: Output = Output(),
 ) -> int:
-    """Find claims that cannot be true: in a README, a benchmark table, printed output, a report or records.
+    """Find claims that cannot be true: in a README, a benchmark table, a report or printed output.
 
     ```
     strobe lint README.md docs/*.md
     strobe lint optimisation-log.md --model wan-1.3b --size 480x832 --window 12 --device h100
-    strobe lint runs/20260101T120000Z-compare-1a2b3c --json
+    strobe lint runs/20260101T120000Z-compare-1a2b3c/report.md --json
     ```
 
     A printed number stands for every value that prints so. Exit code 1 if anything was found. A comment before a table or a
     paragraph, `<!-- strobe lint: ignore RULE: reason -->`, takes that block out of one rule. docs/lint.md lists the rules.
 
     Args:
-        files: Markdown, report.json, records.jsonl, printed output (.txt, .log), or a run folder.
+        files: Markdown, or printed output (.txt, .log).
         ignore: rules to leave out.
         only: rules to keep, leaving out all others.
     """
     from strobe.core.errors import ConfigError
-    from strobe.lint.check import chosen_rules, files_of, lint_file
+    from strobe.lint.check import chosen_rules, lint_file
 
     if not files:
-        raise ConfigError("name at least one file: Markdown, a report.json, a records.jsonl, or a run folder")
+        raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")
     rules, options = chosen_rules(ignore, only), measured.options()
     found: list[Finding] = []
-    every = [file for path in files for file in files_of(path)]
     with output.progress("lint") as advance:
-        for number, file in enumerate(every):
-            advance(number, len(every), file.name)
+        for number, file in enumerate(files):
+            advance(number, len(files), file.name)
             found += lint_file(file, options, rules)
     output.show(*(_text(finding) for finding in found))
-    output.note(f"{_count(len(found), 'finding')} in {_count(len(every), 'file')}, {_count(len(rules), 'rule')}")
-    output.emit({"files": [str(file) for file in every], "findings": [_json(finding) for finding in found]})
+    output.note(f"{_count(len(found), 'finding')} in {_count(len(files), 'file')}, {_count(len(rules), 'rule')}")
+    output.emit({"files": [str(file) for file in files], "findings": [_json(finding) for finding in found]})
     return FOUND if found else 0
 
 

@@ -16,7 +16,7 @@ from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.log import Length
+    from strobe.bench.cases.ablate import Length
     from strobe.bench.cells import Outcome
 
 
@@ -53,7 +53,7 @@ class Measured:
         Raises:
             ConfigError: both lengths, or a flag of a measurement without one.
         """
-        from strobe.bench.cases.log import FULL, QUICK, Length
+        from strobe.bench.cases.ablate import FULL, QUICK, Length
 
         if self.quick and self.full:
             raise ConfigError("--quick and --full: name one of them")
@@ -130,9 +130,7 @@ def _measure(measured: Measured, length: Length, out: Path, clip: LogClip, outpu
     """Measure the requested runs into the folder of the log."""
     with output.progress("log") as progress:
         from strobe.bench.case import Plan
-        from strobe.bench.cases.ablate.factors import Setup
-        from strobe.bench.cases.ablate.run import job, run_cells
-        from strobe.bench.cases.log import log_cells, script
+        from strobe.bench.cases.ablate import Setup, job, log_cells, run_cells, script
         from strobe.core.device import resolve_device
 
         device, base, model = resolve_device(clip.device), Setup(config=clip.config(measured.base)), clip.load()

@@ -55,8 +55,7 @@ def _whole(hint: object) -> bool:
 VERBS: Final = {
     "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
     "generate": "Make a clip from a prompt, steered by prompt switches.",
-    "compare": "Measure presets against a baseline, or whole programs against each other: interleaved, every sample kept, then "
-    "the report.",
+    "compare": "Measure presets, programs or commits against each other: interleaved, every sample kept, then the report.",
     "report": "Write report.html, report.md and report.json of one or several runs.",
     "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
     "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
@@ -72,7 +71,6 @@ VERBS: Final = {
     "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
     "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
-    "track": "Measure one case over commits of a git repository and find the commits that changed its figures.",
 }
 """The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
 

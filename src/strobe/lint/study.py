@@ -1,20 +1,244 @@
-"""A document with the facts that several rules need: its tables read by metric, and the names it uses."""
+"""What rules ask: a document with its tables read by metric, what was measured, and the finding that a rule makes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
-from strobe.core.costs import DevicePeaks, TransformerShape, parse_dtype
-from strobe.lint.devices import device_named, only_device
-from strobe.lint.document import Document, DocumentSection, Place
-from strobe.lint.names import key
-from strobe.lint.quantity import Quantity
-from strobe.lint.views import Series, SeriesEntry, View, view_of
-from strobe.perf.records.record import Record
+from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape, parse_dtype
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.lint.document import Document, DocumentSection, Place, Row, Table, TableCell
+from strobe.lint.quantity import Metric, Quantity, Unit, is_metric, key, metric_of
+
+_MAKERS: Final = frozenset({"nvidia", "amd", "geforce", "instinct", "gpu", "tesla", "rtx"})
+_SEVERAL: Final = re.compile(
+    r"(?i)\b(?:[2-9]|\d{2,})\s?[x×]\s?(?:nvidia|amd|[abhl]\d{2,3})|"
+    r"\b(?:[2-9]|\d{2,})\s+(?:x\s+)?(?:nvidia |amd )?(?:[abhl]\d{2,3}s?\b|gpus?\b|devices\b)|\baggregate"
+)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    spaced = re.sub(r"(?<=\d)\s(?=GB\b)", "", re.sub(r"[-_/(),:;|!?]|\.(?!\d)", " ", text))
+    found = (re.sub(r"^sxm\d$", "sxm", word.lower()) for word in spaced.split())
+    return tuple(word for word in found if word not in _MAKERS)
+
+
+_NAMES: Final = tuple((device, _words(device.name)) for device in DEVICES)
+FAMILIES: Final = tuple(dict.fromkeys(words[0] for _, words in _NAMES))
+"""First words of the names of known devices, e.g. `h100`."""
+
+
+def device_named(text: str) -> DevicePeaks | None:
+    """Return the device that a text names (`NVIDIA H100 80GB HBM3`, `h100`); None if it names none or several families."""
+    pool = _words(text)
+    families = {family for family in FAMILIES if family in pool}
+    if len(families) != 1:
+        return None
+    family = families.pop()
+    siblings = [(sum(word in pool for word in words), device) for device, words in _NAMES if words[0] == family]
+    best = max(score for score, _ in siblings)
+    return max((device for score, device in siblings if score == best), key=_speed)
+
+
+def _speed(device: DevicePeaks) -> tuple[int, int]:
+    return max(device.flops_per_s.values()), device.bandwidth_bytes_per_s
+
+
+def only_device(texts: Iterable[str]) -> DevicePeaks | None:
+    """Return the device of a document that names devices of one family only: its most exact name."""
+    found = [device for text in texts if (device := device_named(text)) is not None]
+    families = {_words(device.name)[0] for device in found}
+    if len(families) != 1:
+        return None
+    return max(found, key=_speed)
+
+
+def several_devices(text: str) -> bool:
+    """Return True if the text speaks of more than one device, so that its rates may be sums."""
+    return _SEVERAL.search(text) is not None
+
+
+_REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesEntry:
+    """One figure of a series: the name of its configuration or part, and its cell.
+
+    Args:
+        row: its row in the table.
+        position: number of the configuration or part; entries of two series with the same number belong together.
+    """
+
+    key: str
+    cell: TableCell
+    row: int
+    position: int
+
+    @property
+    def quantity(self) -> Quantity | None:
+        """The figure in the cell; None if the cell holds none."""
+        return self.cell.quantity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Figures of one metric. `index` is its column, or its row where metrics are rows."""
+
+    metric: Metric
+    index: int
+    entries: tuple[SeriesEntry, ...]
+
+    @property
+    def figures(self) -> tuple[tuple[SeriesEntry, Quantity], ...]:
+        """Entries whose cell holds a figure."""
+        return tuple((entry, entry.quantity) for entry in self.entries if entry.quantity is not None)
+
+    def of(self, position: int) -> Quantity | None:
+        """Return the figure of the configuration or part at a position."""
+        return next((entry.quantity for entry in self.entries if entry.position == position), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A table as series.
+
+    Args:
+        by_columns: metrics are the columns, and each row is a configuration or part.
+        keys: configurations or parts, in order.
+        derived: columns that are computed from others (`Change`, `Speedup`), if metrics are rows: figures by the row's index.
+    """
+
+    table: Table
+    by_columns: bool
+    series: tuple[Series, ...]
+    keys: tuple[str, ...]
+    derived: tuple[Series, ...] = ()
+
+    def where(self, series: Series, entry: SeriesEntry) -> tuple[str, str]:
+        """Return the printed row and column of a figure."""
+        return (entry.key, series.metric.title) if self.by_columns else (series.metric.title, entry.key)
+
+    def of_kind(self, *kinds: str) -> list[Series]:
+        """Return the series of the given kinds of metric."""
+        return [series for series in self.series if series.metric.kind in kinds]
+
+
+def view_of(table: Table) -> View:
+    """Decide whether columns or rows are the metrics, and read the table as series."""
+    return _by_columns(table) if _metrics_are_columns(table) else _by_rows(table)
+
+
+def _metrics_are_columns(table: Table) -> bool:
+    if table.origin == "lines":
+        return True
+    heads, labels = table.header[1:], [row.label for row in table.rows]
+    column_units = [
+        _common_unit([row.cells[index] for row in table.rows if index < len(row.cells)]) for index in range(1, len(table.header))
+    ]
+    mixed = sum(unit == "mixed" for unit in column_units)
+    named = sum(is_metric(head) for head in heads) / max(1, len(heads))
+    rows_named = sum(is_metric(label) for label in labels) / max(1, len(labels))
+    if table.origin == "list":
+        return rows_named <= 0.5
+    if mixed or rows_named > 0.5:
+        return named >= rows_named and not mixed
+    return True
+
+
+def _common_unit(cells: Sequence[TableCell]) -> str:
+    found = {cell.quantity.dimension for cell in cells if cell.quantity is not None}
+    return "mixed" if len(found) > 1 else "".join(found)
+
+
+def row_name(table: Table, row: Row) -> str:
+    """Return a row's label: its leading cells up to the first figure."""
+    parts: list[str] = []
+    for cell, title in zip(row.cells, table.header, strict=False):
+        if cell.quantity is not None and parts:
+            break
+        if not cell.text.strip():
+            continue
+        parts.append(cell.text)
+        if cell.quantity is not None or title.lower() in _REST:
+            break
+        if _label_columns(table) <= len(parts):
+            break
+    return " / ".join(parts)
+
+
+def _label_columns(table: Table) -> int:
+    """Count the leading columns of labels: those before the first that has a figure in most rows."""
+    count = 0
+    for index, title in enumerate(table.header):
+        figures = sum(index < len(row.cells) and row.cells[index].quantity is not None for row in table.rows)
+        if index and (2 * figures >= max(1, len(table.rows)) or title.lower() in _REST):
+            break
+        count += 1
+    return count if count < len(table.header) else 1
+
+
+def _unit(cells: Sequence[TableCell]) -> Unit | None:
+    units = Counter(cell.quantity.unit for cell in cells if cell.quantity is not None and cell.quantity.unit is not None)
+    return units.most_common(1)[0][0] if units else None
+
+
+def _by_columns(table: Table) -> View:
+    names = [row_name(table, row) for row in table.rows]
+    first = max(1, _label_columns(table)) if table.origin == "table" else 1
+    series = []
+    for index in range(first, len(table.header)):
+        entries = tuple(
+            SeriesEntry(key=name, cell=row.cells[index], row=number, position=number)
+            for number, (name, row) in enumerate(zip(names, table.rows, strict=True))
+            if index < len(row.cells)
+        )
+        if _about_figures(table.header[index], entries):
+            metric = metric_of(table.header[index], _unit([entry.cell for entry in entries]))
+            series.append(Series(metric=metric, index=index, entries=entries))
+    return View(table=table, by_columns=True, series=tuple(series), keys=tuple(names))
+
+
+def _about_figures(title: str, entries: Sequence[SeriesEntry]) -> bool:
+    figures = sum(entry.quantity is not None for entry in entries)
+    return figures > 0 and title.lower() not in _REST and 2 * figures >= sum(not entry.cell.empty for entry in entries) - 1
+
+
+def _by_rows(table: Table) -> View:
+    columns = [title for title in table.header[1:] if title.lower() not in _REST]
+    cells = {
+        title: [(row, cell) for row in table.rows for head, cell in zip(table.header, row.cells, strict=False) if head == title]
+        for title in columns
+    }
+    change = [title for title in columns if metric_of(title, _unit([cell for _, cell in cells[title]])).kind == "change"]
+    series = []
+    for number, row in enumerate(table.rows):
+        entries = tuple(
+            SeriesEntry(key=title, cell=cell, row=number, position=position)
+            for position, (title, cell) in list(enumerate(zip(table.header, row.cells, strict=False)))[1:]
+            if title in columns and title not in change
+        )
+        if _about_figures(row.label, entries):
+            metric = metric_of(row.label, _unit([entry.cell for entry in entries]))
+            series.append(Series(metric=metric, index=number, entries=entries))
+    derived = tuple(
+        Series(
+            metric=metric_of(title, _unit([cell for _, cell in cells[title]])),
+            index=number,
+            entries=tuple(
+                SeriesEntry(key=row.label, cell=cell, row=at, position=at) for at, (row, cell) in enumerate(cells[title])
+            ),
+        )
+        for number, title in enumerate(table.header)
+        if title in change
+    )
+    keys = tuple(title for title in columns if title not in change)
+    return View(table=table, by_columns=False, series=tuple(series), keys=keys, derived=derived)
+
 
 _BASES: Final = re.compile(
     r"(?i)\b(?:traced|timed|per (?:call|step|clip|block|layer|frame|token|pass|gpu|rank)|one call|warm|cold|"
@@ -56,28 +280,12 @@ class Figure:
     place: Place
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numbered:
-    """A record and its line."""
-
-    line: int
-    record: Record
-
-
 @dataclass(frozen=True, kw_only=True)
 class LintStudy:
-    """A document and the options that go with it; `records` are those of a run, whose document is empty.
-
-    Args:
-        damaged: numbers of the lines of records that are not as they were written; 0 stands for lines that are gone.
-        broken: description of damage in the gzip of packed records; empty if there is none.
-    """
+    """A document and the options that go with it."""
 
     document: Document
     options: Options
-    records: tuple[Numbered, ...] = ()
-    damaged: tuple[int, ...] = ()
-    broken: str = ""
 
     @cached_property
     def views(self) -> tuple[View, ...]:
@@ -167,3 +375,130 @@ class LintStudy:
         """Return the place of one figure."""
         row, column = view.where(series, entry)
         return self.document.place(entry.cell.line, view.table, row, column)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A size in pixels, or as a grid `F,H,W` of latent frames and tokens."""
+
+    grid: str | None = None
+    frames_per_block: int | None = None
+    height: int | None = None
+    width: int | None = None
+
+
+def options_of(shape: Shape, *, model: str | None, window: int | None, device: str | None) -> Options:
+    """Validate the user's statements and derive tokens and frames from them.
+
+    Raises:
+        ConfigError: an unknown model or device, half a size, a size without a model, or numbers that are not positive.
+        ShapeError: a size that is not a multiple of the model's stride and patch.
+    """
+    for name, value in (
+        ("frames-per-block", shape.frames_per_block),
+        ("window", window),
+        ("height", shape.height),
+        ("width", shape.width),
+    ):
+        if value is not None and value <= 0:
+            raise ConfigError(f"--{name} {value}: give a positive number")
+    transformer = None if model is None else _model(model)
+    if transformer is None and (
+        window is not None or shape.grid is not None or shape.height is not None or shape.width is not None
+    ):
+        raise ConfigError(f"a size or --window says nothing without --model; known: {', '.join(TRANSFORMERS)}")
+    frames, tokens = _grid(shape, transformer)
+    return Options(
+        frames_per_block=frames,
+        model=transformer,
+        tokens_per_frame=tokens,
+        window=window,
+        device=None if device is None else _device(device),
+    )
+
+
+def _model(name: str) -> TransformerShape:
+    if name not in TRANSFORMERS:
+        raise unknown_choice("model", name, TRANSFORMERS)
+    return TRANSFORMERS[name]
+
+
+def _device(name: str) -> DevicePeaks:
+    found = device_named(name)
+    if found is None:
+        raise unknown_choice("device", name, (device.name for device in DEVICES))
+    return found
+
+
+def _grid(shape: Shape, model: TransformerShape | None) -> tuple[int | None, int | None]:
+    """Return the latent frames made at a time, and the tokens of one of them."""
+    sizes = (shape.height, shape.width)
+    if shape.grid is not None:
+        parts = shape.grid.split(",")
+        if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+            raise ConfigError(f"--grid {shape.grid}: give latent frames, rows and columns of tokens, such as 3,30,52")
+        if sizes != (None, None):
+            raise ConfigError("--grid and --size both give the size; give one of them")
+        frames, rows, columns = (int(part) for part in parts)
+        if shape.frames_per_block not in (None, frames):
+            raise ConfigError(
+                f"--grid {shape.grid} has {frames} frames, --frames-per-block {shape.frames_per_block}; give one of them"
+            )
+        return frames, rows * columns
+    if sizes == (None, None):
+        return shape.frames_per_block, None
+    if model is None or shape.height is None or shape.width is None:
+        raise ConfigError("give height and width")
+    return shape.frames_per_block, model.tokens_per_frame(shape.height, shape.width)
+
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One claim that does not hold.
+
+    Args:
+        rule: id of the rule.
+        severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
+        place: where the claim stands.
+        said: the claim as printed.
+        corrected: correct value, or the information that has to be added.
+        why: the numbers that show it.
+        also: other places with the same claim, or the place that contradicts it.
+    """
+
+    rule: str
+    severity: Severity
+    place: Place
+    said: str
+    corrected: str
+    why: str
+    also: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A finding without the id and severity of its rule."""
+
+    place: Place
+    said: str
+    corrected: str
+    why: str
+    also: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """A rule: its id, its meaning in one sentence, and the function that looks for violations.
+
+    Args:
+        needs: options without which it finds nothing, in words; empty: none.
+    """
+
+    id: str
+    meaning: str
+    check: Callable[[LintStudy], Iterable[Claim]]
+    severity: Severity = "error"
+    needs: str = ""

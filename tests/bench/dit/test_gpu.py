@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from strobe.bench.case import Plan
-from strobe.bench.dit.case import DitCase, variants_of
-from strobe.bench.dit.models import Shot, load_named
+from strobe.bench.dit.case import DitCase, Shot, load_named, variants_of
 from strobe.bench.runner import run_case
 from strobe.perf.report.build import build_report
 from strobe.perf.report.dit_page.bounds import PerStep, per_step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from strobe.bench.own.inputs import Inputs, bound, copied, same
+from strobe.bench.own.calls import Inputs, bound, copied, same
 from strobe.core.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from strobe.bench.own.outputs import agree, leaves
+from strobe.bench.own.calls import agree, leaves
 from strobe.core.errors import ConfigError
 
 

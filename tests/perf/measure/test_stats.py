@@ -15,7 +15,6 @@ from strobe.perf.measure.stats import (
     Operator,
     bootstrap_interval,
     judge,
-    median_interval,
     outliers,
     paired_interval,
     percentile,
@@ -234,20 +233,3 @@ def test_most_samples_are_never_outliers(values: list[float]) -> None:
     assert found.mean_without == pytest.approx(statistics.fmean(kept))
     inside = [min(kept), max(kept)]
     assert all(values[index] < inside[0] or values[index] > inside[1] for index in found.indices)
-
-
-@pytest.mark.parametrize(
-    ("n", "ends"), [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (10, (2, 9)), (15, (4, 12)), (20, (6, 15))]
-)
-def test_the_interval_of_a_median_is_between_the_tabled_order_statistics(n: int, ends: tuple[int, int] | None) -> None:
-    found = median_interval([float(value) for value in range(n, 0, -1)])
-    assert ends == (None if found is None else (found.low, found.high))
-
-
-def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
-    draw, held = random.Random(0), 0
-    for _ in range(2000):
-        found = median_interval([draw.expovariate(1) for _ in range(10)])
-        assert found is not None
-        held += found.low <= math.log(2) <= found.high
-    assert 0.965 < held / 2000 < 0.99  # 97.9 % for ten samples

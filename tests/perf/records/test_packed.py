@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.lint.check import files_of, lint_file
 from strobe.perf.logs import Log, read_log
 from strobe.perf.records import packed
 from strobe.perf.records.packed import PACKED, RECORDS, pack
@@ -36,14 +35,10 @@ def figures(log: Log) -> list[object]:
 
 def test_packed_records_are_read_like_plain_ones(run: Path) -> None:
     plain, lines = read_run(run), (run / RECORDS).read_bytes()
-    claims, log = lint_file(run / RECORDS), read_log(run / RECORDS)
+    log = read_log(run / RECORDS)
     assert pack(run) == run / PACKED and [file.name for file in run.iterdir()] == [PACKED]
     assert gzip.decompress((run / PACKED).read_bytes()) == lines
     assert read_run(run) == plain == read_run(run / PACKED)
-    assert files_of(run) == (run / PACKED,)
-    assert [(claim.rule, claim.place.line) for claim in lint_file(run / PACKED)] == [
-        (claim.rule, claim.place.line) for claim in claims
-    ]
     assert figures(read_log(run / PACKED)) == figures(log)
     assert run_folders([run.parent]) == (run,)
 
@@ -59,7 +54,7 @@ def test_equal_records_make_equal_bytes(run: Path, monkeypatch: pytest.MonkeyPat
 
 def test_plain_and_packed_side_by_side_are_refused(run: Path) -> None:
     (run / PACKED).write_bytes(gzip.compress((run / RECORDS).read_bytes()))
-    for refuse in (read_run, pack, files_of):
+    for refuse in (read_run, pack):
         with pytest.raises(DataError, match="holds both records.jsonl and records.jsonl.gz; remove one of them") as error:
             refuse(run)
         assert "\n" not in str(error.value)
@@ -94,7 +89,6 @@ def test_damage_after_the_last_line_is_said_and_costs_no_line(run: Path, damage:
     assert said in found.damage[0]
     assert (found.header, found.clips, found.spans) == (sound.header, sound.clips, sound.spans)
     assert any(said in line for line in read_log(file).damage)
-    assert "recorded-lines" in {claim.rule for claim in lint_file(file)}
 
 
 def test_whole_lines_before_a_cut_count(tmp_path: Path, header: Header, span: Span) -> None:

@@ -1,18 +1,301 @@
-"""One implementation of a cell, ours or a peer's, with the interface that gate and timer use."""
+"""What a cell of the grid of attention calls is: its shapes, its inputs, and who may run it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, prod
 from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from strobe.attention.sparse.layout import BLOCKS, TileLayout, Triple, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench.attention.inputs import Inputs
+from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.models.wan.rope import frequencies
 from strobe.perf.records import grids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """One self-attention call over a video.
+
+    Args:
+        name: as records and reports write it; without `_`.
+        grid: tokens in (time, height, width).
+        num_heads, head_dim: sizes of q, k and v.
+    """
+
+    name: str
+    grid: Triple
+    num_heads: int
+    head_dim: int = 128
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the grid."""
+        return prod(self.grid)
+
+
+SHAPES: Final = (
+    Shape(name="wan-1.3b-480p", grid=(21, 30, 52), num_heads=12),
+    Shape(name="wan-14b-720p", grid=(21, 45, 80), num_heads=40),
+    Shape(name="hunyuan-video", grid=(33, 45, 80), num_heads=24),
+    Shape(name="16k", grid=(16, 32, 32), num_heads=12),
+    Shape(name="32k", grid=(32, 32, 32), num_heads=12),
+    Shape(name="48k", grid=(48, 32, 32), num_heads=12),
+    Shape(name="quick", grid=(5, 9, 12), num_heads=2, head_dim=64),
+    Shape(name="quick-4k", grid=(8, 16, 32), num_heads=2, head_dim=64),
+)
+"""Latent grids of published models, plain sequences of whole tiles, and two small grids for a CPU: one with partial tiles,
+and one long enough to measure an effect of sparsity."""
+SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
+TILES: Final = ("auto", "cube")
+GRIDS: Final = ("published", "full", "scenarios", "quick")
+SCENARIOS: Final = {"memory-limited": (8, 64), "maximum performance": (16, 256), "quality-critical": (32, 128)}
+"""Key tiles and block size that a public guide names for each case."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridCell:
+    """One entry of the grid; all implementations compute the same call.
+
+    Args:
+        sparsity: share of the key tiles that is skipped; None where `topk` is given.
+        topk: key tiles that every query tile sees; None where `sparsity` is given.
+        block: tokens of an attention block.
+        backward: the gradient is measured, not the output.
+    """
+
+    shape: Shape
+    sparsity: float | None
+    block: int
+    topk: int | None = None
+    backward: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder: shape, budget, block and direction."""
+        budget = f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
+        return f"{self.shape.name}_{budget}_b{self.block}_{'backward' if self.backward else 'forward'}"
+
+    def selected(self, tiles: TileLayout) -> int:
+        """Return the key tiles per query tile: `max(1, ceil((1 - sparsity) * tiles))`, or `topk`, at most all of them."""
+        if self.topk is not None:
+            return min(self.topk, tiles.num_tiles)
+        assert self.sparsity is not None
+        return max(1, ceil(round((1 - self.sparsity) * tiles.num_tiles, 9)))
+
+
+def shape_named(name: str) -> Shape:
+    """Return one of `SHAPES`.
+
+    Raises:
+        ConfigError: no such shape.
+    """
+    for shape in SHAPES:
+        if shape.name == name:
+            return shape
+    raise unknown_choice("shape", name, [shape.name for shape in SHAPES])
+
+
+def cells(
+    shapes: Sequence[Shape],
+    sparsities: Sequence[float],
+    blocks: Sequence[int],
+    *,
+    topks: Sequence[int] = (),
+    directions: Sequence[bool] = (False,),
+) -> tuple[GridCell, ...]:
+    """Return every combination of the arguments, shape by shape.
+
+    Args:
+        topks: numbers of key tiles, beside the sparsities.
+        directions: False for forward, True for backward.
+
+    Raises:
+        ConfigError: a value that is not possible, or nothing to measure.
+    """
+    for block in blocks:
+        if block not in BLOCKS:
+            raise ConfigError(f"blocks: got {block}, allowed: {', '.join(map(str, BLOCKS))}")
+    for sparsity in sparsities:
+        if not 0 <= sparsity < 1:
+            raise ConfigError(f"sparsity: got {sparsity:g}, expected 0 (all tiles) to below 1")
+    if any(topk < 1 for topk in topks):
+        raise ConfigError(f"topk: got {min(topks)}, expected 1 or more")
+    budgets = [*((sparsity, None) for sparsity in sparsities), *((None, topk) for topk in topks)]
+    found = tuple(
+        GridCell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
+        for shape, backward, (sparsity, topk), block in product(shapes, directions, budgets, blocks)
+    )
+    if not found:
+        raise ConfigError("the grid is empty: name at least one shape, one sparsity or topk, and one block size")
+    return found
+
+
+def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
+    """Return the cells that the advice is based on: the public guide's settings, and four sparsities per block size."""
+    guide = tuple(
+        GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
+    )
+    return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
+
+
+def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
+    """Return the tiles of a cell.
+
+    Args:
+        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
+    """
+    return tile_layout(shape.grid, "auto" if tile == "auto" else block, block)
+
+
+DATA: Final = ("smooth", "normal")
+SHARE: Final = 0.6
+"""Variance of smooth data that neighbours share; the rest is noise of each token."""
+REACH: Final = (3.0, 6.0, 6.0)
+"""Tokens in time, height and width over which smooth data changes: correlation `exp(-|x / REACH|^2 / 2)`."""
+CHECKED_ROWS: Final = 128
+"""Queries of every head that the gate compares with the oracle."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """Tensors of one cell, in raster order: q, k, v, gate and the upstream gradient `[B, S, H, D]`, unit variance.
+
+    Smooth data: every channel is `sqrt(SHARE) * f + sqrt(1 - SHARE) * noise`, where q and k share the field
+    `f(x) = sqrt(2) cos(w . x + phase)`, `w ~ N(0, 1 / REACH^2)`, so that near tokens see each other, as they do in a video.
+    Values have a field of their own. Normal data: noise alone, and what a query should see is anywhere.
+
+    Args:
+        cell: the cell to measure.
+        tiles: how its grid is cut.
+        q, k, v, gate: inputs of every implementation.
+        upstream: gradient of the output, for the backward pass.
+        cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
+    """
+
+    cell: GridCell
+    tiles: TileLayout
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    upstream: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.q.device
+
+    @cached_property
+    def tiled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v in tile order, padding rows 0."""
+        q, k, v = (self.tiles.to_tiles(tensor) for tensor in (self.q, self.k, self.v))
+        return q, k, v
+
+    @cached_property
+    def tile_of(self) -> Tensor:
+        """Tile of each token, int64 `[S]`."""
+        return self.tiles.rows(self.device) // self.tiles.block
+
+    @cached_property
+    def checked(self) -> Tensor:
+        """Tokens whose outputs are checked, evenly spaced, int64 `[R]`."""
+        count = min(CHECKED_ROWS, self.tiles.num_tokens)
+        return torch.linspace(0, self.tiles.num_tokens - 1, count, device=self.device).round().long()
+
+    def means(self, tensor: Tensor) -> Tensor:
+        """Return the mean of each tile's tokens, float32 `[B, H, N, D]`, computed without the operator's own pooling."""
+        total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=torch.float32)
+        total = total.index_add(1, self.tile_of, tensor.float())
+        return (total / self.tiles.sizes(self.device)[:, None, None]).transpose(1, 2)
+
+    @cached_property
+    def selection(self) -> BlockSelection:
+        """Tiles of largest score between tile means, exactly as many as the cell asks for; for the fine stage alone."""
+        count = self.cell.selected(self.tiles)
+        queries, keys = self.means(self.q), self.means(self.k)
+        best = torch.topk(queries @ keys.transpose(-1, -2), count, dim=-1).indices
+        indices = best.sort(dim=-1).values.to(torch.int32)
+        sizes = None if self.tiles.whole else self.tiles.sizes(self.device)
+        counts = indices.new_full(indices.shape[:3], count)
+        return BlockSelection(
+            indices=indices,
+            counts=counts,
+            block=self.tiles.block,
+            q_sizes=sizes,
+            kv_sizes=sizes,
+            known_count=count,
+            known_bound=self.tiles.num_tiles,
+        )
+
+    @cached_property
+    def pairs(self) -> int:
+        """Count of (query token, key token) pairs in the selection, over samples and heads, without padding."""
+        sizes = self.tiles.sizes(self.device).long()
+        seen = sizes[self.selection.indices.long()].sum(-1)  # [B, H, N]
+        return int((seen * sizes).sum().item())
+
+    @property
+    def blocks(self) -> int:
+        """Count of selected blocks, over samples, heads and query blocks."""
+        return self.selection.indices.numel()
+
+
+def draw(cell: GridCell, *, tile: str, data: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+    """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
+
+    Args:
+        tile: one of `TILES`.
+        data: one of `DATA`.
+    """
+    tiles = layout_of(cell.shape, cell.block, tile)
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (1, cell.shape.num_tokens, cell.shape.num_heads, cell.shape.head_dim)
+    places = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in cell.shape.grid))
+    places = places.view(-1, 3)
+
+    def noise() -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    def field_() -> Tensor:
+        waves = torch.randn(3, shape[2] * shape[3], generator=generator, device=device)
+        waves /= torch.tensor(REACH, device=device)[:, None]
+        phases = 2 * torch.pi * torch.rand(shape[2] * shape[3], generator=generator, device=device)
+        return (places @ waves + phases).cos_().mul_(2**0.5).view(shape)
+
+    def drawn(shared: Tensor | None) -> Tensor:
+        return (noise() if shared is None else noise().mul_((1 - SHARE) ** 0.5).add_(shared, alpha=SHARE**0.5)).to(dtype)
+
+    shared = field_() if data == "smooth" else None
+    q, k = drawn(shared), drawn(shared)
+    v = drawn(field_() if data == "smooth" else None)
+    gate, upstream = drawn(None), drawn(None)
+    cos, sin = _rotary(cell, device)
+    return Inputs(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
+
+
+def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return rotary tables over time, height and width, float32 `[S, D / 2]`: a third of the pairs each, time the remainder."""
+    pairs = cell.shape.head_dim // 2
+    side = pairs // 3
+    angles = []
+    for axis, (size, count) in enumerate(zip(cell.shape.grid, (pairs - 2 * side, side, side), strict=True)):
+        own = torch.outer(torch.arange(size, dtype=torch.float64), frequencies(count))
+        view = [1, 1, 1, count]
+        view[axis] = size
+        angles.append(own.view(view).expand(*cell.shape.grid, count))
+    turns = torch.cat(angles, dim=-1).flatten(0, 2).to(device)
+    return turns.cos().float(), turns.sin().float()
+
 
 Kind = Literal["dense", "fine", "tiled", "raster"]
 """Computations: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order."""

@@ -1,30 +1,698 @@
-"""Run over the grid: one folder per cell, written while it is measured; a finished cell is not measured again."""
+"""Cells of the grid of attention calls: gated against an oracle, timed in turns, and written as lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import torch
+from torch import Tensor
 
-from strobe.bench import peers
-from strobe.bench.attempt import Attempt
-from strobe.bench.attention import ours
-from strobe.bench.attention.cell import CellPlan, measure_cell
-from strobe.bench.attention.contestant import PEER, group_and_impl
-from strobe.bench.attention.grid import TILES, GridCell
-from strobe.bench.attention.inputs import DATA, draw
-from strobe.bench.attention.lines import cell_line
+from strobe.attention.dense.api import IMPLS as DENSE
+from strobe.attention.dense.api import dense_attention, explain_dense
+from strobe.attention.explain import explain
+from strobe.attention.impls import Choice
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impls import IMPLS as SPARSE
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.spec import SparseSpec
+from strobe.attention.sparse.video import video_sparse_attention
+from strobe.attention.types import AttentionSpec
+from strobe.bench import gate, peers
+from strobe.bench.attention.contestant import DATA, PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
 from strobe.bench.case import Progress
-from strobe.bench.cells import Outcome, claim, measure_cells
+from strobe.bench.cells import Attempt, Outcome, claim, measure_cells
+from strobe.bench.clips import ClipNumbers, call_spans, trace_line
 from strobe.bench.runner import end_line
-from strobe.core.device import resolve_device
-from strobe.core.errors import ConfigError, StrobeError, unknown_choice
+from strobe.core import costs
+from strobe.core.device import resolve_device, synchronize
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
+from strobe.core.files import write_whole
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, recording, span
+from strobe.core.tolerances import tolerance
+from strobe.perf.measure.clocks import ClockSampler, read_clocks
 from strobe.perf.measure.machine import describe_run
+from strobe.perf.measure.memory import peak_bytes, reset_peak
+from strobe.perf.measure.order import palindrome
+from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.stopwatch import Run, Speed, Stopwatch
+from strobe.perf.measure.timing import Region, TimingRecorder
+from strobe.perf.records import record
+from strobe.perf.records.grids import (
+    COSINE,
+    HOST,
+    L1,
+    LSE,
+    MATMUL,
+    PEAK,
+    RECALL,
+    RMSE,
+    SAVED,
+    STAGE,
+    TEMPORARY,
+    WHOLE,
+    AttentionCell,
+)
 from strobe.perf.records.store import RunWriter
+
+BACKWARD: Final = 3.0
+"""Tolerance of gradients / tolerance of outputs: gradients are rounded about twice as often, after the output's rounding."""
+SIMILAR: Final = 0.98
+"""Least cosine similarity of an operator whose own selection is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Distance of computed values from expected ones.
+
+    Args:
+        cosine: similarity, all values as one vector.
+        l1: sum of absolute differences / sum of absolute expected values.
+        rmse: root of the mean squared difference.
+        relative: `rmse` / root mean square of the expected values.
+    """
+
+    cosine: float
+    l1: float
+    rmse: float
+    relative: float
+
+
+def precision(found: Tensor, expected: Tensor) -> Precision:
+    """Compare two tensors of one shape, in float64; values that are not finite give infinities and a cosine of 0."""
+    found, expected = found.double(), expected.double()
+    difference = found - expected
+    rmse = difference.square().mean().sqrt()
+    scale = expected.square().mean().sqrt()
+    cosine = (found * expected).sum() / (found.square().sum().sqrt() * expected.square().sum().sqrt())
+    values = (cosine, difference.abs().sum() / expected.abs().sum(), rmse, rmse / scale)
+    numbers = [float(value) for value in values]
+    if not all(abs(number) < float("inf") for number in numbers):
+        inf = float("inf")
+        return Precision(cosine=0.0, l1=inf, rmse=inf, relative=inf)
+    return Precision(cosine=numbers[0], l1=numbers[1], rmse=numbers[2], relative=numbers[3])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Expected:
+    """Expected results of the checked queries.
+
+    Args:
+        out: `[B, R, H, D]`, on the selection.
+        lse: `[B, H, R]`, on the selection.
+        dense: `[B, R, H, D]`: full attention of the same queries and keys, without a coarse part.
+        dense_lse: `[B, H, R]`, of the same.
+        gradients: gradients of q, k, v `[B, S, H, D]` if only the checked rows have an upstream gradient; empty if not requested.
+    """
+
+    out: Tensor
+    lse: Tensor
+    dense: Tensor
+    dense_lse: Tensor
+    gradients: tuple[Tensor, ...]
+
+    @property
+    def recall(self) -> float:
+        """Share of full attention's mass on the selected keys, mean over checked queries and heads."""
+        return float(torch.exp(self.lse - self.dense_lse).mean())
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the oracle: float64 for float32 tensors, else float32."""
+    return torch.float64 if dtype == torch.float32 else torch.float32
+
+
+def expect(inputs: Inputs, contestant: Contestant, found: Found, *, gradients: bool = False) -> Expected:
+    """Compute the expected result of a contestant, on the selection that it made or was given."""
+    selection = None if contestant.kind == "dense" else found.selection or inputs.selection
+    wide = wide_dtype(inputs.q.dtype)
+    heads: list[tuple[Tensor, ...]] = []
+    for sample in range(inputs.q.shape[0]):
+        for head in range(inputs.q.shape[2]):
+            q, k, v, gate, upstream = (
+                tensor[sample, :, head].to(wide) for tensor in (inputs.q, inputs.k, inputs.v, inputs.gate, inputs.upstream)
+            )
+            leaves = tuple(tensor.requires_grad_(gradients) for tensor in (q, k, v))
+            with torch.set_grad_enabled(gradients):
+                seen = None if selection is None else _seen(inputs, selection, sample, head)
+                own = leaves if contestant.kind != "raster" else (_turned(q, inputs), _turned(k, inputs), v)
+                parts = _head(inputs, (*own, gate), seen, contestant)
+            given = torch.autograd.grad(parts[0], leaves, upstream[inputs.checked]) if gradients else ()
+            heads.append((*(part.detach() for part in parts), *given))
+    shape = inputs.q.shape[0], inputs.q.shape[2]
+    stacked = [torch.stack(parts).unflatten(0, shape) for parts in zip(*heads, strict=True)]  # [B, H, ...]
+    out, lse, dense, dense_lse, *grads = stacked
+    rows = (tensor.transpose(1, 2) for tensor in (out, dense, *grads))
+    out, dense, *turned = rows
+    return Expected(out=out, lse=lse, dense=dense, dense_lse=dense_lse, gradients=tuple(turned))
+
+
+def _seen(inputs: Inputs, selection: BlockSelection, sample: int, head: int) -> Tensor:
+    """Return a mask of the keys that each checked query attends to, boolean `[R, S]`."""
+    tiles = inputs.tile_of[inputs.checked]
+    chosen, counts = selection.indices[sample, head, tiles].long(), selection.counts[sample, head, tiles]
+    used = torch.arange(chosen.shape[1], device=chosen.device) < counts[:, None]
+    by_tile = torch.zeros(len(tiles), inputs.tiles.num_tiles + 1, dtype=torch.bool, device=chosen.device)
+    by_tile.scatter_(1, torch.where(used, chosen, inputs.tiles.num_tiles), True)
+    return by_tile[:, inputs.tile_of]
+
+
+def _turned(x: Tensor, inputs: Inputs) -> Tensor:
+    """Rotate `[S, D]` by pairs of channels (2i, 2i + 1)."""
+    cos, sin = inputs.cos.to(x.dtype), inputs.sin.to(x.dtype)
+    real, imaginary = x[:, 0::2], x[:, 1::2]
+    return torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1).flatten(1)
+
+
+def _head(
+    inputs: Inputs, tensors: tuple[Tensor, ...], seen: Tensor | None, contestant: Contestant
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute one head: out `[R, D]`, lse `[R]`, and both without a selection."""
+    q, k, v, gate = tensors
+    rows, scale = inputs.checked, inputs.q.shape[-1] ** -0.5
+    scores = q[rows] @ k.T * scale  # [R, S]
+    dense, dense_lse = torch.softmax(scores, dim=-1) @ v, torch.logsumexp(scores, dim=-1)
+    if seen is None:
+        return dense, dense_lse, dense, dense_lse
+    kept = scores.masked_fill(~seen, float("-inf"))
+    out, lse = torch.softmax(kept, dim=-1) @ v, torch.logsumexp(kept, dim=-1)
+    if contestant.coarse:
+        queries, keys, values = (_tile_means(tensor, inputs) for tensor in (q, k, v))
+        coarse = torch.softmax(queries[inputs.tile_of[rows]] @ keys.T * scale, dim=-1) @ values
+        out = out + (coarse * gate[rows] if len(contestant.leaves) > 3 else coarse)
+    return out, lse, dense, dense_lse
+
+
+def _tile_means(x: Tensor, inputs: Inputs) -> Tensor:
+    total = x.new_zeros(inputs.tiles.num_tiles, x.shape[1]).index_add(0, inputs.tile_of, x)
+    return total / inputs.tiles.sizes(x.device)[:, None]
+
+
+MIN_ROUNDS: Final = 3
+"""Fewest palindromes: with two, the interval of a ratio is too wide to say anything."""
+MAX_ROUNDS: Final = 8
+MAX_CALLS: Final = 6
+"""Most calls of a contestant in a row."""
+
+
+def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> tuple[int, Mapping[str, int]]:
+    """Spend the budget: as many rounds of single calls as fit, then more calls per round of fast contestants.
+
+    Returns:
+        Palindromes, never fewer than `MIN_ROUNDS`, and by contestant its calls in each of its two places of one.
+    """
+    budget_ns = seconds * 1e9
+    cost = {name: max(speed.device_ns, speed.host_ns, 1) for name, speed in speeds.items()}
+    round_ns = 2 * sum(cost.values())
+    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ns / max(1, round_ns))))
+    spare_ns = max(0.0, budget_ns - rounds * round_ns) / max(1, len(cost))
+    calls = {name: max(1, min(MAX_CALLS, 1 + int(spare_ns / (2 * rounds * each)))) for name, each in cost.items()}
+    return rounds, calls
+
+
+def matmul_peak(dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:
+    """Return a large square matrix product and its FLOPs: its rate is the matrix peak that this device reaches now."""
+    side = 8192 if device.type == "cuda" else 512
+    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return lambda: torch.mm(left, right), 2 * side**3
+
+
+CALLS = 9
+
+
+@torch.no_grad()
+def split(contestant: Contestant, device: torch.device, watch: Stopwatch) -> dict[str, int]:
+    """Measure the median forward time, ns, of every stage in order of start and, in the same calls, of the whole operator."""
+    recorder = TimingRecorder(device, fine=True)
+    found: dict[str, list[int]] = defaultdict(list)
+    with recording(recorder):
+        speed = watch.probe(contestant.forward)
+        for _ in range(CALLS):
+            recorder.start_clip()
+            watch.hold(speed.host_ns)
+            with span(WHOLE):
+                contestant.forward()
+            for name, total in _sums(recorder.finish_clip()).items():
+                found[name].append(total)
+    return {name: round(statistics.median(values)) for name, values in found.items()}
+
+
+def _sums(regions: tuple[Region, ...]) -> dict[str, int]:
+    """Add up the time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
+    inner = [region for region in regions if region.name != WHOLE]
+    sums: dict[str, int] = {}
+    for region in inner:
+        if not any(other is not region and _inside(other, region) for other in inner):
+            sums[region.name] = sums.get(region.name, 0) + region.value_ns
+    return sums | {region.name: region.value_ns for region in regions if region.name == WHOLE}
+
+
+def _inside(inner: Region, outer: Region) -> bool:
+    return outer.start_ns <= inner.start_ns and inner.start_ns + inner.value_ns <= outer.start_ns + outer.value_ns
+
+
+SLOW = "reference"
+"""Name of the reference impl, which materialises all scores; it is measured only if named."""
+
+
+KINDS = ("dense", "fine", "tiled", "raster")
+"""Dense attention, the fine stage of a given selection, and the whole operator on tokens in tile and in raster order."""
+
+
+def names() -> tuple[str, ...]:
+    """Return every implementation as `kind:impl`."""
+    return tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
+
+
+def build_ours(name: str, inputs: Inputs) -> Contestant:
+    """Bind an implementation to the tensors of a cell.
+
+    Raises:
+        ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
+    """
+    group, impl = group_and_impl(name)
+    if group == "dense":
+        return _dense(name, impl, inputs)
+    return _fine(name, impl, inputs) if group == "fine" else _whole(name, impl, inputs, raster=group == "raster")
+
+
+def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k, v as the choice of an impl must see them: with gradients where those are measured."""
+    q, k, v = (tensor.detach().requires_grad_(inputs.cell.backward) for tensor in tensors)
+    return q, k, v
+
+
+def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: Inputs) -> None:
+    held = gate.recorded(choice, inputs.device)
+    if not held.passed:
+        raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
+
+
+def _reason(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+
+
+def _dense(name: str, impl: str, inputs: Inputs) -> Contestant:
+    leaves = (inputs.q, inputs.k, inputs.v)
+    choice = explain_dense(*_as_asked(inputs, leaves), impl=impl)
+    _admit(choice, inputs)
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        found = dense_attention(*leaves, impl=impl, return_lse=lse)
+        return Found(out=found.out, lse=found.lse)
+
+    return Contestant(name=name, kind="dense", impl=choice.impl.name, leaves=leaves, call=call, reason=_reason(choice))
+
+
+def _fine(name: str, impl: str, inputs: Inputs) -> Contestant:
+    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
+    _admit(choice, inputs)
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v = leaves
+        found = block_sparse_attention(q, k, v, inputs.selection, impl=impl, return_lse=lse)
+        return Found(out=found.out, lse=found.lse)
+
+    return Contestant(
+        name=name, kind="fine", impl=choice.impl.name, leaves=inputs.tiled, call=call, tiled=True, reason=_reason(choice)
+    )
+
+
+def _whole(name: str, impl: str, inputs: Inputs, *, raster: bool) -> Contestant:
+    kind: Kind = "raster" if raster else "tiled"
+    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
+    _admit(choice, inputs)
+    topk = inputs.cell.selected(inputs.tiles)
+    order = "raster" if raster else "tiled"
+    rope = (inputs.cos, inputs.sin) if raster else None
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v, *gate = leaves
+        found = video_sparse_attention(
+            q,
+            k,
+            v,
+            grid=inputs.tiles.grid,
+            tile=inputs.tiles.tile,
+            topk=topk,
+            gate=gate[0] if gate else None,
+            coarse=True,
+            rope=rope,
+            q_layout=order,  # type: ignore[arg-type]
+            kv_layout=order,  # type: ignore[arg-type]
+            impl=impl,
+            return_lse=lse,
+        )
+        return Found(out=found.out, lse=found.lse, selection=found.selection)
+
+    leaves = (inputs.q, inputs.k, inputs.v, inputs.gate) if raster else inputs.tiled
+    ran, reason = choice.impl.name, _reason(choice)
+    return Contestant(name=name, kind=kind, impl=ran, leaves=leaves, call=call, tiled=not raster, coarse=True, reason=reason)
+
+
+BACKWARD_FLOPS: Final = 2.5
+"""FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
+_HIGHER: Final = (COSINE, RECALL)
+
+
+def cell_line(cell: GridCell) -> AttentionCell:
+    """Return the cell's place in the grid as a record."""
+    return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Against:
+    """Reference that a tensor of a call is compared with.
+
+    Args:
+        kind: attention to the same selection, or to all keys.
+        dtype: dtype of the oracle.
+    """
+
+    kind: Literal["selection", "dense"]
+    dtype: str
+
+    @property
+    def words(self) -> str:
+        """Description for a reader."""
+        return f"{'the same selection' if self.kind == 'selection' else 'full dense attention'}, {self.dtype}"
+
+
+def number(
+    variant: str, metric: str, value: float, definition: str, *, unit: str = "", against: Against | None = None, tensor: str = ""
+) -> record.Quality:
+    """Return a measured number as a record; one that is not finite has no value."""
+    finite = abs(value) < float("inf")
+    return record.Quality(
+        variant=variant,
+        metric=metric,
+        value=value if finite else None,
+        unit=unit,
+        reference="" if against is None else against.words,
+        definition=definition,
+        n=1,
+        better="higher" if metric in _HIGHER else "lower",
+        note="" if finite else "not finite",
+        tensor=tensor,
+        against=None if against is None else against.kind,
+    )
+
+
+def quality(variant: str, against: Against, tensor: str, close: Precision) -> tuple[record.Quality, ...]:
+    """Return three quality numbers of one tensor against its reference."""
+    words = {
+        COSINE: (close.cosine, "of all values as one vector"),
+        L1: (close.l1, "sum of absolute differences / sum of absolute expected values"),
+        RMSE: (close.rmse, "root of the mean squared difference"),
+    }
+    return tuple(
+        number(variant, metric, value, f"{tensor}: {how}", against=against, tensor=tensor)
+        for metric, (value, how) in words.items()
+    )
+
+
+def lse_error(variant: str, against: Against, error: float) -> record.Quality:
+    """Return the largest absolute difference of the lse as a record."""
+    return number(variant, LSE, error, "largest absolute difference", against=against, tensor="lse")
+
+
+def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
+    """Return the contestant's record: implementation, sizes and cost; FLOPs count selected token pairs without padding."""
+    cell, tiles = inputs.cell, inputs.tiles
+    batch, tokens, heads, width = inputs.q.shape
+    dense = contestant.kind == "dense"
+    per_pair = round(4 * width * (BACKWARD_FLOPS if cell.backward else 1))
+    all_pairs = batch * heads * tokens * tokens
+    pairs = all_pairs if dense else inputs.pairs
+    moved = inputs.q.numel() * costs.element_bytes(str(inputs.q.dtype))
+    spent = record.SpanCost(
+        span=contestant.span,
+        flops=per_pair * pairs,
+        read_bytes=moved * (5 if cell.backward else 3),
+        write_bytes=moved * (3 if cell.backward else 1),
+        dense_flops=None if dense else per_pair * all_pairs,
+    )
+    sizes = {
+        "batch": batch, "tokens": tokens, "heads": heads, "head_dim": width, "block": tiles.block,
+        "rows": tokens if dense else tiles.num_rows, "blocks_in_all": tiles.num_tiles,
+        "blocks_per_row": 0 if dense else cell.selected(tiles), "selected_blocks": 0 if dense else inputs.blocks,
+        "padded_flops": per_pair * (all_pairs if dense else inputs.blocks * tiles.block**2),
+    }  # fmt: skip
+    sizes |= {f"grid_{axis}": size for axis, size in zip("thw", tiles.grid, strict=True)}
+    sizes |= {f"tile_{axis}": size for axis, size in zip("thw", tiles.tile, strict=True)}
+    return record.Variant(
+        name=contestant.name,
+        preset="custom",
+        attention_impl=contestant.impl,
+        attention_reason=contestant.reason,
+        sparsity=1 - pairs / all_pairs,
+        dtype=str(inputs.q.dtype).removeprefix("torch."),
+        costs=(spent,),
+        sizes=sizes,
+        contestant=contestant.line,
+    )
+
+
+_RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellPlan:
+    """Amounts of one cell: contestants, seconds of timed calls, traced calls.
+
+    Args:
+        seconds: seconds of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
+        traced_calls: calls of each contestant in a trace of its own; 0 for none.
+        contestants: names, in order; the first that can run is what ratios are measured against.
+    """
+
+    contestants: tuple[str, ...]
+    seconds: float = 4.0
+    traced_calls: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Bound:
+    """A contestant that passed its gate."""
+
+    contestant: Contestant
+    run: Run
+    speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
+
+
+def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+    """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
+
+    Raises:
+        StrobeError: the records cannot be written, or the device is lost.
+    """
+    _Measurement(inputs, writer, plan, say).measure()
+
+
+class _Measurement:
+    def __init__(self, inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+        self._inputs, self._writer, self._plan, self._say = inputs, writer, plan, say
+        self._device = inputs.device
+        self._clips = ClipNumbers(inputs.device)
+
+    def measure(self) -> None:
+        plan, names = self._plan, self._plan.contestants
+        watch = Stopwatch(self._device, cold=True)
+        bound: dict[str, _Bound] = {}
+        for name in names:
+            self._say(f"checking {name}")
+            found = self._admit(name, watch)
+            if found is not None:
+                bound[name] = found
+        if bound:
+            self._time(bound, watch)
+        for name, each in bound.items():
+            if each.contestant.line.work == "whole" and not each.contestant.line.peer and not self._inputs.cell.backward:
+                self._say(f"splitting {name}")
+                self._split(name, each.contestant, watch)
+        for name, each in bound.items() if plan.traced_calls else ():
+            self._say(f"tracing {name}")
+            self._trace(name, each)
+
+    # ------------------------------------------------------------------------------------------------------- gate
+
+    def _admit(self, name: str, watch: Stopwatch) -> _Bound | None:
+        """Build, check and try a contestant; on failure write the reason and return None."""
+        inputs = self._inputs
+        with Attempt() as attempt:
+            contestant = (peers.build if group_and_impl(name)[0] == PEER else build_ours)(name, inputs)
+            if not self._passes(contestant):
+                return None
+            self._writer.append(settings(contestant, inputs))
+            before = _allocated(self._device)
+            run: Run = contestant.backward(inputs, inputs.upstream) if inputs.cell.backward else contestant.forward
+            saved = _allocated(self._device) - before
+            run()  # compiles and allocates what stays
+            synchronize(self._device)
+            reset_peak(self._device)
+            there = _allocated(self._device) if self._device.type == "cuda" else peak_bytes(self._device)
+            speed = watch.probe(run)
+            self._writer.append(*self._memory(name, there, saved))
+            self._writer.sync()
+            return _Bound(contestant=contestant, run=run, speed=speed)
+        self._fail(name, attempt)
+        return None
+
+    def _fail(self, name: str, attempt: Attempt) -> None:
+        kind: record.Exclusion = "refused" if attempt.refused else "failed"
+        cause = f"{kind}: {attempt.reason}"
+        self._writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause))
+        self._writer.sync()
+        with Attempt() as alive:
+            synchronize(self._device)
+        if alive.reason:
+            raise StrobeError(f"the device is lost after {name}: {alive.reason}; leave it out of --impls and run again")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _passes(self, contestant: Contestant) -> bool:
+        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward."""
+        inputs = self._inputs
+        with torch.no_grad():
+            found = contestant.call(*contestant.leaves, lse=contestant.kind in ("dense", "fine"))
+        expected = expect(inputs, contestant, found, gradients=inputs.cell.backward)
+        out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
+        close = precision(out, expected.out)
+        wide = str(wide_dtype(inputs.q.dtype)).removeprefix("torch.")
+        selection, full = Against(kind="selection", dtype=wide), Against(kind="dense", dtype=wide)
+        numbers = [*quality(contestant.name, selection, "out", close)]
+        dense = precision(out, expected.dense)
+        numbers += quality(contestant.name, full, "out", dense)
+        checks = [self._rule(contestant, "output", close)]
+        if found.lse is not None:
+            lse = contestant.lse_rows(found.lse, inputs)
+            error = float((lse.double() - expected.lse.double()).abs().max())
+            missed = float((lse.double() - expected.dense_lse.double()).abs().max())
+            limit = tolerance("lse", inputs.q.dtype)
+            checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
+            numbers += [lse_error(contestant.name, selection, error), lse_error(contestant.name, full, missed)]
+        if contestant.kind != "dense":
+            numbers.append(number(contestant.name, RECALL, expected.recall, _RECALL, against=full))
+        if inputs.cell.backward:
+            for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
+                close = precision(given, wanted)
+                numbers += quality(contestant.name, selection, f"d{which}", close)
+                checks.append(self._rule(contestant, f"d{which}", close, BACKWARD))
+        rows = f"{len(inputs.checked)} queries of every head against {selection.words}"
+        gate = record.Gate(
+            variant=contestant.name,
+            reference=selection.words,
+            rule=f"{rows}: " + ", ".join(rule for _, rule, _ in checks),
+            passed=all(passed for passed, _, _ in checks),
+            detail=", ".join(detail for _, _, detail in checks),
+            exact=not contestant.close,
+        )
+        self._writer.append(gate, *numbers)
+        self._writer.sync()
+        return gate.passed
+
+    def _rule(self, contestant: Contestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
+        if contestant.close:
+            return close.cosine >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close.cosine:.4g}"
+        limit = slack * tolerance("sampled", self._inputs.q.dtype)
+        return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
+
+    def _gradients(self, contestant: Contestant) -> Iterator[Tensor]:
+        """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
+        inputs = self._inputs
+        upstream = torch.zeros_like(inputs.upstream)
+        upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
+        for gradient in contestant.backward(inputs, upstream)()[:3]:
+            yield contestant.as_raster(gradient, inputs)
+
+    def _memory(self, name: str, before: int, saved: int) -> Iterator[record.Quality]:
+        """Yield the peak memory of one call, the increase over the start, and what a forward pass saves for backward."""
+        on_gpu = self._device.type == "cuda"
+        where = "bytes that torch allocated" if on_gpu else "resident set of the process"
+        peak = peak_bytes(self._device)
+        yield number(name, PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
+        above = f"{where}, above what was there before one call"
+        yield number(name, TEMPORARY, float(peak - before), above, unit="bytes")
+        if on_gpu and self._inputs.cell.backward:
+            yield number(name, SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
+
+    # ------------------------------------------------------------------------------------------------------ times
+
+    def _time(self, bound: dict[str, _Bound], watch: Stopwatch) -> None:
+        """Time all contestants and the matrix product in palindromes."""
+        product, flops = matmul_peak(self._inputs.q.dtype, self._device)
+        dtype = str(self._inputs.q.dtype).removeprefix("torch.")
+        cost = record.SpanCost(span=MATMUL, flops=flops, read_bytes=0, write_bytes=0)
+        self._writer.append(record.Variant(name=MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
+        runs = {name: each.run for name, each in bound.items()} | {MATMUL: product}
+        product()
+        speeds = {name: each.speed for name, each in bound.items()} | {MATMUL: watch.probe(product)}
+        spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
+        rounds, calls = plan_interleave(speeds, self._plan.seconds)
+        first, *rest = runs
+        for number in range(rounds):
+            self._say(f"timing, round {number + 1} of {rounds}")
+            with ClockSampler(self._device) as sampler:
+                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
+            clocks = sampler.clocks()
+            for name, lap in taken:
+                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
+                times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
+                self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
+            self._writer.sync()
+
+    def _split(self, name: str, contestant: Contestant, watch: Stopwatch) -> None:
+        with Attempt() as attempt:
+            found = split(contestant, self._device, watch)
+            clip = self._clips.finish(name, "timed", None, len(found), read_clocks(self._device))
+            clock: record.Clock = "cuda_event" if self._device.type == "cuda" else "perf_counter"
+            taken = [line for stage, ns in found.items() for line in call_spans(clip, STAGE, (ns,), clock, part=stage)]
+            self._writer.append(*taken, clip)
+            self._writer.sync()
+        if attempt.reason:
+            cause = f"stages: {attempt.reason}"
+            self._writer.append(record.Excluded(variant=name, span=STAGE, clip=None, indices=(), kind="failed", cause=cause))
+
+    # ------------------------------------------------------------------------------------------------------ traces
+
+    def _trace(self, name: str, each: _Bound) -> None:
+        """Trace some calls, with torch's memory summary before and after them."""
+        folder, calls = self._writer.folder, self._plan.traced_calls
+
+        def run() -> Iterator[None]:
+            for index in range(1 + calls):
+                with span(ATTENTION, index), span(ATTENTION_KERNEL):
+                    each.run()
+                yield
+
+        path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
+        before = _summary(self._device)
+        file = trace_blocks(run(), device=self._device, first_block=1, num_blocks=calls, path=path)
+        after = _summary(self._device)
+        summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
+        summary.parent.mkdir(exist_ok=True)
+        write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
+        clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
+        self._writer.append(trace_line(clip, file, folder, range(1, 1 + calls)), clip)
+        self._writer.sync()
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _summary(device: torch.device) -> str:
+    """Return torch's memory summary of a GPU; on a CPU the resident set size, the only figure there."""
+    if device.type == "cuda":
+        return str(torch.cuda.memory_summary(device))
+    return f"largest resident set so far: {peak_bytes(device)} bytes"
+
 
 REQUEST: Final = "request.json"
 """File with the request of a folder; a rerun must ask for the same."""
@@ -73,15 +741,15 @@ def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
     Raises:
         ConfigError: a word that is none of them.
     """
-    known = (*ours.names(), *(f"{PEER}:{name}" for name in peers.PEERS))
+    known = (*names(), *(f"{PEER}:{name}" for name in peers.PEERS))
     if not chosen:
         on_gpu = device.type == "cuda"
         return tuple(name for name in known if _default(name, on_gpu))
     found: dict[str, None] = {}
     for word in chosen:
         named = [name for name in known if word in _words(name)]
-        if word in ours.KINDS:  # the slow one is measured by name alone
-            named = [name for name in named if group_and_impl(name)[1] != ours.SLOW]
+        if word in KINDS:  # the slow one is measured by name alone
+            named = [name for name in named if group_and_impl(name)[1] != SLOW]
         if not named:
             raise unknown_choice("implementation", word, dict.fromkeys(part for name in known for part in _words(name)))
         found |= dict.fromkeys(named)
@@ -98,7 +766,7 @@ def _default(name: str, on_gpu: bool) -> bool:
     group, impl = group_and_impl(name)
     if group == PEER:
         return on_gpu and peers.PEERS[impl].installed()
-    return impl not in (ours.SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
+    return impl not in (SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
 def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress: Progress) -> Outcome:

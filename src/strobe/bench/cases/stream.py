@@ -19,7 +19,7 @@ from strobe.attention.impls import Choice
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench import gate
 from strobe.bench.cases import scoring
-from strobe.bench.costs import keys_of_blocks, rows_of_text, stream_costs
+from strobe.bench.operations import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import forgo_cublaslt_workspace

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strobe.bench.dit.models import Loaded, Shot, on
+from strobe.bench.dit.case import Loaded, Shot, on
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import family_of
 

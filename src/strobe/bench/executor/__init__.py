@@ -1,7 +1,6 @@
 """Executors of benchmark cells: each cell is a command in its own processes, with a timeout, and leaves none behind."""
 
-from strobe.bench.executor.cell import Cell, Executor, Finished, Handle, Resources
-from strobe.bench.executor.local import LocalExecutor
+from strobe.bench.executor.local import Cell, Executor, Finished, Handle, LocalExecutor, Resources
 from strobe.core.errors import ConfigError, unknown_choice
 
 __all__ = ["Cell", "Executor", "Finished", "Handle", "LocalExecutor", "Resources", "open_executor"]

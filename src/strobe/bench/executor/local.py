@@ -1,22 +1,249 @@
-"""Executor that runs cells as processes of this machine."""
+"""Cells on this machine: what a cell is, its processes, and many of them side by side."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
-from strobe.bench.executor import leash, processes
-from strobe.bench.executor.cell import Cell, Finished, Handle, Resources, Status
+from strobe.bench.executor import leash
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.environment import cpu_cores
+
+Status = Literal["done", "failed", "timeout", "cancelled", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """Resources that a cell occupies while it runs.
+
+    Args:
+        cpus: cores of each machine.
+        gpus: whole GPUs of each machine.
+        exclusive: it measures times, so no other cell may run on its machine.
+        nodes: machines, all at once; its command runs on each, and `torchrun` without `--standalone` joins them into one world.
+    """
+
+    cpus: int = 1
+    gpus: int = 0
+    exclusive: bool = True
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cpus < 1 or self.gpus < 0 or self.nodes < 1:
+            raise ConfigError(
+                f"resources: got {self.cpus} cores and {self.gpus} GPUs on {self.nodes} machines, "
+                "expected 1 or more, 0 or more, and 1 or more"
+            )
+
+    def __str__(self) -> str:
+        """Return the resources in words."""
+        alone = ", nothing else there" if self.exclusive else ""
+        return f"{self.nodes} machine{'s' * (self.nodes > 1)} of {self.cpus} CPU and {self.gpus} GPU{alone}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One command in processes of its own.
+
+    Args:
+        argv: the command; nothing is looked at by a shell. It runs in a folder of its own. A first word that is this Python
+            becomes that of the machine where it runs.
+        env: set in addition to the environment of whoever starts it there.
+        files: put into the folder before, by relative path.
+        resources: resources that it occupies.
+        timeout_s: it is ended when it has run that long.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    resources: Resources = Resources()
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        if not self.argv or self.timeout_s <= 0:
+            raise ConfigError(f"cell: got argv {self.argv} and a timeout of {self.timeout_s:g} s, expected a command and above 0")
+
+    @property
+    def digest(self) -> str:
+        """Hash of command, environment, files and resources."""
+        files = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(self.files.items())]
+        what = [self.argv, sorted(self.env.items()), files, asdict(self.resources)]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """Result of a cell: status, exit code, output and files.
+
+    Args:
+        status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
+            `lost`: its machine was lost, more often than is retried; stderr holds the reason.
+        code: exit code of the process; None if it never began, or is not known.
+        wall_s: from its start to its end.
+        stdout, stderr: the last 64 kB of each.
+        swept: processes of the cell that outlived its first one, and were ended.
+        files: files left in its folder, by relative path, without the given files that did not change.
+        node: the machine it ran on, as the executor names it; empty: this one.
+        lost: machines that were lost while it ran there, before it ran on `node`.
+    """
+
+    status: Status
+    code: int | None
+    wall_s: float
+    stdout: str
+    stderr: str
+    swept: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    node: str = ""
+    lost: tuple[str, ...] = ()
+
+
+class Handle(Protocol):
+    """A cell that was submitted."""
+
+    @property
+    def cell(self) -> Cell:
+        """Submitted cell."""
+        ...
+
+
+class Executor(Protocol):
+    """Interface that runs cells, here or elsewhere."""
+
+    def at_once(self, resources: Resources) -> int:
+        """Return how many cells with these resources to submit before waiting for the first."""
+        ...
+
+    def submit(self, cell: Cell) -> Handle:
+        """Start a cell, or queue it."""
+        ...
+
+    def wait(self, handle: Handle) -> Finished:
+        """Wait for the cell's end, at most its timeout and a few seconds once it runs; repeated calls give the same result."""
+        ...
+
+    def cancel(self, handle: Handle) -> Finished:
+        """End the cell now; a finished cell stays finished."""
+        ...
+
+
+MARK: Final = "STROBE_CELL"
+"""Variable that names the cell a process belongs to."""
+
+
+def alive(mark: str) -> list[int]:
+    """Return the ids of this user's processes that carry a mark and have not ended."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit():
+            continue
+        with suppress(OSError):
+            carries = wanted in (place / "environ").read_bytes().split(b"\0")
+            if carries and (place / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(int(place.name))
+    return sorted(found)
+
+
+def end(mark: str, grace_s: float) -> int:
+    """End all processes with a mark: by SIGTERM, after `grace_s` by SIGKILL. Return their number.
+
+    New ones may be born meanwhile, so it goes on until there is none.
+    """
+    first = alive(mark)
+    send(first, signal.SIGTERM)
+    send(first, signal.SIGCONT)  # one that is stopped would not hear it
+    deadline = time.monotonic() + grace_s
+    while (left := alive(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    while left:
+        send(left, signal.SIGKILL)
+        time.sleep(0.02)
+        left = alive(mark)
+    return len(first)
+
+
+def send(processes: list[int], number: signal.Signals) -> None:
+    """Send a signal to each that is still there."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+if __name__ == "__main__":
+    if os.fork():  # what ends with its parent's children does not end the keeper
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end(sys.argv[1], float(sys.argv[2]))
+    shutil.rmtree(sys.argv[3], ignore_errors=True)
+
+
+T = TypeVar("T")
+Job: TypeAlias = Generator[Cell, Finished, T]
+"""Generator around one cell: yields the cell, receives its `Finished`, returns a result."""
+
+
+def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:
+    """Run every job; a refused cell raises inside its job. On Ctrl-C all cells are ended, and all jobs told."""
+    under_way: deque[tuple[Job[T], Handle]] = deque()
+    try:
+        for job in jobs:
+            cell = next(job)
+            while under_way and len(under_way) >= executor.at_once(cell.resources):
+                yield _finish(*under_way[0], executor)
+                under_way.popleft()
+            try:
+                under_way.append((job, executor.submit(cell)))
+            except StrobeError as error:
+                yield _told(job, error)
+        while under_way:
+            yield _finish(*under_way[0], executor)
+            under_way.popleft()
+    except KeyboardInterrupt:
+        for job, handle in under_way:
+            executor.cancel(handle)
+            with suppress(KeyboardInterrupt, StopIteration):
+                job.throw(KeyboardInterrupt())
+        raise
+    finally:
+        for job, handle in under_way:
+            executor.cancel(handle)
+            job.close()
+
+
+def _finish(job: Job[T], handle: Handle, executor: Executor) -> T:
+    try:
+        job.send(executor.wait(handle))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a job has one cell")
+
+
+def _told(job: Job[T], error: StrobeError) -> T:
+    try:
+        job.throw(error)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a job has one cell")
+
 
 GRACE_S: Final = 3.0
 KEPT_BYTES: Final = 65_536
@@ -78,7 +305,7 @@ class LocalExecutor:
             raise ConfigError(f"cell: got {cell.resources.nodes} machines, this executor has one; use the executor ray")
         mark, folder, running = uuid4().hex, Path(tempfile.mkdtemp(prefix="strobe-cell-")), None
         keeper = subprocess.Popen(
-            [*_BARE, str(Path(processes.__file__)), mark, str(self._grace_s), str(folder)],
+            [*_BARE, str(Path(__file__)), mark, str(self._grace_s), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -121,7 +348,7 @@ class LocalExecutor:
 
     def _close(self, running: Running, status: Status) -> Finished:
         wall_s = time.monotonic() - running.started
-        swept = processes.end(running.mark, self._grace_s)
+        swept = end(running.mark, self._grace_s)
         running.process.kill()  # one that is so young that it has no mark yet
         code = running.process.wait()
         texts = [_tail(file) for file in running.output]
@@ -140,7 +367,7 @@ def _start(cell: Cell, mark: str, folder: Path, keeper: subprocess.Popen[bytes])
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
     output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  # closed when the cell is
-    settings = [f"{name}={value}" for name, value in {**cell.env, processes.MARK: mark}.items()]
+    settings = [f"{name}={value}" for name, value in {**cell.env, MARK: mark}.items()]
     process = subprocess.Popen(
         [*_BARE, str(Path(leash.__file__)), str(os.getpid()), "env", *settings, *cell.argv],
         cwd=folder,

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import strobe
-from strobe.bench.executor.cell import Cell, Finished, Handle, Resources
-from strobe.bench.executor.local import GRACE_S, LocalExecutor
+from strobe.bench.executor.local import GRACE_S, Cell, Finished, Handle, LocalExecutor, Resources
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 
 EXTRA: Final = "ray"

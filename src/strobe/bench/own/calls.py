@@ -1,30 +1,32 @@
-"""Functions of the caller's own: held against each other, timed in palindromes, and traced, as records."""
+"""Functions of the caller's own: equal inputs, outputs held against each other, timed in palindromes, and traced, as records."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import math
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
 from strobe.bench.clips import ClipNumbers, trace_line
-from strobe.bench.own.inputs import Inputs, bound
-from strobe.bench.own.outputs import Leaf, agree, leaves
+from strobe.bench.gate import Held
 from strobe.bench.runner import Outcome, end_line
 from strobe.core.device import gpus_in_use, resolve_device, synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.spans import E2E, FRAME_BLOCK, recording, span
+from strobe.core.tolerances import TOLERANCES
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run
@@ -34,6 +36,277 @@ from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.measure.timing import TimingRecorder, region_records, span_records
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
+
+_COPIED: Final = (torch.Tensor, torch.Generator, bytearray)
+_PLAIN: Final = (int, float, complex, str, bytes, bytearray, set, frozenset)
+MAX_COPIES_BYTES: Final = 256 << 20
+"""Copies that are made ahead for the calls of one sample take no more than this."""
+
+
+class Inputs:
+    """The arguments of every call.
+
+    Tensors, arrays, generators of random numbers, and the containers and dataclasses that hold them, are copied; any other
+    object, such as a model, is handed to every candidate as it is.
+
+    Args:
+        given: a tuple of arguments, a dictionary of named ones, a function that makes either anew for each call, or one argument.
+
+    Raises:
+        ConfigError: an iterator, which the first call would use up, or a tensor that cannot be copied.
+    """
+
+    def __init__(self, given: object) -> None:
+        self._make = given if callable(given) else None
+        self._kept = None if callable(given) else copied(given)
+        self.fresh = self._make is not None
+        """Every call needs its own."""
+
+    def one(self) -> Any:
+        """Return arguments of their own for one call."""
+        return copied(self._make()) if self._make is not None else copied(self._kept)
+
+    def unchanged(self, used: object) -> bool:
+        """Return whether arguments that a call has had are as they were."""
+        return self._make is not None or same(used, self._kept)
+
+    def most(self) -> int:
+        """Largest number of inputs made ahead."""
+        return max(1, MAX_COPIES_BYTES // max(1, num_bytes(self.one()))) if self.fresh else 1 << 30
+
+
+def bound(function: Callable[..., object], arguments: Any) -> Callable[[], object]:
+    """Return a call of a function with arguments as `Inputs` has them."""
+    if isinstance(arguments, tuple):
+        return (lambda: function(*arguments)) if arguments else function
+    if isinstance(arguments, dict):
+        return lambda: function(**arguments)
+    return lambda: function(arguments)
+
+
+def copied(value: object) -> Any:
+    """Return a deep copy of tensors, arrays and the containers that hold them; other objects are not copied.
+
+    Raises:
+        ConfigError: an iterator, or a tensor that is the result of a differentiable operation.
+    """
+    return _copy(value, {})
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, Iterator):
+        raise ConfigError(
+            f"inputs: a {type(value).__name__} is used up by the first call that reads it; give a list or a tuple, or a function "
+            f"that makes the arguments anew"
+        )
+    found: Any = value
+    if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+        raise ConfigError("inputs: a tensor is the result of a differentiable operation and cannot be copied; give x.detach()")
+    if isinstance(value, torch.Generator):
+        found = value.clone_state()
+    elif isinstance(value, _COPIED) or hasattr(value, "__array_interface__"):
+        found = copy.deepcopy(value, memo)
+    elif isinstance(value, MutableMapping):
+        found = copy.copy(value)
+        for key in value:
+            found[key] = _copy(value[key], memo)
+    elif isinstance(value, tuple):
+        items = [_copy(each, memo) for each in value]
+        found = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    elif isinstance(value, list | set):
+        found = type(value)(_copy(each, memo) for each in value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(found, field.name, _copy(getattr(value, field.name), memo))
+    memo[id(value)] = found
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two copies of one value are still equal; what is not copied always is."""
+    if isinstance(one, torch.Tensor):
+        return _equal(one.detach(), other.detach())
+    if isinstance(one, torch.Generator):
+        return bool(torch.equal(one.get_state(), other.get_state()))
+    if hasattr(one, "__array_interface__"):
+        import numpy as np
+
+        return bytes(np.asarray(one).tobytes()) == bytes(np.asarray(other).tobytes())
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, _PLAIN):
+        return type(one) is type(other) and bool(one == other or one != one)
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return all(same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
+    return one is other
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN where NaN was
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of the tensors and arrays in a value."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().nbytes()
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, list | tuple | set):
+        return sum(map(num_bytes, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(num_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
+    return int(getattr(value, "nbytes", 0))
+
+
+_EXACT: Final = (str, bytes, bytearray, bool, type(None), set, frozenset, range, slice)
+_LIMITS: Final = TOLERANCES["call"]
+_LATER: Final = (Iterator, AsyncIterator, Awaitable)
+
+
+class Leaf(NamedTuple):
+    """One value of an output: where it stands, and what it is."""
+
+    path: str
+    value: Any
+
+
+def leaves(output: object, path: str = "out") -> list[Leaf]:
+    """Return the values of an output in order, copied from what the next call may overwrite.
+
+    Raises:
+        ConfigError: it holds something that cannot be compared, or a call that has not run yet.
+    """
+    if isinstance(output, torch.Tensor):
+        return [Leaf(path, output.detach().clone())]
+    if isinstance(output, (*_EXACT, int, float, complex)):
+        return [Leaf(path, output)]
+    if hasattr(output, "__array_interface__"):  # NumPy, and images of PIL
+        return [Leaf(path, _array(output, path))]
+    if isinstance(output, Mapping):
+        items = [(f"{path}[{key!r}]", value) for key, value in output.items()]
+    elif isinstance(output, list | tuple):
+        items = [(f"{path}[{index}]", value) for index, value in enumerate(output)]
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        items = [(f"{path}.{field.name}", getattr(output, field.name)) for field in dataclasses.fields(output)]
+    elif isinstance(output, _LATER):
+        raise ConfigError(
+            f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for the "
+            f"result, such as lambda: list(f())"
+        )
+    else:
+        raise ConfigError(
+            f"{path} is a {type(output).__name__}, which cannot be compared; return tensors, arrays, numbers, text, or lists, "
+            f"tuples, dictionaries and dataclasses of them, or give tolerance=math.inf to compare no outputs"
+        )
+    return [leaf for where, value in items for leaf in leaves(value, where)]
+
+
+def _array(output: Any, path: str) -> Any:
+    import numpy as np
+
+    array = np.array(output)
+    if array.dtype.kind in "biufc":
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    if array.dtype.kind in "US":
+        return array.tolist()
+    raise ConfigError(f"{path} is an array of {array.dtype}, which cannot be compared; give tolerance=math.inf to compare none")
+
+
+def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> Held:
+    """Hold an output against that of the reference.
+
+    The relative error of floating-point numbers is the root mean square of the difference / that of the expected values, in
+    float64. Integers, text and the shapes must be equal; with a tolerance of the caller's, integers in tensors count as numbers.
+
+    Args:
+        tolerance: largest relative error; None: by dtype, the coarser one of both.
+    """
+    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in _limits(found, expected, tolerance).items())
+    rule = f"the same output: relative error <= {limits}" if limits else "the same output"
+    places = [leaf.path for leaf in found], [leaf.path for leaf in expected]
+    if places[0] != places[1]:
+        odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
+        return Held(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
+    worst, at = 0.0, ""
+    for own, other in zip(found, expected, strict=True):
+        wrong, error = _differ(own.value, other.value, tolerance)
+        if wrong:
+            return Held(False, rule, f"{own.path}: {wrong}", exact=True)
+        if error > worst:
+            worst, at = error, own.path
+    if all(leaf.value is None for leaf in expected):
+        return Held(True, "nothing to compare", "neither returns a value")
+    return Held(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
+
+
+def _limits(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> dict[str, float]:
+    names = {_name(leaf.value) for leaf in (*found, *expected)} - {""}
+    if tolerance is not None:
+        return {"as asked for": tolerance}
+    return {name: _LIMITS[name] for name in _LIMITS if name in names}
+
+
+def _name(value: Any) -> str:
+    """The real dtype of floating-point values; empty for all else."""
+    if isinstance(value, float | complex):
+        return "float64"
+    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        real = value.dtype.to_real()
+        name = str(real).removeprefix("torch.")
+        return name if name in _LIMITS else "bfloat16"  # those of eight bits have no tolerance of their own
+    return ""
+
+
+def _differ(own: Any, other: Any, tolerance: float | None) -> tuple[str, float]:
+    """Return why two values are not the same, and their relative error."""
+    if isinstance(own, _EXACT) or isinstance(other, _EXACT) or isinstance(own, list):
+        return ("" if type(own) is type(other) and own == other else f"{_short(own)}, expected {_short(other)}"), 0.0
+    if isinstance(own, int) and isinstance(other, int):
+        return ("" if own == other else f"{_short(own)}, expected {_short(other)}"), 0.0
+    one, two = torch.as_tensor(own), torch.as_tensor(other)
+    if one.shape != two.shape:
+        return f"shape {tuple(one.shape)}, expected {tuple(two.shape)}", 0.0
+    names = [name for name in (_name(own), _name(other)) if name]
+    if not names and tolerance is None:
+        unequal = int((one.cpu() != two.cpu()).sum())
+        return (f"{unequal} of {one.numel()} integers differ" if unequal else ""), 0.0
+    limit = tolerance if tolerance is not None else max(_LIMITS[name] for name in names)
+    error = _relative(one, two)
+    if math.isinf(error):
+        return "not finite in the same places", error
+    return (f"relative error {error:.3g}, at most {limit:g} allowed" if error > limit else ""), error
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square of the difference / that of the expected values; infinite where they are not finite in the same places.
+
+    Of expected zeros it is the root mean square of the values found.
+    """
+    wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
+    one, two = found.cpu().to(wide), expected.cpu().to(wide)
+    finite = one.isfinite() & two.isfinite()
+    odd = (one == two) | (one.isnan() & two.isnan())
+    if not bool((finite | odd).all()):
+        return math.inf
+    one, two = one[finite], two[finite]
+    if not one.numel():
+        return 0.0
+    scale = float(two.abs().square().mean().sqrt())
+    error = float((one - two).abs().square().mean().sqrt())
+    return error / scale if scale else error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
 
 Functions = Mapping[str, Callable[..., object]]
 

@@ -14,16 +14,12 @@ def main() -> None:
     """Start the program, wait for it, tell what it took."""
     asked = json.load(sys.stdin)
     nothing = os.open(os.devnull, os.O_RDWR)
-    stdout, stderr = (
-        os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) if name in asked else nothing
-        for name in ("stdout", "stderr")
-    )
-    actions = [(os.POSIX_SPAWN_DUP2, nothing, 0), (os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
-    environment = asked.get("environment", os.environb)  # its own, where nothing else is asked for
-    os.chdir(asked.get("folder", "."))
+    stderr = os.open(asked["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    actions = [(os.POSIX_SPAWN_DUP2, nothing, 0), (os.POSIX_SPAWN_DUP2, nothing, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    os.chdir(asked["folder"])
     start = time.perf_counter_ns()
     try:
-        child = os.posix_spawnp(asked["argv"][0], asked["argv"], environment, file_actions=actions)
+        child = os.posix_spawnp(asked["argv"][0], asked["argv"], asked["environment"], file_actions=actions)
     except OSError as error:
         json.dump({"not_started": error.strerror}, sys.stdout)
         return

@@ -1,7 +1,8 @@
-"""Whole programs, timed in palindromes: wall time, CPU time and peak memory of each run, as records."""
+"""Whole programs, also one at several commits, timed in palindromes: wall time, CPU time and peak memory of each run."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -11,8 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from strobe.bench.case import Progress
 from strobe.bench.clips import ClipNumbers
 from strobe.bench.runner import VariantError, end_line
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.printable import clean
 from strobe.core.settings import inherited_environment
 from strobe.core.spans import E2E
 from strobe.perf.measure.clocks import read_clocks
@@ -50,11 +52,15 @@ class Program:
         name: in the records.
         command: as it was given.
         argv: what is run: its words, or a shell that reads it.
+        folder: that it runs in.
+        environment: its variables; None: those of this process.
     """
 
     name: str
     command: str
     argv: tuple[str, ...]
+    folder: str = "."
+    environment: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +112,8 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
     return tuple(
-        Program(name=name, command=text, argv=argv) for name, text, argv in zip(names or _apart(texts), texts, argvs, strict=True)
+        Program(name=name, command=text, argv=argv)
+        for name, text, argv in zip(names or told_apart(texts), texts, argvs, strict=True)
     )
 
 
@@ -127,8 +134,8 @@ def argv_of(text: str) -> tuple[str, ...]:
         raise ConfigError(f"the command {text!r} cannot be read: {str(error).lower()}") from error
 
 
-def _apart(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names that differ, from commands that may not."""
+def told_apart(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return names that differ, from commands or commits that may not."""
     found: list[str] = []
     for text in texts:
         line = " ".join(text.split())
@@ -145,7 +152,8 @@ def measure_programs(
 ) -> Path:
     """Run programs in palindromes, the first being the baseline; return the run folder.
 
-    Their output is thrown away, and stdin is empty.
+    Their output is thrown away, and stdin is empty. In its untimed runs a program may leave profiler traces in the folder that
+    the variable STROBE_PROFILE_DIR names (`traces_of`).
 
     Raises:
         VariantError: a program failed, with its exit status and the last lines of its stderr.
@@ -192,10 +200,10 @@ class _Run:
 
     def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
         if self._plan.prepare:
-            prepared = self._launch(argv_of(self._plan.prepare))
+            prepared = self._launch(program, argv_of(self._plan.prepare), {})
             if why := self._failed(prepared):
                 raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
-        took = self._launch(program.argv)
+        took = self._launch(program, program.argv, self._traced(program) if phase == "warmup" else {})
         if "not_started" in took:
             raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
         if (why := self._failed(took)) and not self._plan.ignore_failure:
@@ -222,11 +230,22 @@ class _Run:
         self._writer.append(whole, clip)
         self._writer.sync()
 
-    def _launch(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Have a program run by the launcher; whatever ends the wait ends both."""
-        asked = json.dumps({"argv": list(argv), "stderr": str(self._stderr), "environment": inherited_environment()})
+    def _traced(self, program: Program) -> dict[str, str]:
+        """The variable that names the folder for profiler traces of a program that takes some."""
+        number = list(self._programs).index(program.name)
+        return {"STROBE_PROFILE_DIR": str(traces_of(self._writer.folder.absolute(), number))}
+
+    def _launch(self, program: Program, argv: Sequence[str], more: Mapping[str, str]) -> dict[str, Any]:
+        """Have the launcher run something where a program runs; whatever ends the wait ends both."""
+        environment = {**(inherited_environment() if program.environment is None else program.environment), **more}
+        request = {"argv": list(argv), "stderr": str(self._stderr), "folder": program.folder, "environment": environment}
+        asked = json.dumps(request)
         launcher = subprocess.Popen(
-            (sys.executable, "-I", "-S", str(_LAUNCHER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            (sys.executable, "-I", "-S", str(_LAUNCHER)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,  # in whose PATH the program is looked for
         )
         try:
             told, _ = launcher.communicate(asked.encode())
@@ -249,6 +268,11 @@ class _Run:
         return f"{how}; the last it wrote to stderr: {' / '.join(lines)}" if lines else f"{how}, and wrote nothing to stderr"
 
 
+def traces_of(folder: Path, number: int) -> Path:
+    """Return the folder within a run's that a program may leave profiler traces in while it warms up."""
+    return folder / "traces" / str(number)
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as `SIGKILL`."""
     try:
@@ -266,3 +290,125 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
+
+
+_GIT_TIMEOUT_S: Final = 600.0
+_INSTALL_TIMEOUT_S: Final = 3600.0
+_QUIET: Final = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "advice.detachedHead=false")
+_NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "GIT_DIR", "GIT_WORK_TREE")
+"""What would show a command the code of another checkout than its own."""
+
+
+def commit_of(name: str) -> str:
+    """Return the hash of a commit of the repository here.
+
+    Raises:
+        ConfigError: there is no repository, or no such commit.
+    """
+    try:
+        _git("rev-parse", "--git-dir")
+    except StrobeError as error:
+        raise ConfigError(f"--commits: run this inside a clone of the repository; {error}") from error
+    try:
+        return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip()
+    except StrobeError as error:
+        said = f"--commits: the repository here has no commit {name!r}; give names such as v1.0 main, not a range"
+        raise ConfigError(f"{said}. A shallow clone has few: git fetch --unshallow brings the others") from error
+
+
+@contextmanager
+def checked_out(commits: Sequence[str], names: Sequence[str], command: str, install: str) -> Iterator[tuple[Program, ...]]:
+    """Check each commit out into a folder of its own and install it there; all of them go away at the end.
+
+    The working tree, the branches and the stash of the repository stay as they are, and its hooks do not run.
+
+    Args:
+        commits: names that git knows.
+        names: one for each, in the records.
+        command: command line that is measured, in the folder of each.
+        install: command line before, once for each, in a virtual environment of its own that sees the packages beside strobe
+            too; empty: none, and no environment.
+
+    Yields:
+        the command at each commit.
+
+    Raises:
+        ConfigError: there are fewer than two commits, one that is not there, or a command that cannot be read.
+        StrobeError: a commit cannot be checked out or installed.
+    """
+    if len(commits) < 2:
+        raise ConfigError(f"--commits: a comparison needs two or more, got {' '.join(commits)}; such as --commits main HEAD")
+    if not command.strip():
+        raise ConfigError("give the command that is measured: strobe compare --commits main HEAD -- 'python bench.py'")
+    for text in (command, install or "true"):
+        argv_of(text)  # what cannot be read is told before anything is made
+    if len(names) != len(commits) or len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise ConfigError(f"--names: give {len(commits)} different names, one for each commit, got: {', '.join(names)}")
+    hashes = [commit_of(name) for name in commits]
+    with tempfile.TemporaryDirectory(prefix="strobe-commits-", ignore_cleanup_errors=True) as text:
+        folder = Path(text)
+        try:
+            yield tuple(
+                _made(folder / str(number), name, commit, command, install)
+                for number, (name, commit) in enumerate(zip(names, hashes, strict=True))
+            )
+        finally:
+            for place in folder.iterdir():
+                with suppress(StrobeError):
+                    _git("worktree", "remove", "--force", "--force", str(place / "tree"))
+            shutil.rmtree(folder, ignore_errors=True)
+            _git("worktree", "prune")
+
+
+def _made(place: Path, name: str, commit: str, command: str, install: str) -> Program:
+    tree = place / "tree"
+    _git("worktree", "add", "--quiet", "--force", "--detach", str(tree), commit)
+    environment = {key: value for key, value in inherited_environment().items() if key not in _NOT_PASSED}
+    if install:
+        has_pip = importlib.util.find_spec("pip") is not None  # beside strobe: a copy would take most of the time
+        options = ["--without-pip"] if has_pip else []
+        _run((sys.executable, "-m", "venv", *options, str(place / "venv")), place, environment, f"{name}: no virtual environment")
+        if has_pip:
+            script = place / "venv" / "bin" / "pip"
+            script.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n', encoding="utf-8")
+            script.chmod(0o755)
+        (site,) = (place / "venv").glob("lib/python*/site-packages")
+        beside = [each for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
+        (site / "zz_beside_strobe.pth").write_text("".join(f"{each}\n" for each in beside), encoding="utf-8")
+        path = f"{place / 'venv' / 'bin'}:{environment.get('PATH', '')}"
+        environment |= {"PATH": path, "VIRTUAL_ENV": str(place / "venv")}
+        _run(argv_of(install), tree, environment, f"{name}: --install {install!r} failed")
+    return Program(
+        name=name,
+        command=f"{command}  # at {commit[:12]}",
+        argv=argv_of(command),
+        folder=str(tree),
+        environment=environment,
+    )
+
+
+def _git(*arguments: str) -> str:
+    """Return what git prints; hooks of the repository do not run.
+
+    Raises:
+        StrobeError: there is no git, or it failed; with what it said.
+    """
+    options = [word for option in _QUIET for word in ("-c", option)]
+    environment = {key: value for key, value in inherited_environment().items() if not key.startswith("GIT_")}
+    return _run(("git", *options, *arguments), Path(), environment, f"git {arguments[0]}", _GIT_TIMEOUT_S)
+
+
+def _run(argv: Sequence[str], folder: Path, env: dict[str, str], what: str, timeout_s: float = _INSTALL_TIMEOUT_S) -> str:
+    try:
+        done = subprocess.run(
+            argv, cwd=folder, env=env, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError as error:
+        raise StrobeError(f"{what}: no program {argv[0]!r} on this machine; install it, or check its path") from error
+    except subprocess.TimeoutExpired as error:
+        raise StrobeError(f"{what}: it took more than {timeout_s:g} s") from error
+    if done.returncode:
+        said = [line.strip() for line in (done.stderr or done.stdout).decode(errors="replace").splitlines() if line.strip()]
+        told = clean(" / ".join(said[-_TOLD_LINES:])) or "it said nothing"
+        raise StrobeError(f"{what}: exit code {done.returncode}: {told}")
+    return done.stdout.decode(errors="replace")

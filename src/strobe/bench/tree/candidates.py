@@ -15,7 +15,7 @@ from torch import Tensor
 
 from strobe.attention.tree import KVShards, Links, tree_attention
 from strobe.attention.tree.placement import split
-from strobe.bench.attempt import Attempt
+from strobe.bench.cells import Attempt
 from strobe.bench.tree.request import PEER, Check, Shape
 from strobe.core.errors import ImplUnavailableError
 

@@ -1,35 +1,226 @@
-"""One rank of a cell, a process of its own: `torchrun ... -m strobe.bench.tree.rank FOLDER`.
-
-It reads `task.json`, and writes `rankN.json` when it is done or has failed.
-"""
+"""One rank of a cell of tree attention: its strategies checked, timed and predicted. Run as a program."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, Self, get_args
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from strobe.attention.tree import measure_links
-from strobe.bench.attempt import Attempt
+from strobe.attention.tree import Links, TreePlan, explain, measure_links
+from strobe.attention.tree.links import KINDS, Rate
+from strobe.attention.tree.placement import split
+from strobe.attention.tree.plan import Message, Prediction
+from strobe.bench.cells import Attempt
 from strobe.bench.tree.candidates import Inputs, Run, bind, check, draw
-from strobe.bench.tree.guide import guide_blocks
-from strobe.bench.tree.predict import links_line, predict
-from strobe.bench.tree.recorder import MarkRecorder
-from strobe.bench.tree.request import PEER, TASK, Check, RankResult, Taken, Task
+from strobe.bench.tree.request import PEER, TASK, Check, How, Mark, Predicted, RankResult, Taken, Task
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import write_whole
+from strobe.core.spans import recording
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.order import palindrome
+from strobe.perf.records import grids
+from strobe.perf.records.grids import MEETING, MESSAGE, Collective, LinkRate, SentMessage, WhatIf
+from strobe.perf.records.record import Mode
+
+
+def guide_blocks(inputs: Inputs, device: torch.device, how: How, align: Callable[[], None]) -> dict[Mode, dict[str, list[float]]]:
+    """Measure every block on this rank, milliseconds by mode and block.
+
+    `profiled_tree_attn_decode` takes the whole keys and cuts out its own; queries must be replicated.
+    """
+    if inputs.shape.placement != "replicated":
+        return {}
+    shape = inputs.shape
+    q = inputs.q.transpose(1, 2)
+    whole = (shape.batch, shape.kv_heads, shape.seq_len, shape.dim)
+    generator = torch.Generator(device).manual_seed(how.seed)
+    k, v = (torch.randn(whole, generator=generator, device=device, dtype=torch.float32).to(q.dtype) for _ in range(2))
+    found: dict[Mode, dict[str, list[float]]] = {}
+    for mode in get_args(Mode):
+        timer = Timer(device.type == "cuda", serialised=mode == "serialised")
+        for turn in range(2 + how.iterations):
+            align()
+            profiled_tree_attn_decode(q, k, v, timer, warmup=turn < 2)
+        found[mode] = timer.times
+    return found
+
+
+Moment = int | torch.cuda.Event
+
+
+class MarkRecorder:
+    """Recorder without waits: the host clock on a CPU, events on the current stream of a GPU.
+
+    Args:
+        device: where the call works.
+        meet: serialised: called before each collective, returns when all ranks are there; the device is drained before and after.
+    """
+
+    def __init__(self, device: torch.device, meet: Callable[[], object] | None = None) -> None:
+        self._on_gpu = device.type == "cuda"
+        self.meet = meet
+        self.done: list[tuple[str, str, Moment, Moment]] = []
+
+    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+        """Return a context manager that marks the region; `tree_message:gather` is the part `gather` of `tree_message`."""
+        region, _, part = name.partition(":")
+        return _Region(self, region, part)
+
+    def now(self) -> Moment:
+        """Return this moment, on the clock of the device."""
+        if not self._on_gpu:
+            return time.perf_counter_ns()
+        if self.meet is not None:
+            torch.cuda.synchronize()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def take(self, run: Callable[[], object]) -> Taken:
+        """Run one call and return its marked regions."""
+        self.done.clear()
+        with recording(self):
+            start = self.now()
+            run()
+            stop = self.now()
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        marks = [Mark(name, _between(start, first), _between(first, last), part) for name, part, first, last in self.done]
+        return Taken(total_ns=_between(start, stop), marks=tuple(sorted(marks, key=lambda mark: mark.start_ns)))
+
+
+class _Region:
+    __slots__ = ("first", "name", "part", "recorder")
+
+    def __init__(self, recorder: MarkRecorder, name: str, part: str) -> None:
+        self.recorder = recorder
+        self.name = name
+        self.part = part
+
+    def __enter__(self) -> Self:
+        recorder = self.recorder
+        if recorder.meet is not None and self.name == MESSAGE:
+            first = recorder.now()
+            recorder.meet()
+            recorder.done.append((MEETING, "", first, recorder.now()))
+        self.first = recorder.now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.recorder.done.append((self.name, self.part, self.first, self.recorder.now()))
+
+
+def _between(first: Moment, last: Moment) -> int:
+    if isinstance(first, int) and isinstance(last, int):
+        return last - first
+    assert isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
+    elapsed_ms: float = first.elapsed_time(last)
+    return round(elapsed_ms * 1e6)
+
+
+def links_line(links: Links, auto: str) -> grids.Links:
+    """Return links as their record; a bandwidth too large to be seen beside the latency is left out."""
+
+    def line(kind: Collective, rate: Rate) -> LinkRate:
+        return LinkRate(kind=kind, alpha_s=finite(rate.alpha_s), bytes_per_s=finite(rate.bytes_per_s), host_s=finite(rate.host_s))
+
+    return grids.Links(
+        flops_per_s=finite(links.flops_per_s),
+        memory_bytes_per_s=finite(links.memory_bytes_per_s),
+        launch_s=finite(links.launch_s),
+        rates=(*(line(kind, links.rate(kind)) for kind in KINDS), line("merge", links.merge)),
+        auto=auto,
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None if it is not finite: JSON has no such number."""
+    return value if math.isfinite(value) else None
+
+
+def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
+    """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
+    plan = _plan(inputs, links)
+    faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
+    for factor in what_if:
+        faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
+        faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
+    found: dict[str, Predicted] = {}
+    for each in plan.predictions:
+        found[each.strategy] = Predicted(
+            local_ns=each.local_s * 1e9,
+            hidden_ns=each.hidden_s * 1e9,
+            host_ns=each.host_s * 1e9,
+            messages=tuple(_sent(message, links) for message in each.messages),
+            bound=_bound(inputs, links, each),
+            what_if=tuple(
+                WhatIf(faster=what, factor=factor, total_ns=_seconds(other, each.strategy) * 1e9)
+                for what, factor, other in faster
+            ),
+        )
+    return found, plan.strategy
+
+
+def _plan(inputs: Inputs, links: Links) -> TreePlan:
+    shape = inputs.shape
+    return explain(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        shards=inputs.shards,
+        q_placement=shape.placement,
+        out_placement=shape.placement,
+        q_lengths=[stop - start for start, stop in split(shape.q_len, shape.world_size)]
+        if shape.placement != "replicated"
+        else None,
+        links=links,
+    )
+
+
+def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
+    def scaled(rate: Rate) -> Rate:
+        return replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
+
+    return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
+
+
+def _seconds(plan: TreePlan, strategy: str) -> float:
+    return next(each.seconds for each in plan.predictions if each.strategy == strategy)
+
+
+def _sent(message: Message, links: Links) -> SentMessage:
+    alpha_ns = links.rate(message.kind).alpha_s * 1e9
+    return SentMessage(
+        payload=message.what,
+        kind=message.kind,
+        sent_bytes=message.sent_bytes,
+        alpha_ns=alpha_ns,
+        beta_ns=message.seconds * 1e9 - alpha_ns,
+    )
+
+
+def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "memory"]:
+    """Return whether local attention is bound by FLOPs or memory: a ring reads all keys, other strategies read a share."""
+    shape = inputs.shape
+    flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size
+    moved: float = 2 * shape.batch * shape.kv_heads * shape.dim * inputs.k.element_size() * shape.seq_len
+    moved /= 1 if each.strategy == "ring" else shape.world_size
+    return "flop" if flops / links.flops_per_s > moved / links.memory_bytes_per_s else "memory"
+
 
 WARMUP: Final = 3
 START_S: Final = 60.0

@@ -8,7 +8,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from strobe.cli.documents.extracted import Kernels, Stages, Timers
 from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
-from strobe.perf.report.documents.history import HistoryDocument
 from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
@@ -41,17 +40,6 @@ class Reported(RunDocument, frozen=True, kw_only=True):
         dict[str, tuple[str, ...]],
         Meta(description="by damaged run folder: the damage; damaged records are left out; empty if there is no damage"),
     ]
-
-
-class Tracked(HistoryDocument, frozen=True, kw_only=True):
-    """`strobe track`: figures over commits, and the commits that changed them."""
-
-    report: ReportPaths
-    figures: Annotated[
-        dict[str, dict[str, float | None]],
-        Meta(description="by figure: values that --require accepts, of the last machine to measure; null: none"),
-    ]
-    not_met: NotMet
 
 
 class Measured(Reported, frozen=True, kw_only=True):
@@ -348,8 +336,5 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
     "quality": (Judged,),
-    "track run": (Tracked,),
-    "track report": (Tracked,),
-    "track find": (Tracked,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -99,8 +99,7 @@ def attention(
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("attention") as advance:
-        from strobe.bench.calls import AttentionPlan, measure_attention
-        from strobe.bench.cases.attention import AttentionCall, AttentionCase
+        from strobe.bench.cases.attention import AttentionCall, AttentionCase, AttentionPlan, measure_attention
 
         work = AttentionCall(
             q_tokens=call.seq_q,

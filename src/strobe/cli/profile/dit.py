@@ -21,7 +21,7 @@ from strobe.core.settings import read_settings, split_list
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
-    from strobe.bench.dit.models import Loaded
+    from strobe.bench.dit.case import Loaded
 
 MODES: Final = {"on": True, "off": False}
 DTYPES: Final = ("auto", "bfloat16", "float32")
@@ -173,7 +173,7 @@ def _loaded(what: Pass) -> Loaded:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
-    from strobe.bench.dit.models import Shot, load_named, model_named
+    from strobe.bench.dit.case import Shot, load_named, model_named
     from strobe.bench.dit.pipe import load_pipe
     from strobe.core.device import resolve_device
 

@@ -69,7 +69,7 @@ def kernels(
     if out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
     with output.progress("kernels") as advance:
-        from strobe.bench.kernels import KernelPlan, profile_kernels
+        from strobe.bench.operations import KernelPlan, profile_kernels
         from strobe.core.device import resolve_device
         from strobe.engine.config import resolve
         from strobe.engine.load import load
@@ -123,7 +123,7 @@ def _numbers(found: KernelProfile) -> dict[str, object]:
 
 def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
     """Return the facts of the run for the page."""
-    from strobe.bench.costs import dtype_name, steady_pass
+    from strobe.bench.operations import dtype_name, steady_pass
     from strobe.perf.measure.machine import describe_machine, utc_now
     from strobe.perf.report.kernel_profile import Profiled
 

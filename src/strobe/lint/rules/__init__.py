@@ -2,37 +2,7 @@
 
 from typing import Final
 
-from strobe.lint.finding import Rule
-from strobe.lint.rules import (
-    agreement,
-    arithmetic,
-    changes,
-    comparisons,
-    costs,
-    provenance,
-    quality,
-    rates,
-    recorded,
-    samples,
-    shares,
-    stages,
-    sums,
-    units,
-)
+from strobe.lint.rules import evidence, sentences, tables, units
+from strobe.lint.study import Rule
 
-RULES: Final[tuple[Rule, ...]] = (
-    *rates.RULES,
-    *sums.RULES,
-    *shares.RULES,
-    *changes.RULES,
-    *agreement.RULES,
-    *comparisons.RULES,
-    *arithmetic.RULES,
-    *samples.RULES,
-    *units.RULES,
-    *quality.RULES,
-    *provenance.RULES,
-    *stages.RULES,
-    *costs.RULES,
-    *recorded.RULES,
-)
+RULES: Final[tuple[Rule, ...]] = (*tables.RULES, *sentences.RULES, *units.RULES, *evidence.RULES)

@@ -114,22 +114,6 @@ def welch_interval(reference: Sequence[float], candidate: Sequence[float], level
     return Interval(low=math.exp(mean - half), high=math.exp(mean + half), level=level)
 
 
-def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """Return the interval of the median between two order statistics, whatever the distribution; None for fewer than six.
-
-    The median lies between the k-th smallest and the k-th largest of n samples unless fewer than k fall on one side of it:
-    `P(Binomial(n, 1/2) < k)` on each side. The largest k that keeps both below `1 - level` together is taken.
-    """
-    n, outside, k = len(values), 0.0, 0
-    while k < n and 2 * (outside + math.comb(n, k) / 2**n) <= 1 - level:
-        outside += math.comb(n, k) / 2**n
-        k += 1
-    if k == 0:
-        return None
-    ranked = sorted(values)
-    return Interval(low=ranked[k - 1], high=ranked[n - k], level=level)
-
-
 def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
     """Return the verdict that a ratio (reference time / candidate time) and its interval allow.
 

@@ -70,13 +70,6 @@ def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
     return tuple(None if value.startswith("[") or value == "N/A" else value for value in values)
 
 
-def nvidia_gpus() -> tuple[tuple[str, str], ...]:
-    """Return model name and driver version of every GPU that `nvidia-smi` sees; none where there is no such program."""
-    lines = (_output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]) or "").splitlines()
-    pairs = (line.rpartition(",") for line in lines)
-    return tuple((name.strip(), driver.strip()) for name, comma, driver in pairs if comma)
-
-
 def _output(command: list[str]) -> str | None:
     """Return what a command prints, or None if it is absent, fails or hangs."""
     try:

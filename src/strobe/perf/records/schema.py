@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
 from msgspec import inspect
 
 from strobe.perf.records.base import SCHEMA_VERSION
-from strobe.perf.records.history import HISTORY_LINES
 from strobe.perf.records.record import LINES
 
 _PLAIN: Final = {
@@ -44,29 +43,11 @@ kind; each section below describes one kind of line, or an object inside lines. 
 """
 
 
-_HISTORY: Final = """# Records of a history
-
-Generated from `strobe.perf.records.history` by `make docs`; do not edit.
-
-`strobe track` keeps one folder per session, `sessions/NAME/measurements.jsonl`: one JSON object per line, of the kinds below,
-versioned and sealed like [the lines of a run](records.md).
-"""
-
-
 def schema_markdown() -> str:
     """Return `docs/records.md`: one section per kind of line, then the structs inside lines."""
-    return _page(_HEAD, LINES)
-
-
-def history_markdown() -> str:
-    """Return `docs/histories.md`: the same of the lines of a history."""
-    return _page(_HISTORY, HISTORY_LINES)
-
-
-def _page(head: str, lines: Sequence[type[msgspec.Struct]]) -> str:
-    parts = dict.fromkeys(part for line in lines for part in parts_of(line))
-    titles = {kind: f"`{kind.__struct_config__.tag}`" for kind in lines} | {kind: kind.__name__ for kind in parts}
-    return "\n".join((head, *struct_sections(titles)))
+    parts = dict.fromkeys(part for line in LINES for part in parts_of(line))
+    titles = {kind: f"`{kind.__struct_config__.tag}`" for kind in LINES} | {kind: kind.__name__ for kind in parts}
+    return "\n".join((_HEAD, *struct_sections(titles)))
 
 
 def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]:

@@ -61,23 +61,22 @@ _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
 
 class RunWriter:
-    """Appends records to `folder/records.jsonl`, or to another file of the folder.
+    """Appends records to `folder/records.jsonl`.
 
     Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; after
     `sync` they also survive a crash of the machine. After a failed write the file is cut back to its last whole line.
 
     Args:
         folder: made if absent; must be empty.
-        name: of the file.
 
     Raises:
         ConfigError: the folder holds something already, or is not a folder.
         StrobeError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, name: str = RECORDS) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file = folder / name
+        self._file = folder / RECORDS
         self._count = 0
         self._length = 0
         try:

@@ -162,7 +162,7 @@ class Axis(_Node, frozen=True):
 
 
 class Mark(_Node, frozen=True):
-    """A point; `hollow`: not proven, or without a value; `low`, `high`, `y_low`, `y_high`: intervals of `x` and `y`; `above`: its
+    """A point; `hollow`: not proven, or without a value; `low`, `high`: interval of `xy`; `above`: its
     `y` is infinite (equal pictures)."""
 
     x: float
@@ -173,18 +173,14 @@ class Mark(_Node, frozen=True):
     low: float | None = None
     high: float | None = None
     above: bool = False
-    y_low: float | None = None
-    y_high: float | None = None
 
 
 class Level(_Node, frozen=True):
-    """A horizontal line, e.g. an average; from `start` to `stop` on the other axis where they are given, its label above it."""
+    """A horizontal line, e.g. an average."""
 
     y: float
     series: int
     label: str
-    start: float | None = None
-    stop: float | None = None
 
 
 class Plane(_Node, frozen=True):

@@ -72,10 +72,6 @@ def _reach(mark: Mark, x: Scale, y: Scale, up: float) -> str:
     if mark.low is not None and mark.high is not None:
         ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
         lines += f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
-    if mark.y_low is not None and mark.y_high is not None:
-        left = percent(x.at(mark.x))
-        ends = f'y1="{_y(y.at(mark.y_low))}" y2="{_y(y.at(mark.y_high))}"'
-        lines += f'<line class="whisker thin {colour(mark.series)}" x1="{left}" x2="{left}" {ends}/>'
     return lines
 
 
@@ -105,14 +101,10 @@ def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> l
     return heights
 
 
-def _level(level: Level, x: Scale, y: Scale) -> str:
+def _level(level: Level, y: Scale) -> str:
     part = y.at(level.y)
-    start, stop = (end if at is None else percent(x.at(at)) for at, end in ((level.start, "0"), (level.stop, "100%")))
     title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>" if level.label else ""
-    line = f'<line class="level {colour(level.series)}" x1="{start}" x2="{stop}" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
-    if level.start is None or not level.label:
-        return line
-    return f'{line}<text class="mark" x="{start}" y="{_y(part)}" dy="-9">{esc(level.label)}</text>'
+    return f'<line class="level {colour(level.series)}" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
 
 
 def _legend_item(series: int, name: str) -> str:
@@ -125,17 +117,14 @@ def draw_plane(plane: Plane, alt: str) -> str:
     ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
     x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
     finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
-    finite += [end for mark in plane.marks for end in (mark.y_low, mark.y_high) if end is not None]
     y = Scale(plane.y, finite or [0.0], upright=True)
     places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
-    body = "".join(_level(level, x, y) for level in plane.levels)
+    body = "".join(_level(level, y) for level in plane.levels)
     body += "".join(_reach(mark, x, y, place[1]) for mark, place in zip(plane.marks, places, strict=True))
     body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
     unit = f", {plane.x.unit}" if plane.x.unit else ""
-    named = [(mark.series, mark.label) for mark in plane.marks]
-    named += [(level.series, level.label) for level in plane.levels if level.start is not None]
-    labelled = "".join(_legend_item(number, label) for number, label in named if label)
+    labelled = "".join(_legend_item(mark.series, mark.label) for mark in plane.marks if mark.label)
     legend = "".join(_legend_item(index, name) for index, name in enumerate(plane.series))
     lists = f'<ul class="legend">{legend}</ul>' if legend else ""
     lists += f'<ul class="legend narrow" aria-hidden="true">{labelled}</ul>' if labelled else ""

@@ -1,0 +1,624 @@
+"""Grids of settings: what is varied, the cells of a grid, each measured as a comparison, and the steps of an optimisation log."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import torch
+from torch import nn
+
+from strobe.bench.case import Plan as Amount
+from strobe.bench.case import Progress
+from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
+from strobe.bench.cells import Attempt, Outcome, measure_cells
+from strobe.bench.runner import VariantError, run_case
+from strobe.cache.policy import check_window
+from strobe.core.device import resolve_device, synchronize
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
+from strobe.core.files import not_written, write_whole
+from strobe.engine import presets
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, filled, lacking, replace_knobs, resolve
+from strobe.engine.load import Model
+from strobe.engine.presets import PRESETS
+from strobe.engine.prompts import Switch
+from strobe.engine.session import Session
+from strobe.perf.records import record
+from strobe.perf.records.plan import PLAN, Kind, Plan, PlannedCell, read_plan
+from strobe.perf.records.store import RunWriter
+
+SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
+SYNCS: Final = "syncs"
+WORKLOAD: Final = ("batch", "switch_at")
+"""Factors that change the clip itself; such a cell is compared with its own base alone."""
+_KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
+_FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """One factor with the values to try, each as text, in the order given and once."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Configuration of one side of a cell.
+
+    Args:
+        config: configuration of the stream.
+        batch: streams in lockstep.
+        switch_at: frame block of a prompt switch; None: as the script has them.
+        waits: the host waits for the device inside every pass.
+    """
+
+    config: EngineConfig
+    batch: int = 1
+    switch_at: int | None = None
+    waits: bool = False
+
+
+def parse_factors(texts: Sequence[str]) -> tuple[Factor, ...]:
+    """Read `NAME=VALUE,VALUE ...`, one text per factor.
+
+    Raises:
+        ConfigError: no factor of that name (names the nearest), no value, or a factor twice.
+    """
+    found: dict[str, Factor] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        values = tuple(dict.fromkeys(value.strip() for value in rest.split(",")))
+        if not equals or not name or not all(values):
+            raise ConfigError(f"{text!r} is not a factor; write NAME=VALUE,VALUE like window=6,8,12")
+        if name in found:
+            raise ConfigError(f"factor {name!r} is given twice; list all its values at once: {name}=A,B,C")
+        if name not in names():
+            raise unknown_choice("factor", name, names())
+        found[name] = Factor(name=name, values=values)
+    return tuple(found.values())
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all factors: of the clip, of the host, of the configuration, optimisations."""
+    own = (each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs", "timesteps"))
+    return ("preset", "steps", *own, SYNCS, *WORKLOAD, *(each.name for each in fields(Knobs)))
+
+
+def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
+    """Parse one value of a factor. `changed` checks that it goes with the others.
+
+    Raises:
+        ConfigError: the value is not one that the factor may have; says which it may.
+    """
+    if name == "preset":
+        return presets.preset(text)
+    if name == "steps":
+        return _timesteps(text, defaults)
+    if name == SYNCS:
+        return _switch(name, text)
+    if name in WORKLOAD:
+        return _count(name, text)
+    return _value(name, text, (_KNOBS if name in _KNOBS else _FIELDS)[name])
+
+
+def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Setup:
+    """Set several factors at once; a preset among them comes first, because it replaces all others.
+
+    Raises:
+        ConfigError: a value is not allowed, or not together with the others.
+    """
+    values: dict[str, Any] = {name: read_value(name, text, defaults) for name, text in changes.items()}
+    config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)
+    timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
+    own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
+    knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
+    frames = {name: value for name in ("window", "sink") if (value := values.get(name)) is not None}
+    asked = replace(filled(config, defaults), **frames)
+    check_window(asked.window, max(0, asked.sink), defaults.frame_block)
+    held = replace(config, knobs=replace_knobs(config.knobs, **knobs), **values, **timesteps)
+    return replace(setup, config=held, **own)
+
+
+def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
+    """Return the value of a factor as text, in the form that `read_value` accepts."""
+    config = setup.config
+    special: Mapping[str, Callable[[], object]] = {
+        "preset": lambda: config.name,
+        "steps": lambda: len(config.timesteps or defaults.timesteps),
+        SYNCS: lambda: setup.waits,
+        "batch": lambda: setup.batch,
+        "switch_at": lambda: "script" if setup.switch_at is None else setup.switch_at,
+    }
+    if name in special:
+        return _text(special[name]())
+    if name in _KNOBS:
+        return _text(getattr(config.knobs, name))
+    own = filled(config, defaults)
+    return _text(getattr(own if hasattr(own, name) else config, name))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _timesteps(text: str, defaults: ModelDefaults) -> tuple[float, ...]:
+    """Drop timesteps of the model's schedule evenly; the first and, from two on, the last stay."""
+    full, count = defaults.timesteps, _count("steps", text)
+    if count > len(full):
+        raise ConfigError(f"steps={text}: the model's schedule has {len(full)} timesteps; give 1 to {len(full)}")
+    gaps = max(1, count - 1)
+    return tuple(full[(2 * i * (len(full) - 1) + gaps) // (2 * gaps)] for i in range(count))
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{name}={text}: give a whole number of 1 or more")
+    return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in SWITCH:
+        raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
+    return SWITCH[text]
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    """Convert text to a field's type; the configuration itself checks its range."""
+    if hint is bool:
+        return _switch(name, text)
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if text == "model" and type(None) in options:
+            return None
+        return _value(name, text, next(each for each in options if each is not type(None)))
+    if origin is Literal:
+        if text not in options:
+            raise unknown_choice(f"value of {name}", text, options)
+        return text
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text}: give a {'whole ' if hint is int else ''}number") from error
+    if hint is str:
+        return text
+    raise ConfigError(f"factor {name!r} cannot be written as one word; name a preset that has it instead")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AblationCell:
+    """A cell with its setups: the base and, unless the cell is of the base alone, a candidate."""
+
+    planned: PlannedCell
+    base: Setup
+    candidate: Setup | None
+
+
+def one_at_a_time(
+    base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device
+) -> Iterator[AblationCell]:
+    """Yield a cell for every value of every factor that is not the base's own.
+
+    Raises:
+        ConfigError: a value that the factor, the model or the base does not allow.
+        ImplUnavailableError: a value that cannot run on the device.
+    """
+    for factor in factors:
+        for value in factor.values:
+            if value != value_of(base, factor.name, defaults):
+                yield _cell(base, {factor.name: value}, defaults, device)
+
+
+def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+    """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
+
+    Raises:
+        ConfigError: a value that its factor does not allow.
+    """
+    for factor in factors:
+        for value in factor.values:
+            read_value(factor.name, value, defaults)
+    for values in itertools.product(*(factor.values for factor in factors)):
+        given = dict(zip((factor.name for factor in factors), values, strict=True))
+        changes = {name: value for name, value in given.items() if value != value_of(base, name, defaults)}
+        if not changes:
+            continue
+        try:
+            yield _cell(base, changes, defaults, device)
+        except (ConfigError, ImplUnavailableError) as error:
+            planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
+            yield AblationCell(planned=planned, base=base, candidate=None)
+
+
+def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+    """Yield a cell for every active optimisation, with it alone off; one that others need carries the reason."""
+    resolved = resolve(base.config, defaults, device).knobs
+    for each in fields(Knobs):
+        if getattr(resolved, each.name) is not True:
+            continue
+        name, changes = f"without-{_word(each.name)}", {each.name: "off"}
+        refused, candidate = "", None
+        try:
+            candidate = _named(changed(base, changes, defaults), changes)
+        except ConfigError as error:
+            refused = str(error)
+        planned = PlannedCell(name=name, kind="leave-one-out", changes=changes, refused=refused)
+        yield AblationCell(planned=planned, base=base, candidate=candidate)
+
+
+def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+    """Yield a cell for every optimisation that has an effect here and that the base lacks, with it alone on."""
+    for each in fields(Knobs):
+        if value_of(base, each.name, defaults) == "off":
+            cell = _cell(base, {each.name: "on"}, defaults, device)
+            assert cell.candidate is not None
+            if getattr(resolve(cell.candidate.config, defaults, device).knobs, each.name) is True:
+                yield cell
+
+
+def base_alone(base: Setup) -> AblationCell:
+    """Return the cell of the base by itself, for ablations in which no other cell shows it."""
+    return AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base, candidate=None)
+
+
+def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
+    """Return optimisations that were requested and have no effect here, with the reason."""
+    return {state.name: state.reason for state in resolve(base.config, defaults, device).knob_states if state.reason}
+
+
+def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> AblationCell:
+    """Build a cell: changes of the clip go into both sides, all others into the candidate."""
+    own = changed(base, {name: value for name, value in changes.items() if name in WORKLOAD}, defaults)
+    settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
+    if settings:
+        candidate = _named(changed(own, settings, defaults), settings)
+        resolve(candidate.config, defaults, device)  # what cannot run is told now
+    planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
+    return AblationCell(planned=planned, base=own, candidate=candidate)
+
+
+def _named(setup: Setup, changes: Mapping[str, str]) -> Setup:
+    if list(changes) == ["preset"]:
+        return setup
+    return replace(setup, config=replace(setup.config, name=_folder(changes)))
+
+
+def _kind(changes: Mapping[str, str]) -> Kind:
+    if len(changes) > 1:
+        return "product"
+    return "workload" if next(iter(changes)) in WORKLOAD else "setting"
+
+
+def _folder(changes: Mapping[str, str]) -> str:
+    return "+".join(f"{_word(name)}-{_word(value)}" for name, value in changes.items())
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")
+
+
+def waiting(cell: AblationCell) -> frozenset[str]:
+    """Return the names of the sides that wait for the device inside a pass."""
+    return frozenset(side.config.name for side in (cell.base, cell.candidate) if side is not None and side.waits)
+
+
+def script_of(script: Script, setup: Setup) -> Script:
+    """Return the script, or a copy with its first switch alone, at the frame block that the setup gives.
+
+    Raises:
+        ConfigError: that is after the end of the clip.
+    """
+    if setup.switch_at is None:
+        return script
+    prompt = script.switches[0].prompt if script.switches else script.prompt
+    switches = (Switch(frame_block=setup.switch_at, prompt=prompt),)
+    return Script(prompt=script.prompt, switches=switches, num_blocks=script.num_blocks, seed=script.seed)
+
+
+class CellCase(StreamCase):
+    """The base of a cell and its candidate, if it has one; a `strobe.bench.case.Case`.
+
+    Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
+
+    Args:
+        cell: the cell to run.
+        script: the clip.
+        model: the weights.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        review_samples: clips that quality is judged on.
+
+    Raises:
+        ConfigError: a word that the model does not know, or a switch after the end of the clip.
+    """
+
+    def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str, review_samples: int) -> None:
+        self._batch = cell.base.batch
+        sides = [side for side in (cell.base, cell.candidate) if side is not None]
+        self._waits = {side.config.name for side in sides if side.waits}
+        self._cold_ns: dict[str, int] = {}
+        self._written: set[str] = set()
+        self.writer: RunWriter | None = None
+        super().__init__(
+            [side.config for side in sides],
+            script=script_of(script, cell.base),
+            model=model,
+            device=device,
+            review_samples=review_samples,
+        )
+
+    def gate(self, name: str) -> record.Gate:
+        """Check the candidate against the base; for a red gate write the settings too, since nothing else will."""
+        with Attempt() as attempt:
+            found = super().gate(name)
+        if attempt.reason:
+            self._fail(name, attempt)
+        if not found.passed:
+            self._write(name)
+        return found
+
+    def prepare(self, name: str) -> None:
+        """Bring the variant's session back to the start of its stream."""
+        with Attempt() as attempt:
+            super().prepare(name)
+        if attempt.reason:
+            self._fail(name, attempt)
+
+    def blocks(self, name: str) -> Iterator[object]:
+        """Make the clip; the work begins with the prompt."""
+        with Attempt() as attempt:
+            yield from super().blocks(name)
+        if attempt.reason:
+            self._fail(name, attempt)
+
+    def settings(self, name: str) -> record.Variant:
+        """Return the resolved configuration of a variant, its cold start, and the memory of its text encoder."""
+        self._written.add(name)
+        found = super().settings(name)
+        text = self._loaded.text
+        waits = record.Knob(name=SYNCS, value="on", on=True)
+        return msgspec.structs.replace(
+            found,
+            knobs=(*found.knobs, waits) if name in self._waits else found.knobs,
+            costs=found.costs if self._batch == 1 else (),
+            cold_start_ns=self._cold_ns.get(name),
+            text_encoder_bytes=sum(each.nbytes for each in text.state_dict().values()) if isinstance(text, nn.Module) else None,
+            text_encoder_on_device=self.device.type == "cpu" if isinstance(text, nn.Module) else None,
+        )
+
+    def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
+        """Judge the variant's clips."""
+        with Attempt() as attempt:
+            yield from super().review(name, folder)
+        if attempt.reason:
+            self._fail(name, attempt)
+
+    def _workload(self) -> record.Workload:
+        return msgspec.structs.replace(super()._workload(), batch=self._batch)
+
+    def _check_room(self) -> None:
+        """Skip the check of free memory: a side that does not fit becomes an entry with its session's error."""
+
+    def _session(self, name: str) -> Session:
+        """Return the variant's session; the first time, open it and measure its cold start."""
+        if name in self._sessions:
+            return self._sessions[name][0]
+        began = time.perf_counter_ns()
+        session = Session(
+            preset=self._configs[name],
+            model=self._loaded,
+            seed=self._script.seed,
+            samples=range(self._batch),
+            device=self.device,
+        )
+        start = unwritten(session.snapshot())
+        cold_ns = self._short_clip(session, began)
+        session.restore(start)
+        warm_ns = self._short_clip(session, time.perf_counter_ns())
+        session.restore(start)
+        self._cold_ns[name] = max(0, cold_ns - warm_ns)
+        self._sessions[name] = session, start
+        return session
+
+    def _short_clip(self, session: Session, began_ns: int) -> int:
+        """Measure the time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
+        session.prompt(self._script.prompt, wait=True)
+        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
+        for _ in session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),)):
+            pass
+        synchronize(self.device)
+        return time.perf_counter_ns() - began_ns
+
+    def _write(self, name: str) -> None:
+        if self.writer is not None and name not in self._written:
+            self.writer.append(self.settings(name))
+
+    def _fail(self, name: str, attempt: Attempt) -> NoReturn:
+        self._write(name)
+        raise attempt.error if isinstance(attempt.error, VariantError) else VariantError(name, attempt.reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Settings that all cells of an ablation share.
+
+    Args:
+        base: name of the preset that everything is held against.
+        values: value of the base by factor, as text.
+        idle: optimisations that the base asks for and that do nothing here, and why.
+        script: the clip.
+        model: the weights.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        amount: how much is measured; `waits` is filled in.
+        review_samples: clips that quality is judged on.
+    """
+
+    base: str
+    values: Mapping[str, str]
+    idle: Mapping[str, str]
+    script: Script
+    model: Model
+    device: str
+    amount: Amount
+    review_samples: int = 2
+
+    @property
+    def request(self) -> dict[str, str]:
+        """Settings that must agree between the cells of a folder, as text by name."""
+        switches = "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in self.script.switches)
+        return {
+            "model": self.model.name,
+            "weights": self.model.weights_hash,
+            "frame size": "x".join(map(str, self.model.defaults.frame_size)),
+            "device": str(resolve_device(self.device)),
+            "prompt": self.script.prompt,
+            "switches": switches,
+            "frame blocks": str(self.script.num_blocks),
+            "seed": str(self.script.seed),
+            "rounds": str(self.amount.palindromes),
+            "review samples": str(self.review_samples),
+        }
+
+
+def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, review_samples: int) -> Job:
+    """Collect the shared settings of an ablation from its base."""
+    defaults = model.defaults
+    return Job(
+        base=base.config.name,
+        values={name: value_of(base, name, defaults) for name in names()},
+        idle=idle(base, defaults, resolve_device(device)),
+        script=script,
+        model=model,
+        device=device,
+        amount=amount,
+        review_samples=review_samples,
+    )
+
+
+def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> Outcome:
+    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
+
+    Args:
+        folder: made if absent; may hold cells of earlier runs with the same base and request.
+
+    Raises:
+        ConfigError: the folder holds cells of another request, or a cell's switch is after the end of the clip.
+        StrobeError: the records cannot be written, or the device is lost.
+    """
+    for cell in cells:
+        script_of(job.script, cell.base)
+    claim(folder, job, cells)
+    asked = [(cell.planned.name, cell.planned.refused or partial(_measure, cell, job)) for cell in cells]
+    return measure_cells(asked, folder, resolve_device(job.device), progress)
+
+
+def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
+    """Write the plan, with the cells of earlier runs, or refuse a folder of another request.
+
+    Raises:
+        ConfigError: the folder's cells have another base or another request.
+        StrobeError: the plan cannot be written.
+    """
+    earlier: dict[str, object] = {}
+    planned = {cell.planned.name: cell.planned for cell in cells}
+    if (folder / PLAN).exists():
+        held = read_plan(folder)
+        earlier = {"base": held.base, **held.request}
+        planned = {each.name: each for each in held.cells} | planned
+    asked = {"base": job.base, **job.request}
+    differing = [name for name in asked if earlier and earlier.get(name) != asked[name]]
+    if differing:
+        changed = ", ".join(differing)
+        raise ConfigError(f"{folder} holds cells that differ in {changed}; give the same, or name another folder")
+    plan = Plan(base=job.base, request=job.request, values=dict(job.values), idle=dict(job.idle), cells=tuple(planned.values()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(folder / PLAN, error) from error
+    write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def _measure(cell: AblationCell, job: Job, place: Path, say: Callable[[str], None]) -> None:
+    amount = replace(job.amount, waits=waiting(cell), alone=cell.candidate is None)
+    case = CellCase(cell, script=job.script, model=job.model, device=job.device, review_samples=job.review_samples)
+
+    def open_run(root: Path, slug: str) -> RunWriter:
+        case.writer = RunWriter(place)
+        return case.writer
+
+    with closing(case):
+        run_case(case, root=place.parent, plan=amount, progress=lambda _, __, what: say(what), open_run=open_run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """Length of a clip of the log: latent frames without a switch, then prompt switches, two frame blocks each.
+
+    Raises:
+        ConfigError: fewer than one latent frame, or fewer than no switches.
+    """
+
+    latents: int
+    switches: int
+
+    def __post_init__(self) -> None:
+        if self.latents < 1 or self.switches < 0:
+            raise ConfigError(f"a clip has 1 latent frame or more and 0 switches or more; got {self.latents} and {self.switches}")
+
+
+QUICK: Final = Length(latents=100, switches=10)
+FULL: Final = Length(latents=1000, switches=50)
+"""Full length: four clips hold the 459 samples that a p99 of the steady state needs."""
+
+
+def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed: int) -> Script:
+    """Build the clip: steady frame blocks under the first prompt, then the other prompts, one every second frame block.
+
+    Raises:
+        ConfigError: switches are wanted and there is no second prompt.
+    """
+    first, *later = prompts
+    if length.switches and not later:
+        raise ConfigError("a prompt switch needs a second prompt; give --then, or --switches 0")
+    steady = -(-length.latents // defaults.frame_block)
+    turns = (*later, first)
+    switches = tuple(Switch(frame_block=steady + 2 * i, prompt=turns[i % len(turns)]) for i in range(length.switches))
+    return Script(prompt=first, switches=switches, num_blocks=steady + 2 * length.switches, seed=seed)
+
+
+def log_cells(
+    base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool
+) -> list[AblationCell]:
+    """Return a cell for every preset but the base's own and, if asked for, for every optimisation alone on the base.
+
+    Where no preset is named, those that the device lacks nothing for.
+
+    Raises:
+        ConfigError: a preset that there is not, or nothing to measure.
+        ImplUnavailableError: a preset that cannot run on the device.
+    """
+    named = (
+        tuple(presets)
+        if presets or knobs
+        else tuple(name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device))
+    )
+    factor = Factor(name="preset", values=named)
+    found = [
+        *one_at_a_time(base, [factor] if named else [], defaults, device),
+        *(one_in(base, defaults, device) if knobs else ()),
+    ]
+    if not found:
+        raise ConfigError(f"nothing to measure against {base.config.name}; name other presets, or give --knobs")
+    return found

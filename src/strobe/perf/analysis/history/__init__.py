@@ -1,1 +1,0 @@
-"""Figures over commits: series, their steps, and what the machine did meanwhile."""

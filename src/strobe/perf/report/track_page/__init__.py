@@ -1,1 +1,0 @@
-"""The page of a history: figures over commits, and the commits that changed them."""

@@ -1,0 +1,39 @@
+"""Our own pages have no finding, and what is no document is refused."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from strobe.core.errors import DataError
+from strobe.lint.check import lint_file
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "src" / "strobe" / "models" / "shapes" / "bundle" / "MODEL_CARD.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
+def test_our_pages_are_clean(path: Path) -> None:
+    assert lint_file(path) == ()
+
+
+def test_our_report_is_clean(tmp_path: Path) -> None:
+    page = tmp_path / "report.md"
+    page.write_bytes(gzip.decompress((ROOT / "benchmarks" / "presets-h200" / "report.md.gz").read_bytes()))
+    assert lint_file(page) == ()
+
+
+def test_what_cannot_be_linted(tmp_path: Path) -> None:
+    for path, words in (
+        (tmp_path / "none.md", "cannot be read"),
+        (tmp_path / "page.html", "Markdown"),
+    ):
+        with pytest.raises(DataError, match=words):
+            lint_file(path)
