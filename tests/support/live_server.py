@@ -47,7 +47,7 @@ def in_shots() -> Model:
 
 @contextmanager
 def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) -> Iterator[Running]:
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server((settings.get("host", "127.0.0.1"), 0))
     model = model or load("shapes")
     given = ServeSettings(port=0, **settings)
     server = Server(lambda: model, torch.device("cpu"), preset=preset, settings=given)

@@ -22,7 +22,7 @@ from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
-from strobe.serve.guard import Guard, refuse
+from strobe.serve.guard import Guard, is_loopback, refuse
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
@@ -51,6 +51,11 @@ EXAMPLES: Final = (
     "a cyan circle drifting right fast on black",
 )
 """Prompts of the bundled model to begin with."""
+NEEDS_A_SOCKET: Final = (
+    "this path is a WebSocket, and the request came without an Upgrade. A proxy before this server must speak HTTP/1.1 to it and pass "
+    'the headers Upgrade and Connection on; in nginx: proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; '
+    'proxy_set_header Connection "upgrade";'
+)
 SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fresh snow", "a lighthouse in a storm at night")
 """Prompts of any other model to begin with."""
 
@@ -92,24 +97,29 @@ class Server:
         page = {path: Route(path, functools.partial(_page_file, *where)) for path, where in PAGE.items()}
         guard = Middleware(
             Guard,
-            hosts=settings.allow_host,
+            hosts=settings.names,
+            addresses=not is_loopback(settings.host),
             token=settings.token or None,
             page=tuple(page),
             secure=settings.tls_cert is not None,
             metrics=self.metrics,
         )
+        sockets = {
+            "/v1/stream": self._stream,
+            "/v1/realtime/video": self._vllm_omni,
+            "/v1/realtime_video/generate": self._sglang,
+        }
         self.app = Starlette(
             routes=[
                 *page.values(),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
-                Route("/v1/login", self._login, methods=["POST"]),
+                Route("/login", self._login, methods=["POST"]),
                 Route("/v1/mjpeg", self._mjpeg),
                 Route("/v1/clips/{clip}", self._clip),
-                WebSocketRoute("/v1/stream", self._stream),
-                WebSocketRoute("/v1/realtime/video", self._vllm_omni),
-                WebSocketRoute("/v1/realtime_video/generate", self._sglang),
+                *(WebSocketRoute(path, answer) for path, answer in sockets.items()),
+                *(Route(path, _needs_a_socket) for path in sockets),
             ],
             middleware=[guard],
             lifespan=self._lifespan,
@@ -269,6 +279,11 @@ class Server:
     async def _mjpeg(self, request: Request) -> Response:
         """Serve a new stream as MJPEG, for `curl` and `<img>`."""
         return await mjpeg(request, self.hub, self.examples[0])
+
+
+async def _needs_a_socket(request: Request) -> Response:
+    """Answer a request for a socket that came without one, mostly because a proxy has not passed it on."""
+    return PlainTextResponse(f"{NEEDS_A_SOCKET}\n", status_code=426, headers={"Upgrade": "websocket", "Connection": "Upgrade"})
 
 
 async def _page_file(name: str, media: str, request: Request) -> Response:

@@ -117,7 +117,7 @@ const player = new Player($("picture"), {
     $("record").textContent = message.on ? "Stop recording" : "Record";
     $("download").hidden = !message.download;
     if (message.download) {
-      $("download").href = message.download;
+      $("download").href = `.${message.download}`; // beside this page, wherever a proxy has put it
       say(`recorded ${message.frames} frames; the clip is ready to download`);
     } else if (!message.on) say("nothing was recorded: no frame was made meanwhile");
   },
@@ -308,7 +308,7 @@ $("settings").addEventListener("submit", async (event) => {
 });
 $("login").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const answer = await fetch("/v1/login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value }) });
+  const answer = await fetch("login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value }) });
   if (answer.ok) retry({});
   else $("veil-text").textContent = (await answer.text()).trim();
 });
@@ -351,7 +351,7 @@ async function warm() {
   for (;;) {
     let answer = null;
     try {
-      answer = await (await fetch("/readyz")).json();
+      answer = await (await fetch("readyz")).json();
     } catch {
       veil("No server", "The server does not answer. This page tries again.");
     }
