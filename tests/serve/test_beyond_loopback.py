@@ -1,4 +1,4 @@
-"""A server that others reach: the addresses it prints answer, probes of a cluster are answered, and proxies are told what to pass."""
+"""A server that others reach: printed addresses answer, so do probes, and a proxy is told what it must pass."""
 
 from __future__ import annotations
 

@@ -52,10 +52,11 @@ EXAMPLES: Final = (
 )
 """Prompts of the bundled model to begin with."""
 NEEDS_A_SOCKET: Final = (
-    "this path is a WebSocket, and the request came without an Upgrade. A proxy before this server must speak HTTP/1.1 to it and pass "
-    'the headers Upgrade and Connection on; in nginx: proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; '
+    "this path is a WebSocket, and the request came without an Upgrade. A proxy before this server must speak HTTP/1.1 to it and "
+    "pass the headers Upgrade and Connection on; in nginx: proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; "
     'proxy_set_header Connection "upgrade";'
 )
+"""What a socket's path answers to a plain request."""
 SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fresh snow", "a lighthouse in a storm at night")
 """Prompts of any other model to begin with."""
 

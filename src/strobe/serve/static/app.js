@@ -150,7 +150,7 @@ const player = new Player($("picture"), {
   },
   lost(tries) {
     state("lost", "connection lost, trying again");
-    if (tries > 0) warm();
+    if (tries > 0) explain();
   },
   stall(now) {
     state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
@@ -369,6 +369,13 @@ async function warm() {
     if (answer) veil("Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
     await new Promise((wake) => setTimeout(wake, 250));
   }
+}
+
+// A connection that comes to nothing although the server is there: it answers a plain request with what a proxy must pass on.
+async function explain() {
+  if (!(await warm()) || show.welcome) return;
+  const answer = await fetch("v1/stream").catch(() => null);
+  if (answer?.status === 426 && !show.welcome) veil("No WebSocket", (await answer.text()).trim());
 }
 
 globalThis.strobe = { player, timeline, strip }; // for the console, and for tests
