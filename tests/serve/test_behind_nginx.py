@@ -1,4 +1,4 @@
-"""The page in a browser behind a real nginx, with the file of docs/deploy.md: at the root, and under a prefix that is stripped."""
+"""The page in a browser behind a real nginx with the file of docs/deploy.md, at the root and under a prefix that is stripped."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
 from strobe.serve.block import Branch
 from strobe.serve.channel import Channel
-from strobe.serve.hub import Hub, describe
+from strobe.serve.hub import Hub, describe, recorded
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import Origin
@@ -364,8 +364,7 @@ class Connection:
             self.hub.recordings.start(channel.name, self.hub.fps)
             self._post(protocol.Recorded(on=True, download="", frames=0))
             return
-        clip, frames = await self.hub.recordings.end(channel.name)
-        self._post(protocol.Recorded(on=False, download=f"/v1/clips/{clip}" if clip else "", frames=frames))
+        self._post(recorded(await self.hub.recordings.end(channel.name)))
 
 
 def _image(text: str) -> bytes:

@@ -21,8 +21,8 @@ from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
-from strobe.serve.recordings import Recordings
+from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Recorded, Seen, State
+from strobe.serve.recordings import Clip, Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Stream
 from strobe.serve.worker import StreamGoneError, Worker
@@ -57,7 +57,7 @@ class Hub:
         self._secrets: dict[str, str] = {}
         self._rewinding: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
-        self.recordings = Recordings()
+        self.recordings = Recordings(metrics, self.recorded)
 
     @property
     def fps(self) -> int:
@@ -163,6 +163,15 @@ class Hub:
     def failed(self, name: str, error: BaseException) -> None:
         """Take the failure of a stream over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._failed, name, error)
+
+    def recorded(self, name: str, clip: Clip) -> None:
+        """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
+        self.loop.call_soon_threadsafe(self._recorded, name, clip)
+
+    def _recorded(self, name: str, clip: Clip) -> None:
+        channel = self.channels.get(name)
+        if channel is not None:
+            channel.tell(recorded(clip))
 
     def _failed(self, name: str, error: BaseException) -> None:
         self.metrics.failed.inc()
@@ -373,6 +382,11 @@ class Hub:
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
         self.recordings.close()
+
+
+def recorded(clip: Clip) -> Recorded:
+    """Return what a viewer is told of a clip that has ended."""
+    return Recorded(on=False, download=f"/v1/clips/{clip.name}" if clip.name else "", frames=clip.frames, why=clip.why)
 
 
 def describe(error: BaseException) -> str:

@@ -242,11 +242,15 @@ class Forked(Struct, tag="forked", kw_only=True):
 
 
 class Recorded(Struct, tag="recorded", kw_only=True):
-    """Recording began (`download` is empty) or ended; the clip is at that path of the server for some minutes."""
+    """Recording began (`download` is empty) or ended; the clip is at that path of the server for some minutes.
+
+    `why` it ended by itself, after `frames` that are whole; empty if the viewer ended it.
+    """
 
     on: bool
     download: str
     frames: int
+    why: str = ""
 
 
 class RecipePrompt(Struct, kw_only=True):

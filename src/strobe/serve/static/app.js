@@ -118,8 +118,10 @@ const player = new Player($("picture"), {
     $("download").hidden = !message.download;
     if (message.download) {
       $("download").href = `.${message.download}`; // beside this page, wherever a proxy has put it
-      say(`recorded ${message.frames} frames; the clip is ready to download`);
-    } else if (!message.on) say("nothing was recorded: no frame was made meanwhile");
+      const what = `${message.frames} frames are ready to download`;
+      if (message.why) say(`${message.why}; its first ${what}`, "error");
+      else say(`recorded: ${what}`);
+    } else if (!message.on) say(message.why || "nothing was recorded: no frame was made meanwhile", message.why ? "error" : "");
   },
   recipe(message) {
     const link = document.createElement("a");
