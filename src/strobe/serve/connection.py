@@ -41,6 +41,14 @@ class _TooMany(StrobeError):
     """The viewer sends more than it may, or reads too slowly."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """A message of the viewer, and when it came: one before it may hold it up for a trip to the device and to the disk."""
+
+    message: FromViewer
+    at_s: float
+
+
 @dataclass(kw_only=True, eq=False)
 class Connection:
     """The connection of one viewer.
@@ -56,6 +64,7 @@ class Connection:
     examples: list[str]
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
+    _inbox: asyncio.Queue[Arrived | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
 
     async def run(self) -> None:
@@ -64,7 +73,7 @@ class Connection:
         channel: Channel | None = None
         try:
             async with asyncio.timeout(OPEN_WITHIN_S):
-                first = await self._receive()
+                first = (await self._receive()).message
             if not isinstance(first, protocol.Open):
                 raise DataError("the first message must be `open`")
             channel = await self._open(first)
@@ -91,6 +100,7 @@ class Connection:
 
     async def _watch(self, channel: Channel) -> None:
         """Send and receive until one of the tasks ends, and raise its error."""
+        receiving = asyncio.create_task(self._receive_all())
         tasks = [
             asyncio.create_task(self._obey_all(channel)),
             asyncio.create_task(self._send_all()),
@@ -101,11 +111,20 @@ class Connection:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (receiving, *tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(receiving, *tasks, return_exceptions=True)
 
-    async def _receive(self) -> FromViewer:
+    async def _receive_all(self) -> None:
+        """Receive messages as they come, until one cannot be read or the viewer goes: what came before is obeyed first."""
+        while True:
+            try:
+                await self._inbox.put(await self._receive())
+            except Exception as error:  # noqa: BLE001 - `_obey_all` raises it in its turn
+                await self._inbox.put(error)
+                return
+
+    async def _receive(self) -> Arrived:
         message = await self.socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or 1000)
@@ -116,7 +135,7 @@ class Connection:
         text = message.get("text")
         if text is None:
             raise DataError("a binary message; this server reads JSON text")
-        return protocol.read_viewer(text)
+        return Arrived(message=protocol.read_viewer(text), at_s=now)
 
     def _post(self, message: FromServer) -> None:
         """Put a message into the outbox; a viewer that lets it run over is dropped with the next one sent."""
@@ -260,18 +279,20 @@ class Connection:
 
     async def _obey_all(self, channel: Channel) -> None:
         while True:
-            message = await self._receive()
-            if isinstance(message, protocol.Close):
+            arrived = await self._inbox.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            if isinstance(arrived.message, protocol.Close):
                 await self.hub.drop(channel)
                 return
             try:
-                await self._obey(channel, message)
+                await self._obey(channel, arrived.message, arrived.at_s)
             except StrobeError as error:
                 self._post(protocol.Error(message=describe(error)))
                 if isinstance(error, StreamGoneError):
                     return
 
-    async def _obey(self, channel: Channel, message: FromViewer) -> None:
+    async def _obey(self, channel: Channel, message: FromViewer, at_s: float) -> None:
         hub, device, name = self.hub, self.hub.device, channel.name
         match message:
             case protocol.Seen():
@@ -284,7 +305,7 @@ class Connection:
                     lambda: device.stream(name).prompt(message.text, message.mode, message.over)
                 )
                 await hub.keep(channel)
-                hub.prompted(channel, epoch)
+                channel.epochs[epoch] = at_s
                 self._post(
                     protocol.Prompted(
                         text=message.text,

@@ -300,10 +300,6 @@ class Hub:
         )
         channel.encode_ms = 0.0
 
-    def prompted(self, channel: Channel, epoch: int) -> None:
-        """Start the clock from a prompt to its first painted picture."""
-        channel.epochs[epoch] = monotonic()
-
     async def rewind(self, channel: Channel, work: Callable[[], Stream], why: str) -> None:
         """Reset a stream or take it to a branch. Once begun it is finished, even if whoever awaits it is cancelled.
 
