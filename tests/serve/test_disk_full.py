@@ -1,4 +1,4 @@
-"""A disk that is full: viewers are told at once, what is whole is kept, and operators read it once in the log and in a counter."""
+"""A disk that is full: viewers are told at once, what is whole is kept, operators read it once in the log and in a counter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fault_disks import small_disk
-from live_server import Running
+from live_server import Running, serving
 from strobe.serve import protocol, recordings
-from strobe.serve.client import watch
+from strobe.serve.client import RefusedError, watch
 from strobe.serve.hub import Hub
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture
@@ -148,3 +148,52 @@ def test_a_clip_that_is_as_long_as_it_may_be_ends_with_a_word(monkeypatch: pytes
     monkeypatch.setattr(recordings, "LONGEST_CLIP_S", 1)
     clip, told, plays = ended([noise(12)] * 3)
     assert told == [clip] and "at most 1 s" in clip.why and clip.frames == plays == FPS
+
+
+def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
+    run: Run, disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until there is room again: then its log is written with the next frame block."""
+
+    async def until_told(viewer: Any, number: int) -> list[protocol.Error]:
+        """The messages of refusal among so many pictures."""
+        told = []
+        while number:
+            message = await viewer.receive()
+            told += [message] if isinstance(message, protocol.Error) else []
+            if isinstance(message, Picture):
+                await viewer.seen(message)
+                number -= 1
+        return told
+
+    async def stream() -> tuple[list[protocol.Error], bool, bool, str]:
+        async with watch(here.ws, prompt="a red circle moving left") as viewer:
+            await until_told(viewer, 3)
+            fill(disk, 0)
+            told = []
+            for text in ("a blue square moving up", "a green star moving right", "a blue square moving up"):
+                await viewer.send(protocol.Prompt(text=text))
+                told += await until_told(viewer, 13)
+            full = keeper.up_to_date(viewer.welcome.stream)
+            with pytest.raises(RefusedError) as refused:
+                async with watch(here.ws, prompt="a red circle moving left"):
+                    pass
+            (disk / "other").unlink()
+            await until_told(viewer, 30)
+            return told, full, keeper.up_to_date(viewer.welcome.stream), str(refused.value)
+
+    with serving(keep=disk / "streams", keep_every=0) as here:
+        hub = here.server.hub
+        assert hub is not None and hub.keeper is not None
+        keeper = hub.keeper
+        told, full, later, refused = run(stream())
+        counted = httpx.get(f"{here.http}/metrics").text
+    assert [each.message for each in told] == [
+        "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
+    ]
+    assert not full and later and "can keep no stream now" in refused and str(disk) not in refused
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"not kept"' in line]
+    assert len(events) == 2 and all(
+        "the disk is full" in each["error"] for each in events
+    )  # of the stream, and of the one refused
+    assert float(counted.split("\nstrobe_not_kept_total ")[1].split()[0]) > 2

@@ -131,7 +131,7 @@ def test_damage_and_other_versions_are_told(store: Store) -> None:
 
 def test_a_viewer_behind_a_snapshot_gets_the_one_before(model: Model, store: Store) -> None:
     """The last snapshot before what is painted stays, with all after it; what was damaged is made up for by the log."""
-    stream, keeper = opened(model), Keeper(store, 1, Metrics())
+    stream, keeper = opened(model), Keeper(store, 1, Metrics(), print)
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
     at = 0
     for painted in (0, 0, 9, 9, 30, 33):
@@ -184,7 +184,8 @@ def test_prompts_of_the_log_take_effect_at_their_blocks_and_a_new_one_waits_for_
 
 
 def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, keeper, handed_out = opened(model), Keeper(store, 1, Metrics()), []
+    failed: list[str] = []
+    stream, keeper, handed_out = opened(model), Keeper(store, 1, Metrics(), failed.append), []
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
 
     def full(*_: Any) -> None:
@@ -195,4 +196,5 @@ def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: py
     keeper.made(worker_of(stream), "s", stream.make(), lambda: handed_out.append(1))
     keeper.close()
     assert handed_out == [1] and keeper.metrics.not_kept._value.get() == 2
+    assert failed == ["s", "s"] and not keeper.up_to_date("s")  # its log and its snapshot
     assert found(store)[1].frames_made == 0

@@ -144,7 +144,7 @@ class Server:
         starting.add_done_callback(self._started)
         tasks = [starting, asyncio.create_task(hub.housekeeping())]
         if self._store is not None:
-            hub.keeper = Keeper(self._store, settings.keep_every, self.metrics)
+            hub.keeper = Keeper(self._store, settings.keep_every, self.metrics, hub.not_kept)
             tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
             if self._hold:
@@ -205,11 +205,18 @@ class Server:
         hub = self.hub
         if hub is None or hub.draining:
             return
-        hub.draining, kept = True, hub.keeper is not None
+        hub.draining = True
         if hub.keeper is not None:
             await hand_over(hub, hub.keeper)
-        told = "the server is shutting down" + ("; the stream is kept, connect again" if kept else "")
         for channel in hub.channels.values():
+            told = "the server is shutting down"
+            kept = hub.keeper is not None and hub.keeper.has(channel.name)
+            if hub.keeper is not None and kept:
+                told += (
+                    "; the stream is kept"
+                    + ("" if hub.keeper.up_to_date(channel.name) else " in an older state")
+                    + ", connect again"
+                )
             channel.tell(Ended(reason=told, resume_s=hub.resume_s if kept else 0.0))
         if any(channel.send is not None for channel in hub.channels.values()):
             await asyncio.sleep(0.3)

@@ -21,7 +21,7 @@ from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Recorded, Seen, State
+from strobe.serve.protocol import Codec, Effective, Ended, Error, Flushed, Made, Picture, Received, Recorded, Seen, State
 from strobe.serve.recordings import Clip, Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import Stream
@@ -163,6 +163,16 @@ class Hub:
     def failed(self, name: str, error: BaseException) -> None:
         """Take the failure of a stream over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._failed, name, error)
+
+    def not_kept(self, name: str) -> None:
+        """Tell a viewer that its stream is kept no longer. Called from any thread."""
+        told = "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
+
+        def tell() -> None:
+            if name in self.channels:
+                self.channels[name].tell(Error(message=told))
+
+        self.loop.call_soon_threadsafe(tell)
 
     def recorded(self, name: str, clip: Clip) -> None:
         """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
