@@ -42,7 +42,7 @@ async def until_left(running: Running) -> None:
     hub = running.server.hub
     assert hub is not None
     for _ in range(200):
-        if not hub.channels and not hub.device._playing:
+        if not hub.channels and not hub.worker._playing:
             return
         await asyncio.sleep(0.1)
     raise AssertionError("the stream is left over")

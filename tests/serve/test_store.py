@@ -19,10 +19,11 @@ from strobe.engine.load import Model, load
 from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
-from strobe.serve.prompt_log import Origin, PromptEntry, text_hash
+from strobe.serve.prompt_log import Origin, text_hash
+from strobe.serve.protocol import PromptEntry
 from strobe.serve.spares import SpareSessions
 from strobe.serve.store import Place, SavedStream, Store
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 SECRET = "nobody-guesses-this-secret"
@@ -38,23 +39,23 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "keep", resume_s=100.0)
 
 
-def new_stream(model: Model) -> Stream:
+def new_stream(model: Model) -> LiveStream:
     origin = Origin(prompt=CIRCLE, seed=3, preset="turbo")
-    return Stream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
+    return LiveStream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
 
 
-def opened(model: Model) -> Stream:
+def opened(model: Model) -> LiveStream:
     stream = new_stream(model)
     stream.open()
     return stream
 
 
-def worker_of(stream: Stream, painted: int = 0) -> Any:
+def worker_of(stream: LiveStream, painted: int = 0) -> Any:
     """As much of a worker as a keeper asks for."""
     return SimpleNamespace(stream=lambda name: stream, painted_of=lambda name: painted)
 
 
-def frames(stream: Stream, count: int) -> np.ndarray:
+def frames(stream: LiveStream, count: int) -> np.ndarray:
     return np.concatenate([stream.make().frames for _ in range(count)])
 
 

@@ -66,7 +66,7 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
             assert time.monotonic() < ends, "the server did not get ready"
             time.sleep(0.05)
         assert server.hub is not None
-        worker = server.hub.device
+        worker = server.hub.worker
         worker.costs = {name: replace(cost, block_s=0.05, longest_s=0.08) for name, cost in worker.costs.items()}
         worker._learn = lambda preset, block: None  # type: ignore[method-assign]  # who is let in depends on no machine
         yield here

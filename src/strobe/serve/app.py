@@ -129,7 +129,7 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether streams can be opened."""
-        return self.hub is not None and bool(self.hub.device.costs)
+        return self.hub is not None and bool(self.hub.worker.costs)
 
     @property
     def failure(self) -> str:
@@ -157,8 +157,6 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if hub.worker is not None:
-                await asyncio.to_thread(hub.worker.close)
             await hub.close()
 
     async def _start(self, hub: Hub) -> None:
@@ -180,7 +178,8 @@ class Server:
             worker.start()
             return worker
 
-        hub.worker = worker = await asyncio.to_thread(work)
+        worker = await asyncio.to_thread(work)
+        hub.begin(worker)
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
         found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))

@@ -84,8 +84,8 @@ class Guest:
         Raises:
             ConfigError: the model does not understand the prompt.
         """
-        device, name = self.hub.device, self.channel.name
-        epoch, _ = await self.hub.on_device(lambda: device.stream(name).prompt(text, mode, over))
+        worker, name = self.hub.worker, self.channel.name
+        epoch, _ = await self.hub.on_device(lambda: worker.stream(name).prompt(text, mode, over))
         self.hub.tell_worker(self.channel)
         return epoch
 
@@ -123,7 +123,7 @@ async def guest(hub: Hub, origin: Origin, *, kind: str, codec: Codec = "jpeg") -
 
 
 async def _open(hub: Hub, origin: Origin, kind: str, codec: Codec) -> Channel:
-    device = hub.device
+    worker = hub.worker
 
     def refused(reason: str, error: StrobeError) -> StrobeError:
         hub.metrics.refused.labels(reason).inc()
@@ -132,15 +132,15 @@ async def _open(hub: Hub, origin: Origin, kind: str, codec: Codec) -> Channel:
 
     if hub.draining:
         raise refused("draining", SessionError("the server is shutting down; connect again in a moment"))
-    if origin.preset not in device.configs:
-        raise refused("preset", ConfigError(f"preset {origin.preset!r} does not run here; one of {', '.join(device.configs)}"))
+    if origin.preset not in worker.configs:
+        raise refused("preset", ConfigError(f"preset {origin.preset!r} does not run here; one of {', '.join(worker.configs)}"))
     admission = await hub.admission(origin.preset)
     if not admission.admitted:
         fits = f"; these presets would fit: {', '.join(admission.fits)}" if admission.fits else ""
         raise refused(admission.reason_kind, SessionError(admission.reason + fits))
     name = secrets.token_hex(4)
     try:
-        stream = await hub.new_stream(name, lambda: device.open(name, origin))
+        stream = await hub.new_stream(name, lambda: worker.open(name, origin))
     except StrobeError as error:
         raise refused("prompt", error) from error
     log_event("stream opened", stream=name, preset=origin.preset, codec=kind)

@@ -142,7 +142,7 @@ class SglangSession:
         return Origin(
             prompt=init.prompt.strip(),
             seed=42 if init.seed is None else int(init.seed),
-            preset=init.preset or self.hub.device.default,
+            preset=init.preset or self.hub.worker.default,
             image=picture_in(first) if isinstance(first, str) else first,
         )
 

@@ -151,7 +151,7 @@ class OmniSession:
         Raises:
             ConfigError: something was asked for that this server does not do.
         """
-        model = self.hub.device.model.name
+        model = self.hub.worker.model.name
         if start.model is not None and start.model != model:
             raise ConfigError(f"Model mismatch: request specifies '{start.model[:80]}' but server is running '{model}'.")
         if start.format != "m4s":
@@ -169,7 +169,7 @@ class OmniSession:
             raise ConfigError("prompt is empty; say what to show")
         extra = {**(start.sampling_params or {}), **(start.extra_params or {})}
         seed = start.seed if start.seed is not None else extra.get("seed", 0)
-        preset = extra.get("preset", self.hub.device.default)
+        preset = extra.get("preset", self.hub.worker.default)
         if not isinstance(preset, str) or type(seed) is not int or not 0 <= seed < 1 << 53:
             raise ConfigError("preset must be a name and seed a whole number of at most 53 bits")
         image = start.image_reference
@@ -179,12 +179,12 @@ class OmniSession:
         return Origin(prompt=start.prompt.strip(), seed=seed, preset=preset, image=picture)
 
     async def _play(self, here: Guest, start: _Start, origin: Origin) -> None:
-        defaults = self.hub.device.model.defaults
+        defaults = self.hub.worker.model.defaults
         height, width = defaults.frame_size
         seconds = None if start.seconds is None else int(start.seconds)
         total = start.num_frames or (None if seconds is None else seconds * defaults.fps)
         config = {
-            "model": self.hub.device.model.name,
+            "model": self.hub.worker.model.name,
             "prompt": origin.prompt,
             "seed": origin.seed,
             "width": width,
