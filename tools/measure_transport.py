@@ -29,9 +29,9 @@ from live_server import serving
 from strobe.engine.load import Model, load
 from strobe.perf.measure.stats import percentile
 from strobe.serve.block import Block
-from strobe.serve.prompt_log import PromptEntry
+from strobe.serve.protocol import PromptEntry
 from strobe.serve.scheduler import Cost
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 from strobe.serve.worker import Worker
 
 HEIGHT, WIDTH, FPS = 480, 832, 16
@@ -116,14 +116,14 @@ class Pictures:
 
 
 def stand_in(pictures: Pictures) -> dict[str, Any]:
-    """Methods of `Stream` that need no session: frame blocks come from the pictures."""
+    """Methods of `LiveStream` that need no session: frame blocks come from the pictures."""
 
-    def start(self: Stream) -> None:
+    def start(self: LiveStream) -> None:
         self.log = [PromptEntry(epoch=0, frame_block=0, text=self.origin.prompt, mode="recache", over=4)]
         self.frames_made = self.blocks_made = 0
         self._next_epoch = 1
 
-    def make(self: Stream) -> Block:
+    def make(self: LiveStream) -> Block:
         live = self.origin.seed == 1
         if live:  # one picture at a time, when its time has come
             time.sleep(max(0.0, 1 / FPS - time.monotonic() % (1 / FPS)))
@@ -138,12 +138,12 @@ def stand_in(pictures: Pictures) -> dict[str, Any]:
         self.frames_made, self.blocks_made = self.frames_made + count, index + 1
         return made
 
-    def prompt(self: Stream, text: str, mode: Any, over: int) -> tuple[int, int | None]:
+    def prompt(self: LiveStream, text: str, mode: Any, over: int) -> tuple[int, int | None]:
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         self.log.append(PromptEntry(epoch=epoch, frame_block=self.blocks_made, text=text, mode=mode, over=over))
         return epoch, self.blocks_made
 
-    def reset(self: Stream, origin: Any, config: Any) -> None:
+    def reset(self: LiveStream, origin: Any, config: Any) -> None:
         self.origin, self.config, self.generation = origin, config, self.generation + 1
         start(self)
 
@@ -165,7 +165,7 @@ def synthetic() -> Iterator[live_server.Running]:
         stack.enter_context(patch.object(live_server, "load", lambda name: large))
         stack.enter_context(patch.object(Worker, "warm_up", warm_up))
         for name, method in stand_in(Pictures.drawn()).items():
-            stack.enter_context(patch.object(Stream, name, method))
+            stack.enter_context(patch.object(LiveStream, name, method))
         yield stack.enter_context(serving())
 
 

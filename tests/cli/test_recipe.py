@@ -13,14 +13,14 @@ from strobe.engine.load import load
 from strobe.engine.presets import preset
 from strobe.serve.protocol import write
 from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import Origin, Stream
+from strobe.serve.streams import LiveStream, Origin
 from terminal import Strobe
 
 
 @pytest.fixture(scope="module")
 def recipe() -> dict[str, Any]:
     """Of a stream of four frame blocks with a switch before the third."""
-    stream = Stream(
+    stream = LiveStream(
         name="s",
         sessions=SpareSessions(load("shapes"), torch.device("cpu"), most=0),
         origin=Origin(prompt="a red circle moving left", seed=5, preset="turbo"),

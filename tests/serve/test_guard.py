@@ -47,7 +47,7 @@ def test_addresses_that_others_reach_need_a_token_and_tls() -> None:
     assert not is_loopback("127.0.0.1.evil.example") and not is_loopback("192.168.0.1")
 
 
-@pytest.mark.parametrize("path", ["/", "/readyz", "/metrics", "/v1/mjpeg"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/mjpeg", "/v1/stream"])
 def test_another_host_name_is_refused_even_on_loopback(running: Running, path: str) -> None:
     answer = httpx.get(running.http + path, headers={"Host": "evil.example"})
     assert answer.status_code == 403 and "--allow-host" in answer.text
@@ -85,17 +85,17 @@ def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> Non
 
 def test_a_login_gives_a_cookie_that_scripts_cannot_read(closed: Running) -> None:
     with httpx.Client(base_url=closed.http) as browser:
-        assert browser.post("/v1/login", json={"token": "wrong"}).status_code == 403
-        answer = browser.post("/v1/login", json={"token": TOKEN})
+        assert browser.post("/login", json={"token": "wrong"}).status_code == 403
+        answer = browser.post("/login", json={"token": TOKEN})
         told = answer.headers["set-cookie"]
         assert answer.status_code == 204 and "HttpOnly" in told and "SameSite=Strict" in told and TOKEN not in told
         assert browser.get("/metrics").status_code == 200 and "Secure" not in told
         behind_tls = {"host": "localhost", "origin": "https://localhost"}  # a proxy ends TLS
-        assert "; Secure" in browser.post("/v1/login", json={"token": TOKEN}, headers=behind_tls).headers["set-cookie"]
+        assert "; Secure" in browser.post("/login", json={"token": TOKEN}, headers=behind_tls).headers["set-cookie"]
         for body in (b"", b"[]", b"{", b'{"token": 3}', b"[" * 3000):
-            assert browser.post("/v1/login", content=body).status_code in (400, 403)
-        assert browser.post("/v1/login", content=b"x" * 5000).status_code == 413
-        codes = {browser.post("/v1/login", json={"token": "guess"}).status_code for _ in range(LOGINS_A_MINUTE)}
+            assert browser.post("/login", content=body).status_code in (400, 403)
+        assert browser.post("/login", content=b"x" * 5000).status_code == 413
+        codes = {browser.post("/login", json={"token": "guess"}).status_code for _ in range(LOGINS_A_MINUTE)}
         assert 429 in codes
 
 

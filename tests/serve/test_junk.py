@@ -24,7 +24,7 @@ from strobe.serve.client import watch
 from strobe.serve.connection import OUTBOX, Connection
 from strobe.serve.hub import PICTURES_UNDER_WAY
 from strobe.serve.protocol import Picture
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 
 Run = Callable[[Any], Any]
 FILES_OF_PYTHON = 4
@@ -91,7 +91,7 @@ def test_a_crowd_of_junk_leaves_nothing_behind(here: Running, run: Run) -> None:
 
     assert run(beside()) >= 24
     assert most <= PICTURES_UNDER_WAY + OUTBOX
-    until("streams of the crowd are left over", lambda: not hub.channels and not hub.device._playing)
+    until("streams of the crowd are left over", lambda: not hub.channels and not hub.worker._playing)
     until("sockets of the crowd are left open", lambda: files() <= handles + FILES_OF_PYTHON)
     assert httpx.get(f"{here.http}/healthz").status_code == 200
     assert "strobe_failed_streams_total 0.0" in httpx.get(f"{here.http}/metrics").text
@@ -103,16 +103,16 @@ def test_sessions_that_come_and_go_leave_nothing_behind(here: Running, run: Run)
     assert hub is not None
     for number in range(3):
         run(one_session(here, number))
-    until("streams are left over", lambda: not hub.channels and not hub.device._playing)
+    until("streams are left over", lambda: not hub.channels and not hub.worker._playing)
     handles = files()
     for number in range(12):
         run(one_session(here, number))
-    until("streams are left over", lambda: not hub.channels and not hub.device._playing)
+    until("streams are left over", lambda: not hub.channels and not hub.worker._playing)
     until("sockets are left open", lambda: files() <= handles)
     gc.collect()
-    assert {kind.__name__: left(kind) for kind in (Channel, Connection, Stream, Session)} == {
+    assert {kind.__name__: left(kind) for kind in (Channel, Connection, LiveStream, Session)} == {
         "Channel": 0,
         "Connection": 0,
-        "Stream": 0,
+        "LiveStream": 0,
         "Session": 0,
     }

@@ -101,7 +101,7 @@ def test_who_takes_no_mjpeg_keeps_no_stream(running: Running, monkeypatch: pytes
             await Mjpeg(hub, Origin(prompt=CIRCLE, seed=0, preset="turbo"))({"type": "http"}, never, hang)
 
     asyncio.run_coroutine_threadsafe(answered(), hub.loop).result(90)
-    assert not hub.channels and not hub.device._playing
+    assert not hub.channels and not hub.worker._playing
 
 
 def test_the_event_log_never_has_a_prompt(running: Running, capfd: pytest.CaptureFixture[str]) -> None:

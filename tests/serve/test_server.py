@@ -325,7 +325,7 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
     origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
 
     async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
-        busy = hub.device.submit(lambda: time.sleep(0.2))
+        busy = hub.worker.submit(lambda: time.sleep(0.2))
         task = asyncio.create_task(work)
         await asyncio.sleep(0.05)
         task.cancel()
@@ -335,12 +335,12 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
         await hub.on_device(lambda: None)  # what was handed in before is done
 
     async def both() -> None:
-        await cancelled(hub.new_stream("ghost", lambda: hub.device.open("ghost", origin)))
-        assert "ghost" not in hub.device._playing
-        stream = await hub.new_stream("guest", lambda: hub.device.open("guest", origin))
-        assert "guest" in hub.device._playing
+        await cancelled(hub.new_stream("ghost", lambda: hub.worker.open("ghost", origin)))
+        assert "ghost" not in hub.worker._playing
+        stream = await hub.new_stream("guest", lambda: hub.worker.open("guest", origin))
+        assert "guest" in hub.worker._playing
         await cancelled(hub.drop(hub.add(stream, "jpeg")))
-        assert "guest" not in hub.device._playing
+        assert "guest" not in hub.worker._playing
 
     asyncio.run_coroutine_threadsafe(both(), hub.loop).result(60)
 
@@ -351,10 +351,10 @@ def test_a_stream_that_is_closed_while_it_is_suspended_stops_no_housekeeping(run
     origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
 
     async def both() -> list[Any]:
-        channel = hub.add(await hub.new_stream("brief", lambda: hub.device.open("brief", origin)), "jpeg")
+        channel = hub.add(await hub.new_stream("brief", lambda: hub.worker.open("brief", origin)), "jpeg")
         told: list[Any] = []
         channel.send = told.append
-        busy = hub.device.submit(lambda: time.sleep(0.2))
+        busy = hub.worker.submit(lambda: time.sleep(0.2))
         dropping = asyncio.create_task(hub.drop(channel))
         await asyncio.sleep(0.05)
         await hub.suspend(channel)
@@ -374,7 +374,7 @@ def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: Runnin
             await pictures(viewer, 2)
             secret = viewer.welcome.secret
             viewer.socket.transport.abort()
-        hub.device.submit(lambda: hub.device.drop(viewer.welcome.stream)).result(60)
+        hub.worker.submit(lambda: hub.worker.drop(viewer.welcome.stream)).result(60)
         try:
             async with watch(running.ws, resume=secret):
                 return "welcome"

@@ -19,10 +19,11 @@ from strobe.engine.load import Model, load
 from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
-from strobe.serve.prompt_log import Origin, PromptEntry, text_hash
+from strobe.serve.prompt_log import Origin, text_hash
+from strobe.serve.protocol import PromptEntry
 from strobe.serve.spares import SpareSessions
 from strobe.serve.store import Place, SavedStream, Store
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 SECRET = "nobody-guesses-this-secret"
@@ -38,23 +39,23 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "keep", resume_s=100.0)
 
 
-def new_stream(model: Model) -> Stream:
+def new_stream(model: Model) -> LiveStream:
     origin = Origin(prompt=CIRCLE, seed=3, preset="turbo")
-    return Stream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
+    return LiveStream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
 
 
-def opened(model: Model) -> Stream:
+def opened(model: Model) -> LiveStream:
     stream = new_stream(model)
     stream.open()
     return stream
 
 
-def worker_of(stream: Stream, painted: int = 0) -> Any:
+def worker_of(stream: LiveStream, painted: int = 0) -> Any:
     """As much of a worker as a keeper asks for."""
     return SimpleNamespace(stream=lambda name: stream, painted_of=lambda name: painted)
 
 
-def frames(stream: Stream, count: int) -> np.ndarray:
+def frames(stream: LiveStream, count: int) -> np.ndarray:
     return np.concatenate([stream.make().frames for _ in range(count)])
 
 
@@ -131,7 +132,7 @@ def test_damage_and_other_versions_are_told(store: Store) -> None:
 
 def test_a_viewer_behind_a_snapshot_gets_the_one_before(model: Model, store: Store) -> None:
     """The last snapshot before what is painted stays, with all after it; what was damaged is made up for by the log."""
-    stream, keeper = opened(model), Keeper(store, 1, Metrics())
+    stream, keeper = opened(model), Keeper(store, 1, Metrics(), print)
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
     at = 0
     for painted in (0, 0, 9, 9, 30, 33):
@@ -184,7 +185,8 @@ def test_prompts_of_the_log_take_effect_at_their_blocks_and_a_new_one_waits_for_
 
 
 def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, keeper, handed_out = opened(model), Keeper(store, 1, Metrics()), []
+    failed: list[str] = []
+    stream, keeper, handed_out = opened(model), Keeper(store, 1, Metrics(), failed.append), []
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
 
     def full(*_: Any) -> None:
@@ -195,4 +197,5 @@ def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: py
     keeper.made(worker_of(stream), "s", stream.make(), lambda: handed_out.append(1))
     keeper.close()
     assert handed_out == [1] and keeper.metrics.not_kept._value.get() == 2
+    assert failed == ["s", "s"] and not keeper.up_to_date("s")  # its log and its snapshot
     assert found(store)[1].frames_made == 0

@@ -17,7 +17,7 @@ from strobe.engine.presets import preset
 from strobe.serve.block import GpuClock
 from strobe.serve.protocol import MARKS
 from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import Origin, Stream
+from strobe.serve.streams import LiveStream, Origin
 
 CPU = torch.device("cpu")
 
@@ -33,15 +33,15 @@ def spares(model: Model, request: pytest.FixtureRequest) -> SpareSessions:
     return SpareSessions(model, CPU, most=request.param)
 
 
-def opened(model: Model, seed: int = 3, name: str = "turbo", spares: SpareSessions | None = None) -> Stream:
+def opened(model: Model, seed: int = 3, name: str = "turbo", spares: SpareSessions | None = None) -> LiveStream:
     origin = Origin(prompt="a red circle moving left", seed=seed, preset=name)
     sessions = SpareSessions(model, CPU, most=0) if spares is None else spares
-    stream = Stream(name="s", sessions=sessions, origin=origin, config=preset(name))
+    stream = LiveStream(name="s", sessions=sessions, origin=origin, config=preset(name))
     stream.open()
     return stream
 
 
-def frames(stream: Stream, count: int) -> np.ndarray:
+def frames(stream: LiveStream, count: int) -> np.ndarray:
     return np.concatenate([stream.make().frames for _ in range(count)])
 
 
@@ -79,7 +79,7 @@ def test_a_session_that_another_stream_used_makes_what_a_new_one_does(model: Mod
     broken.close(failed=True)
     assert spares.count(preset("turbo")) == 0
     with pytest.raises(ConfigError, match="purpel"):
-        Stream(
+        LiveStream(
             name="t", sessions=spares, origin=Origin(prompt="a purpel circle", seed=1, preset="turbo"), config=preset("turbo")
         ).open()
     stream.close()

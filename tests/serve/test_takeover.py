@@ -76,7 +76,7 @@ def settle(server: Running) -> None:
     """Wait until what the server keeps is on the disk."""
     hub = server.server.hub
     assert hub is not None and hub.keeper is not None
-    hub.device.submit(lambda: None).result(60)
+    hub.worker.submit(lambda: None).result(60)
     hub.keeper._snapshots.submit(lambda: None).result(60)
     hub.keeper._logs.submit(lambda: None).result(60)
 

@@ -47,7 +47,7 @@ def in_shots() -> Model:
 
 @contextmanager
 def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) -> Iterator[Running]:
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server((settings.get("host", "127.0.0.1"), 0))
     model = model or load("shapes")
     given = ServeSettings(port=0, **settings)
     server = Server(lambda: model, torch.device("cpu"), preset=preset, settings=given)
@@ -66,7 +66,7 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
             assert time.monotonic() < ends, "the server did not get ready"
             time.sleep(0.05)
         assert server.hub is not None
-        worker = server.hub.device
+        worker = server.hub.worker
         worker.costs = {name: replace(cost, block_s=0.05, longest_s=0.08) for name, cost in worker.costs.items()}
         worker._learn = lambda preset, block: None  # type: ignore[method-assign]  # who is let in depends on no machine
         yield here

@@ -127,13 +127,11 @@ def serve(
     from strobe.serve.listen import Listening
 
     server = Server(model.load, found, preset=preset, settings=settings)
-    port = listening.getsockname()[1]
-    scheme = "https" if settings.tls_cert else "http"
-    url = f"{scheme}://{_shown(settings.host)}:{port}/"
+    host, port = listening.getsockname()[:2]
+    url, others = _addresses(settings, host, port)
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
-    output.note(
-        f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then {scheme}://127.0.0.1:{port}/"
-    )
+    for way in others:
+        output.note(f"from another machine: {way}")
     output.emit({"url": url, "port": port, "model": model.model, "preset": preset, "device": str(found)})
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again when it has closed every connection
         Listening(server, settings).run(sockets=[listening])
@@ -151,7 +149,7 @@ def _serve_replicas(preset: str, device: str, model: ModelFlags, where: Where, o
     model.config(preset)  # unknown presets are told now
     end = start(given, where.address)
     try:
-        url = f"{'https' if settings.tls_cert else 'http'}://{_shown(settings.host)}:{settings.port}/"
+        url, _ = _addresses(settings, settings.host, settings.port)
         output.note(f"strobe serve: {url} ({where.replicas} replicas of {model.model}, {preset}, {device})")
         output.emit({"url": url, "port": settings.port, "model": model.model, "preset": preset, "device": device})
         with terminates_as_interrupted(), suppress(KeyboardInterrupt):  # Ray has put a handler of its own in the place of ours
@@ -189,6 +187,33 @@ def _listen(settings: ServeSettings) -> socket.socket:
         other = "an address of this machine to --host" if isinstance(error, socket.gaierror) else "another --port, or 0 for any"
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; give {other}") from error
     return listening
+
+
+def _addresses(settings: ServeSettings, bound: str, port: int) -> tuple[str, list[str]]:
+    """Return the address of the server on this machine, and the ways to it from another one.
+
+    Args:
+        bound: what `settings.host` came to: the address that the socket has.
+    """
+    scheme = "https" if settings.tls_cert else "http"
+
+    def at(host: str) -> str:
+        return f"{scheme}://{_shown(host)}:{port}/"
+
+    everywhere = bound in ("0.0.0.0", "::")  # no address that anybody could open
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)
+    others = [at(_outward(bound))] if everywhere else []
+    others.append(f"ssh -L {port}:{_shown(here)}:{port} {socket.gethostname()}   then {at('127.0.0.1')}")
+    return at(here if everywhere else settings.host), others
+
+
+def _outward(bound: str) -> str:
+    """Return the address of this machine towards others; its name if it has no way there. Nothing is sent."""
+    family, other = (socket.AF_INET6, "2001:db8::1") if ":" in bound else (socket.AF_INET, "192.0.2.1")
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
 
 
 def _shown(host: str) -> str:

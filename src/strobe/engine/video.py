@@ -365,6 +365,7 @@ class VideoFile:
         if not self.written.is_file():  # a device keeps nothing, and reading it may have no end
             return ""
         playable = self._playable()
+        self.num_frames = playable
         if not playable:
             self.written.unlink(missing_ok=True)
             return "nothing of it plays, so it is removed; "

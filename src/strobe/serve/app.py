@@ -22,7 +22,7 @@ from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
-from strobe.serve.guard import Guard, refuse
+from strobe.serve.guard import Guard, is_loopback, refuse
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
@@ -49,6 +49,12 @@ EXAMPLES: Final = (
     "a cyan circle drifting right fast on black",
 )
 """Prompts of the bundled model to begin with."""
+NEEDS_A_SOCKET: Final = (
+    "this path is a WebSocket, and the request came without an Upgrade. A proxy before this server must speak HTTP/1.1 to it and "
+    "pass the headers Upgrade and Connection on; in nginx: proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; "
+    'proxy_set_header Connection "upgrade";'
+)
+"""What a socket's path answers to a plain request."""
 SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fresh snow", "a lighthouse in a storm at night")
 """Prompts of any other model to begin with."""
 
@@ -90,7 +96,8 @@ class Server:
         page = {path: Route(path, functools.partial(_page_file, *where)) for path, where in PAGE.items()}
         guard = Middleware(
             Guard,
-            hosts=settings.allow_host,
+            hosts=settings.names,
+            addresses=not is_loopback(settings.host),
             token=settings.token or None,
             page=tuple(page),
             secure=settings.tls_cert is not None,
@@ -102,10 +109,11 @@ class Server:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
-                Route("/v1/login", self._login, methods=["POST"]),
+                Route("/login", self._login, methods=["POST"]),
                 Route("/v1/mjpeg", self._mjpeg),
                 Route("/v1/clips/{clip}", self._clip),
                 WebSocketRoute("/v1/stream", self._stream),
+                Route("/v1/stream", _needs_a_socket),
             ],
             middleware=[guard],
             lifespan=self._lifespan,
@@ -114,7 +122,7 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether streams can be opened."""
-        return self.hub is not None and bool(self.hub.device.costs)
+        return self.hub is not None and bool(self.hub.worker.costs)
 
     @property
     def failure(self) -> str:
@@ -129,7 +137,7 @@ class Server:
         starting.add_done_callback(self._started)
         tasks = [starting, asyncio.create_task(hub.housekeeping())]
         if self._store is not None:
-            hub.keeper = Keeper(self._store, settings.keep_every, self.metrics)
+            hub.keeper = Keeper(self._store, settings.keep_every, self.metrics, hub.not_kept)
             tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
             if self._hold:
@@ -142,8 +150,6 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if hub.worker is not None:
-                await asyncio.to_thread(hub.worker.close)
             await hub.close()
 
     async def _start(self, hub: Hub) -> None:
@@ -165,7 +171,8 @@ class Server:
             worker.start()
             return worker
 
-        hub.worker = worker = await asyncio.to_thread(work)
+        worker = await asyncio.to_thread(work)
+        hub.begin(worker)
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
         found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
@@ -190,11 +197,18 @@ class Server:
         hub = self.hub
         if hub is None or hub.draining:
             return
-        hub.draining, kept = True, hub.keeper is not None
+        hub.draining = True
         if hub.keeper is not None:
             await hand_over(hub, hub.keeper)
-        told = "the server is shutting down" + ("; the stream is kept, connect again" if kept else "")
         for channel in hub.channels.values():
+            told = "the server is shutting down"
+            kept = hub.keeper is not None and hub.keeper.has(channel.name)
+            if hub.keeper is not None and kept:
+                told += (
+                    "; the stream is kept"
+                    + ("" if hub.keeper.up_to_date(channel.name) else " in an older state")
+                    + ", connect again"
+                )
             channel.tell(Ended(reason=told, resume_s=hub.resume_s if kept else 0.0))
         if any(channel.send is not None for channel in hub.channels.values()):
             await asyncio.sleep(0.3)
@@ -253,6 +267,11 @@ class Server:
     async def _mjpeg(self, request: Request) -> Response:
         """Serve a new stream as MJPEG, for `curl` and `<img>`."""
         return await mjpeg(request, self.hub, self.examples[0])
+
+
+async def _needs_a_socket(request: Request) -> Response:
+    """Answer a request for a socket that came without one, mostly because a proxy has not passed it on."""
+    return PlainTextResponse(f"{NEEDS_A_SOCKET}\n", status_code=426, headers={"Upgrade": "websocket", "Connection": "Upgrade"})
 
 
 async def _page_file(name: str, media: str, request: Request) -> Response:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
-from strobe.serve.prompt_log import Origin, PromptEntry
+from strobe.serve.prompt_log import Origin
+from strobe.serve.protocol import PromptEntry
 
 T = TypeVar("T")
 

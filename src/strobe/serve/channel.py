@@ -35,6 +35,7 @@ class Channel:
         cursor: number of the frame that is sent next.
         received: number of the first frame that the viewer has not received.
         painted: number of the first frame that it has not painted.
+        epochs: when the prompt of each epoch arrived that the viewer has not seen yet, by the monotonic clock.
     """
 
     name: str

@@ -19,12 +19,12 @@ from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
 from strobe.serve.block import Branch
 from strobe.serve.channel import Channel
-from strobe.serve.hub import Hub, describe
+from strobe.serve.hub import Hub, describe, recorded
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 from strobe.serve.takeover import NotTakenError, find_stream
 from strobe.serve.worker import StreamGoneError
 
@@ -39,6 +39,14 @@ OUTBOX: Final = 512
 
 class _TooMany(StrobeError):
     """The viewer sends more than it may, or reads too slowly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """A message of the viewer, and when it came: one before it may hold it up for a trip to the device and to the disk."""
+
+    message: FromViewer
+    at_s: float
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,6 +64,7 @@ class Connection:
     examples: list[str]
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
+    _inbox: asyncio.Queue[Arrived | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
 
     async def run(self) -> None:
@@ -64,7 +73,7 @@ class Connection:
         channel: Channel | None = None
         try:
             async with asyncio.timeout(OPEN_WITHIN_S):
-                first = await self._receive()
+                first = (await self._receive()).message
             if not isinstance(first, protocol.Open):
                 raise DataError("the first message must be `open`")
             channel = await self._open(first)
@@ -91,6 +100,7 @@ class Connection:
 
     async def _watch(self, channel: Channel) -> None:
         """Send and receive until one of the tasks ends, and raise its error."""
+        receiving = asyncio.create_task(self._receive_all())
         tasks = [
             asyncio.create_task(self._obey_all(channel)),
             asyncio.create_task(self._send_all()),
@@ -101,11 +111,20 @@ class Connection:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (receiving, *tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(receiving, *tasks, return_exceptions=True)
 
-    async def _receive(self) -> FromViewer:
+    async def _receive_all(self) -> None:
+        """Receive messages as they come, until one cannot be read or the viewer goes: what came before is obeyed first."""
+        while True:
+            try:
+                await self._inbox.put(await self._receive())
+            except Exception as error:  # noqa: BLE001 - `_obey_all` raises it in its turn
+                await self._inbox.put(error)
+                return
+
+    async def _receive(self) -> Arrived:
         message = await self.socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or 1000)
@@ -116,7 +135,7 @@ class Connection:
         text = message.get("text")
         if text is None:
             raise DataError("a binary message; this server reads JSON text")
-        return protocol.read_viewer(text)
+        return Arrived(message=protocol.read_viewer(text), at_s=now)
 
     def _post(self, message: FromServer) -> None:
         """Put a message into the outbox; a viewer that lets it run over is dropped with the next one sent."""
@@ -150,11 +169,11 @@ class Connection:
             return None
         if message.resume:
             return await self._resume(message)
-        device = self.hub.device
+        worker = self.hub.worker
         prompt = message.prompt.strip() or self.examples[0]
-        preset = message.preset or device.default
-        if preset not in device.configs:
-            await self._refuse("preset", f"preset {preset!r} does not run here", fits=tuple(device.configs))
+        preset = message.preset or worker.default
+        if preset not in worker.configs:
+            await self._refuse("preset", f"preset {preset!r} does not run here", fits=tuple(worker.configs))
             return None
         origin = Origin(prompt=prompt, seed=message.seed, preset=preset, image=_image(message.image))
         admission = await self.hub.admission(preset)
@@ -163,7 +182,7 @@ class Connection:
             return None
         name = secrets.token_hex(4)
         try:
-            stream = await self.hub.new_stream(name, lambda: device.open(name, origin))
+            stream = await self.hub.new_stream(name, lambda: worker.open(name, origin))
         except StrobeError as error:
             await self._refuse("prompt", str(error))
             return None
@@ -188,11 +207,11 @@ class Connection:
         if message.frame is not None and message.generation == channel.generation:
             channel.painted = min(max(channel.painted, message.frame), channel.cursor)
         channel.codec = message.codec
-        stream = await self.hub.on_device(lambda: self.hub.device.stream(channel.name))
+        stream = await self.hub.on_device(lambda: self.hub.worker.stream(channel.name))
         self.hub.metrics.resumed.inc()
         return await self._attach(channel, stream, resumed=True)
 
-    async def _attach(self, channel: Channel, stream: Stream, *, resumed: bool) -> Channel:
+    async def _attach(self, channel: Channel, stream: LiveStream, *, resumed: bool) -> Channel:
         """Welcome the viewer; pictures go on with the first one that was not painted."""
         channel.cursor = channel.received = channel.painted
         channel.send, channel.quiet_s = self._post, monotonic()
@@ -208,18 +227,18 @@ class Connection:
         channel.changed.set()
         return channel
 
-    def _welcome(self, channel: Channel, stream: Stream, resumed: bool) -> Welcome:
-        device, defaults = self.hub.device, self.hub.device.model.defaults
+    def _welcome(self, channel: Channel, stream: LiveStream, resumed: bool) -> Welcome:
+        worker, defaults = self.hub.worker, self.hub.worker.model.defaults
         height, width = defaults.frame_size
         return Welcome(
             v=protocol.VERSION,
             stream=channel.name,
             secret=channel.secret,
-            model=device.model.name,
+            model=worker.model.name,
             preset=stream.origin.preset,
             presets=[
                 PresetOffer(name=name, block_ms=cost.block_s * 1e3, stream_bytes=cost.stream_bytes)
-                for name, cost in device.costs.items()
+                for name, cost in worker.costs.items()
             ],
             prompt=stream.log[-1].text,
             seed=stream.origin.seed,
@@ -231,7 +250,7 @@ class Connection:
             words=self.words,
             examples=self.examples,
             modes=offered_modes(defaults.past),
-            start_buffer_ms=1e3 * device.start_buffer_s,
+            start_buffer_ms=1e3 * worker.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
             bit_equal=not channel.differs,
             note=f"other bits than before: {channel.differs}" if channel.differs else self._note(stream.origin.preset),
@@ -240,7 +259,7 @@ class Connection:
 
     def _note(self, preset: str) -> str:
         """Return a note for the viewer if the preset is too slow here to play without stalls; else empty."""
-        cost = self.hub.device.costs[preset]
+        cost = self.hub.worker.costs[preset]
         if cost.share <= 1:
             return ""
         return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; a faster preset will not"
@@ -253,26 +272,28 @@ class Connection:
     async def _wake(self, channel: Channel) -> None:
         """Bring a suspended stream back to the device."""
         if channel.asleep:
-            device = self.hub.device
-            await self.hub.on_device(lambda: device.stream(channel.name).session)
+            worker = self.hub.worker
+            await self.hub.on_device(lambda: worker.stream(channel.name).session)
             channel.asleep = False
             log_event("stream woken", stream=channel.name)
 
     async def _obey_all(self, channel: Channel) -> None:
         while True:
-            message = await self._receive()
-            if isinstance(message, protocol.Close):
+            arrived = await self._inbox.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            if isinstance(arrived.message, protocol.Close):
                 await self.hub.drop(channel)
                 return
             try:
-                await self._obey(channel, message)
+                await self._obey(channel, arrived.message, arrived.at_s)
             except StrobeError as error:
                 self._post(protocol.Error(message=describe(error)))
                 if isinstance(error, StreamGoneError):
                     return
 
-    async def _obey(self, channel: Channel, message: FromViewer) -> None:
-        hub, device, name = self.hub, self.hub.device, channel.name
+    async def _obey(self, channel: Channel, message: FromViewer, at_s: float) -> None:
+        hub, worker, name = self.hub, self.hub.worker, channel.name
         match message:
             case protocol.Seen():
                 hub.seen(channel, message)
@@ -281,10 +302,10 @@ class Connection:
             case protocol.Prompt():
                 await self._wake(channel)
                 epoch, frame_block = await hub.on_device(
-                    lambda: device.stream(name).prompt(message.text, message.mode, message.over)
+                    lambda: worker.stream(name).prompt(message.text, message.mode, message.over)
                 )
                 await hub.keep(channel)
-                hub.prompted(channel, epoch)
+                channel.epochs[epoch] = at_s
                 self._post(
                     protocol.Prompted(
                         text=message.text,
@@ -311,40 +332,40 @@ class Connection:
                 )
             case protocol.Go():
                 await self._wake(channel)
-                await hub.rewind(channel, lambda: device.go(name, message.branch), f"branch {message.branch}")
+                await hub.rewind(channel, lambda: worker.go(name, message.branch), f"branch {message.branch}")
             case protocol.Fork():
                 await self._fork(channel, message.branch)
             case protocol.Record():
                 await self._record(channel, message.on)
             case protocol.AskRecipe():
-                self._post(await hub.on_device(lambda: device.stream(name).recipe()))
+                self._post(await hub.on_device(lambda: worker.stream(name).recipe()))
             case protocol.Open():
                 raise DataError("the stream is open; open another one on a connection of its own")
 
-    def _reset(self, name: str, message: protocol.Reset) -> Stream:
+    def _reset(self, name: str, message: protocol.Reset) -> LiveStream:
         """Begin a stream again with what the message changes. On the device's thread."""
-        device = self.hub.device
-        stream = device.stream(name)
+        worker = self.hub.worker
+        stream = worker.stream(name)
         before = stream.origin
         preset = before.preset if message.preset is None else message.preset
-        if preset not in device.configs:
-            raise ConfigError(f"preset {preset!r} does not run here; these do: {', '.join(device.configs)}")
+        if preset not in worker.configs:
+            raise ConfigError(f"preset {preset!r} does not run here; these do: {', '.join(worker.configs)}")
         prompt = stream.log[-1].text if message.prompt is None else message.prompt
         seed = before.seed if message.seed is None else message.seed
-        stream.reset(Origin(prompt=prompt, seed=seed, preset=preset, image=before.image), device.configs[preset])
-        device.rewound(name)
+        stream.reset(Origin(prompt=prompt, seed=seed, preset=preset, image=before.image), worker.configs[preset])
+        worker.rewound(name)
         return stream
 
     async def _fork(self, channel: Channel, branch: int) -> None:
-        device, name = self.hub.device, secrets.token_hex(4)
+        worker, name = self.hub.worker, secrets.token_hex(4)
 
         admission = await self.hub.admission(channel.preset)
         if not admission.admitted:
             raise SessionError(f"no room for a second stream: {admission.reason}")
 
-        def fork() -> Stream:
-            other = device.stream(channel.name).forked(branch, name)
-            device.adopt(other)
+        def fork() -> LiveStream:
+            other = worker.stream(channel.name).forked(branch, name)
+            worker.adopt(other)
             return other
 
         other = self.hub.add(await self.hub.new_stream(name, fork), channel.codec)
@@ -353,10 +374,10 @@ class Connection:
 
     def _mark(self, name: str, called: str) -> Branch:
         """Keep a stream's state as a branch, in the folder too if there is one. On the device's thread."""
-        device, keeper = self.hub.device, self.hub.keeper
-        branch = device.stream(name).mark(called)
+        worker, keeper = self.hub.worker, self.hub.keeper
+        branch = worker.stream(name).mark(called)
         if keeper is not None:
-            keeper.save_branch(name, branch, record_of(device, name))
+            keeper.save_branch(name, branch, record_of(worker, name))
         return branch
 
     async def _record(self, channel: Channel, on: bool) -> None:
@@ -364,8 +385,7 @@ class Connection:
             self.hub.recordings.start(channel.name, self.hub.fps)
             self._post(protocol.Recorded(on=True, download="", frames=0))
             return
-        clip, frames = await self.hub.recordings.end(channel.name)
-        self._post(protocol.Recorded(on=False, download=f"/v1/clips/{clip}" if clip else "", frames=frames))
+        self._post(recorded(await self.hub.recordings.end(channel.name)))
 
 
 def _image(text: str) -> bytes:

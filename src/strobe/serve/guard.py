@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from strobe.serve.metrics import Metrics
 
 COOKIE: Final = "strobe_login"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v1/login"})
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that answer to any Host and to none: a load balancer asks by the machine's address, or in HTTP/1.0."""
+OPEN_PATHS: Final = PROBES | {"/login"}
 """Paths that need no token; the page's own files need none either."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -38,22 +40,40 @@ def is_loopback(host: str) -> bool:
         return name == "localhost"
 
 
+def is_address(name: str) -> bool:
+    """Return whether a host is an IP address. No DNS answers for one, so no page of another origin can come in under it."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class Guard:
     """ASGI middleware that checks every request before the application.
 
     Args:
         app: what is guarded.
-        hosts: names beside this machine's own that a Host header may have.
+        hosts: names beside this machine's loopback that a Host header may have.
+        addresses: it may also be any IP address, for a server that others reach.
         token: what a viewer must know; None: nothing, for a server on loopback.
         page: paths of the page's own files.
         secure: the server speaks TLS, so cookies are sent back over it alone.
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Iterable[str], token: str | None, page: Iterable[str], secure: bool, metrics: Metrics
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Iterable[str],
+        addresses: bool,
+        token: str | None,
+        page: Iterable[str],
+        secure: bool,
+        metrics: Metrics,
     ) -> None:
         self._app, self._token, self._secure, self._metrics = app, token, secure, metrics
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts, self._addresses = frozenset(host.lower() for host in hosts), addresses
         self._free = OPEN_PATHS | frozenset(page)
         self._logins: deque[float] = deque()
 
@@ -80,19 +100,26 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, str] | None:
         """Return code, counter and sentence of why a request is refused; None if it is not."""
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or ""
-        if not (is_loopback(name) or name in self._hosts):
+        if scope["path"] not in PROBES and not self._answers_to(host):
             return 403, "host", "this server does not answer to that host name; start it with --allow-host NAME to have it do so"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return 403, "origin", "this page may not use that server: its origin is another"
         if int(headers.get("content-length") or 0) > LONGEST_BODY if (headers.get("content-length") or "0").isdecimal() else True:
             return 413, "body", f"a body of more than {LONGEST_BODY} bytes"
         if scope["path"] not in self._free and not self.knows(headers):
             if "authorization" in headers:
                 return 401, "token", "that is not the token"
-            return 401, "token", "log in first: POST /v1/login, or send the token as `Authorization: Bearer TOKEN`"
+            return 401, "token", "log in first: POST /login, or send the token as `Authorization: Bearer TOKEN`"
         return None
+
+    def _answers_to(self, host: str) -> bool:
+        """Return whether a Host header names this server."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:  # a bracket without its other
+            return False
+        return is_loopback(name) or name in self._hosts or (self._addresses and is_address(name))
 
     def knows(self, headers: Headers) -> bool:
         """Return whether the request has the token, or the cookie that replaces it."""
@@ -125,7 +152,8 @@ class Guard:
         if self._token is not None and not _same(token, self._token):
             return None
         only_tls = "; Secure" if self._secure or secure else ""
-        return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/; Max-Age=604800{only_tls}"
+        # Without a path, so it is that of the login: of this server alone where a proxy has it under a prefix.
+        return f"{COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Max-Age=604800{only_tls}"
 
     def _cookie(self) -> str:
         """Compute the cookie that a browser keeps instead of the token."""

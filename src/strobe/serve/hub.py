@@ -21,10 +21,10 @@ from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Ended, Flushed, Made, Picture, Received, Seen, State
-from strobe.serve.recordings import Recordings
+from strobe.serve.protocol import Codec, Effective, Ended, Error, Flushed, Made, Picture, Received, Recorded, Seen, State
+from strobe.serve.recordings import Clip, Recordings
 from strobe.serve.scheduler import Admission
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 from strobe.serve.worker import StreamGoneError, Worker
 
 T = TypeVar("T")
@@ -38,7 +38,6 @@ class Hub:
     """All streams of a server.
 
     Args:
-        worker: makes their frame blocks; built with this hub's `made` and `failed`.
         loop: the event loop that everything here but `made` and `failed` runs on.
         suspend_s: a stream that is paused or unwatched for so long is moved to main memory.
         resume_s: a stream that nobody watches is closed after so long.
@@ -49,7 +48,7 @@ class Hub:
     ) -> None:
         self.loop, self.metrics = loop, metrics
         self.suspend_s, self.resume_s = suspend_s, resume_s
-        self.worker: Worker | None = None
+        self._worker: Worker | None = None
         self.channels: dict[str, Channel] = {}
         self.draining = False
         self.keeper: Keeper | None = None
@@ -57,18 +56,22 @@ class Hub:
         self._secrets: dict[str, str] = {}
         self._rewinding: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
-        self.recordings = Recordings()
+        self.recordings = Recordings(metrics, self.recorded)
 
     @property
     def fps(self) -> int:
         """Frames per second of the model."""
-        return self.device.model.defaults.fps
+        return self.worker.model.defaults.fps
 
     @property
-    def device(self) -> Worker:
-        """Worker thread; set once it has started."""
-        assert self.worker is not None
-        return self.worker
+    def worker(self) -> Worker:
+        """The thread that owns the device, once it has started; built with this hub's `made` and `failed`."""
+        assert self._worker is not None
+        return self._worker
+
+    def begin(self, worker: Worker) -> None:
+        """Take the worker of the streams to come; `close` ends it."""
+        self._worker = worker
 
     async def on_device(self, work: Callable[[], T]) -> T:
         """Run a function on the device's thread, and await its result. It runs even if whoever awaits it is cancelled.
@@ -76,13 +79,13 @@ class Hub:
         Raises:
             StrobeError: what it raised.
         """
-        return await asyncio.shield(asyncio.wrap_future(self.device.submit(work)))
+        return await asyncio.shield(asyncio.wrap_future(self.worker.submit(work)))
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run a function on a thread of the encoders, and await its result."""
         return await self.loop.run_in_executor(self._pool, work)
 
-    async def new_stream(self, name: str, make: Callable[[], Stream]) -> Stream:
+    async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
         """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
 
         Raises:
@@ -91,21 +94,21 @@ class Hub:
         try:
             return await self.on_device(make)
         except asyncio.CancelledError:
-            self.device.submit(lambda: self.device.drop(name))
+            self.worker.submit(lambda: self.worker.drop(name))
             raise
 
     async def admission(self, preset: str) -> Admission:
         """Decide whether one more stream fits, after unwatched and paused ones were moved to main memory."""
-        found = await self.on_device(lambda: self.device.admission(preset))
+        found = await self.on_device(lambda: self.worker.admission(preset))
         if not found.admitted:
             idle = [each for each in self.channels.values() if each.send is None or not each.playing]
             for channel in idle:
                 if not channel.asleep:
                     await self.suspend(channel)
-            found = await self.on_device(lambda: self.device.admission(preset))
+            found = await self.on_device(lambda: self.worker.admission(preset))
         return found
 
-    def add(self, stream: Stream, codec: Codec, secret: str = "") -> Channel:
+    def add(self, stream: LiveStream, codec: Codec, secret: str = "") -> Channel:
         """Make the channel of a stream that was opened, forked, or taken over with its secret."""
         secret = secret or secrets.token_urlsafe(24)
         channel = Channel(name=stream.name, secret=secret, codec=codec, preset=stream.origin.preset, asleep=stream.asleep)
@@ -132,7 +135,7 @@ class Hub:
         if self.keeper is not None:
             self.keeper.end(channel.name)
         log_event("stream closed", stream=channel.name)
-        await self.on_device(lambda: self.device.drop(channel.name))
+        await self.on_device(lambda: self.worker.drop(channel.name))
 
     def made(self, name: str, block: Block) -> None:
         """Take a new frame block over to the event loop, once its log is kept. Called on the device's thread."""
@@ -143,7 +146,7 @@ class Hub:
         if self.keeper is None:
             hand_out()
         else:
-            self.keeper.made(self.device, name, block, hand_out)
+            self.keeper.made(self.worker, name, block, hand_out)
 
     async def keep(self, channel: Channel) -> None:
         """Keep a stream, which begins here or has changed. Returns when its log is on the disk.
@@ -151,10 +154,10 @@ class Hub:
         Raises:
             StrobeError: a stream that begins cannot be kept.
         """
-        keeper, device, name = self.keeper, self.device, channel.name
+        keeper, worker, name = self.keeper, self.worker, channel.name
         if keeper is None:
             return
-        record, image = await self.on_device(lambda: (record_of(device, name), device.stream(name).origin.image))
+        record, image = await self.on_device(lambda: (record_of(worker, name), worker.stream(name).origin.image))
         if keeper.has(name):
             await asyncio.wrap_future(keeper.write(record))
         else:
@@ -163,6 +166,25 @@ class Hub:
     def failed(self, name: str, error: BaseException) -> None:
         """Take the failure of a stream over to the event loop. Called on the device's thread."""
         self.loop.call_soon_threadsafe(self._failed, name, error)
+
+    def not_kept(self, name: str) -> None:
+        """Tell a viewer that its stream is kept no longer. Called from any thread."""
+        told = "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
+
+        def tell() -> None:
+            if name in self.channels:
+                self.channels[name].tell(Error(message=told))
+
+        self.loop.call_soon_threadsafe(tell)
+
+    def recorded(self, name: str, clip: Clip) -> None:
+        """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
+        self.loop.call_soon_threadsafe(self._recorded, name, clip)
+
+    def _recorded(self, name: str, clip: Clip) -> None:
+        channel = self.channels.get(name)
+        if channel is not None:
+            channel.tell(recorded(clip))
 
     def _failed(self, name: str, error: BaseException) -> None:
         self.metrics.failed.inc()
@@ -232,7 +254,7 @@ class Hub:
     def tell_worker(self, channel: Channel) -> None:
         """Tell the device's thread what is painted and whether the stream is to run."""
         running = channel.playing and channel.send is not None and not channel.asleep and not self.draining
-        self.device.painted(channel.name, channel.generation, channel.painted, running)
+        self.worker.painted(channel.name, channel.generation, channel.painted, running)
 
     async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         """Encode and send frames as they come, until cancelled."""
@@ -291,11 +313,7 @@ class Hub:
         )
         channel.encode_ms = 0.0
 
-    def prompted(self, channel: Channel, epoch: int) -> None:
-        """Start the clock from a prompt to its first painted picture."""
-        channel.epochs[epoch] = monotonic()
-
-    async def rewind(self, channel: Channel, work: Callable[[], Stream], why: str) -> None:
+    async def rewind(self, channel: Channel, work: Callable[[], LiveStream], why: str) -> None:
         """Reset a stream or take it to a branch. Once begun it is finished, even if whoever awaits it is cancelled.
 
         Raises:
@@ -306,13 +324,13 @@ class Hub:
         rewinding.add_done_callback(self._rewinding.discard)
         await asyncio.shield(rewinding)
 
-    async def _rewind(self, channel: Channel, work: Callable[[], Stream], why: str) -> None:
+    async def _rewind(self, channel: Channel, work: Callable[[], LiveStream], why: str) -> None:
         stream = await self.on_device(work)
         channel.asleep = False
         await self.keep(channel)
         self._flush(channel, stream, why)
 
-    def _flush(self, channel: Channel, stream: Stream, why: str) -> None:
+    def _flush(self, channel: Channel, stream: LiveStream, why: str) -> None:
         """Drop the frames of a stream that was reset or went to a branch, tell the viewer, and let the stream go on."""
         channel.flush(stream.generation, stream.frames_made)
         channel.preset = stream.origin.preset
@@ -359,7 +377,7 @@ class Hub:
         channel.asleep = True
         self.tell_worker(channel)
         with suppress(StreamGoneError):
-            spent_ms = await self.on_device(lambda: self.device.stream(channel.name).suspend())
+            spent_ms = await self.on_device(lambda: self.worker.stream(channel.name).suspend())
             self.metrics.suspend.observe(spent_ms / 1e3)
         if not channel.asleep or self.channels.get(channel.name) is not channel:
             return
@@ -369,10 +387,17 @@ class Hub:
 
     async def close(self) -> None:
         """Close all streams and stop the worker."""
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.close)
         self._pool.shutdown(wait=True)
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
         self.recordings.close()
+
+
+def recorded(clip: Clip) -> Recorded:
+    """Return what a viewer is told of a clip that has ended."""
+    return Recorded(on=False, download=f"/v1/clips/{clip.name}" if clip.name else "", frames=clip.frames, why=clip.why)
 
 
 def describe(error: BaseException) -> str:

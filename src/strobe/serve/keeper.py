@@ -38,12 +38,14 @@ class _Kept:
     Args:
         saved: as it was written last.
         busy: a snapshot of it is being written.
+        failing: what could not be written the last time, "log" or "snapshot".
         lost: another server has taken it over.
     """
 
     place: Place
     saved: SavedStream
     busy: bool = False
+    failing: set[str] = field(default_factory=set)
     lost: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -54,10 +56,11 @@ class Keeper:
     Args:
         store: where they are kept.
         every: frame blocks between two snapshots; 0: none, a stream then comes back from its start.
+        failed: called from any thread with the name of a stream that can be kept no longer.
     """
 
-    def __init__(self, store: Store, every: int, metrics: Metrics) -> None:
-        self.store, self.every, self.metrics = store, every, metrics
+    def __init__(self, store: Store, every: int, metrics: Metrics, failed: Callable[[str], None]) -> None:
+        self.store, self.every, self.metrics, self._failed = store, every, metrics, failed
         self._kept: dict[str, _Kept] = {}
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="strobe-keep-log")
         self._snapshots = ThreadPoolExecutor(1, thread_name_prefix="strobe-keep")
@@ -67,8 +70,17 @@ class Keeper:
         return name in self._kept
 
     def begin(self, secret: str, saved: SavedStream, image: bytes) -> None:
-        """Keep a stream that was opened. Raises StrobeError: it cannot be written."""
-        self._kept[saved.name] = _Kept(place=self.store.add(secret, saved, image), saved=saved)
+        """Keep a stream that was opened.
+
+        Raises:
+            SessionError: it cannot be written; the log says why.
+        """
+        try:
+            place = self.store.add(secret, saved, image)
+        except StrobeError as error:
+            self._report(saved.name, error)
+            raise SessionError("the server can keep no stream now; its log says why") from error
+        self._kept[saved.name] = _Kept(place=place, saved=saved)
 
     def go_on(self, place: Place, saved: SavedStream) -> None:
         """Keep a stream that was taken over."""
@@ -78,6 +90,11 @@ class Keeper:
         """Touch a stream; return whether it is still this server's."""
         kept = self._kept.get(name)
         return kept is None or (not kept.lost and self.store.touch(kept.place))
+
+    def up_to_date(self, name: str) -> bool:
+        """Return whether the stream would come back as it was when its log changed last."""
+        kept = self._kept.get(name)
+        return kept is not None and "log" not in kept.failing
 
     def end(self, name: str) -> None:
         """Keep a stream no longer, and delete it if it is still this server's."""
@@ -94,7 +111,7 @@ class Keeper:
             return
         record = record_of(worker, name)
         beat = (block.index + 1) % (self.every or BEAT) == 0
-        changed = beat or _changed(kept.saved, record)
+        changed = beat or "log" in kept.failing or _changed(kept.saved, record)
         self._logs.submit(self._write_then, kept, record if changed else None, then)
         if self.every and beat and not kept.busy and record.waiting is None and record.painted <= record.frames_made:
             began = perf_counter()
@@ -160,11 +177,24 @@ class Keeper:
             self.store.write(kept.place, saved)
             self.store.forget(kept.place, unneeded)
             self.metrics.kept.labels("log").inc()
+            kept.failing.discard("log")
         except SessionError:
             kept.lost = True
         except StrobeError as error:
+            self._not_kept(kept, "log", error)
+
+    def _not_kept(self, kept: _Kept, what: str, error: StrobeError) -> None:
+        """Count what could not be written; of several in a row the first one is told to the viewer and the log."""
+        if what in kept.failing:
             self.metrics.not_kept.inc()
-            log_event("not kept", stream=saved.name, error=str(error))
+            return
+        kept.failing.add(what)
+        self._report(kept.saved.name, error)
+        self._failed(kept.saved.name)
+
+    def _report(self, name: str, error: StrobeError) -> None:
+        self.metrics.not_kept.inc()
+        log_event("not kept", stream=name, error=str(error))
 
     def _save(self, kept: _Kept, snapshot: Snapshot, record: SavedStream, file: str, branch: Branch | None) -> None:
         try:
@@ -173,13 +203,13 @@ class Keeper:
             kept.lost = True
             return
         except StrobeError as error:
-            self.metrics.not_kept.inc()
-            log_event("not kept", stream=record.name, error=str(error))
+            self._not_kept(kept, "snapshot", error)
             return
         finally:
             kept.busy = False if branch is None else kept.busy
         if kept.lost:
             return
+        kept.failing.discard("snapshot")
         self.metrics.kept.labels("snapshot").inc()
         self.metrics.kept_bytes.inc(size)
         state = SavedState(

@@ -63,6 +63,7 @@ class Metrics:
         self.taken_over = Counter(
             "strobe_taken_over_total", "Streams taken over from another server, by exactness.", ["bits"], **on
         )
+        self.not_recorded = Counter("strobe_not_recorded_total", "Clips of viewers that could not be written to their end.", **on)
         self.failed = Counter("strobe_failed_streams_total", "Streams that an error ended.", **on)
 
     def text(self) -> bytes:

@@ -197,4 +197,4 @@ async def mjpeg(request: Request, hub: Hub | None, prompt: str) -> Response:
     if not (seed.isascii() and seed.isdecimal() and len(seed) < 16):
         return PlainTextResponse("seed: give a whole number from 0, of at most 15 digits\n", status_code=400)
     text = asked.get("prompt", prompt)[:LONGEST_PROMPT]
-    return Mjpeg(hub, Origin(prompt=text, seed=int(seed), preset=asked.get("preset", hub.device.default)))
+    return Mjpeg(hub, Origin(prompt=text, seed=int(seed), preset=asked.get("preset", hub.worker.default)))

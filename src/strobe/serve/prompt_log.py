@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
-from strobe.engine.prompts import Mode, Switch
+from strobe.engine.prompts import Switch
 from strobe.engine.texts import TextEncoder
+from strobe.serve.protocol import PromptEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,22 +26,6 @@ class Origin:
     seed: int
     preset: str
     image: bytes = b""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptEntry:
-    """A prompt of the log: its number, and the first frame block that follows it.
-
-    Args:
-        text_sha256: hash of the encoded prompt, see `text_hash`; empty until the log is saved.
-    """
-
-    epoch: int
-    frame_block: int
-    text: str
-    mode: Mode
-    over: int
-    text_sha256: str = ""
 
 
 def switches_from(log: Sequence[PromptEntry], frame_block: int) -> list[Switch]:

@@ -19,6 +19,7 @@ from strobe.core.errors import DataError
 VERSION: Final = 1
 """Of the protocol. A viewer that asks for another is refused with this one."""
 Codec = Literal["h264", "jpeg"]
+Mode = Literal["recache", "soft", "interpolate", "shot"]
 CODECS: Final[dict[Codec, int]] = {"h264": 1, "jpeg": 2}
 """Number of each codec in the header of a picture."""
 LONGEST_PROMPT: Final = 2000
@@ -57,7 +58,7 @@ class Prompt(Struct, tag="prompt", kw_only=True, forbid_unknown_fields=True):
     """Steer the stream; `typed_ms` is the viewer's clock, sent back with the answer."""
 
     text: Text
-    mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
+    mode: Mode = "recache"
     over: Annotated[int, Meta(ge=1, le=64)] = 4
     typed_ms: float = 0.0
 
@@ -242,20 +243,29 @@ class Forked(Struct, tag="forked", kw_only=True):
 
 
 class Recorded(Struct, tag="recorded", kw_only=True):
-    """Recording began (`download` is empty) or ended; the clip is at that path of the server for some minutes."""
+    """Recording began (`download` is empty) or ended; the clip is at that path of the server for some minutes.
+
+    `why` it ended by itself, after `frames` that are whole; empty if the viewer ended it.
+    """
 
     on: bool
     download: str
     frames: int
+    why: str = ""
 
 
-class RecipePrompt(Struct, kw_only=True):
-    """A prompt and the first frame block that followed it."""
+class PromptEntry(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """A prompt of a stream: its number, the first frame block that follows it, and how it takes over.
 
+    `text_sha256` is that of its encoded text, for streams that are kept.
+    """
+
+    epoch: int = 0
     frame_block: int
     text: str
-    mode: Literal["recache", "soft", "interpolate", "shot"]
+    mode: Mode
     over: int
+    text_sha256: str = ""
 
 
 class Recipe(Struct, tag="recipe", kw_only=True):
@@ -269,7 +279,7 @@ class Recipe(Struct, tag="recipe", kw_only=True):
     weights: str
     preset: str
     seed: int
-    prompts: list[RecipePrompt]
+    prompts: list[PromptEntry]
     frame_blocks: int
     image: str
     image_sha256: str

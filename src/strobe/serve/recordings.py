@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,69 +15,81 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.engine.video import VideoFile
+from strobe.serve.metrics import Metrics, log_event
 
 CLIPS: Final = 16
 """Finished clips that are kept."""
 LONGEST_CLIP_S: Final = 600
 
 
-@dataclass(kw_only=True, eq=False, slots=True)
-class _Clip:
-    """A clip that grows on the server's disk."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """A clip that has ended.
 
-    path: Path
+    Args:
+        name: for `download`; empty: nothing of it is kept.
+        frames: that are kept.
+        why: it ended by itself, for its viewer; empty: the viewer ended it, and all of it is there.
+    """
+
+    name: str = ""
+    frames: int = 0
+    why: str = ""
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class _Growing:
+    """A clip that grows on the server's disk, and what became of it."""
+
+    stream: str
     video: VideoFile
     most_frames: int
-    frames: int = 0
-
-    def write(self, frames: NDArray[np.uint8]) -> None:
-        """Append frames; those beyond the longest clip are left out."""
-        import torch
-
-        if self.frames < self.most_frames:
-            self.video.write(torch.from_numpy(frames))
-            self.frames += len(frames)
+    ended: Clip | None = None
 
 
 class Recordings:
-    """The clips of a server, at most one that grows for each stream. One thread writes them: frames keep their order."""
+    """The clips of a server, at most one that grows for each stream. One thread writes them: frames keep their order.
 
-    def __init__(self) -> None:
+    Args:
+        ended: called on that thread with the stream's name and its clip when the clip ends by itself: it could not be written, or
+            is as long as a clip may be.
+    """
+
+    def __init__(self, metrics: Metrics, ended: Callable[[str, Clip], None]) -> None:
         self.clips: dict[str, Path] = {}
-        self._growing: dict[str, _Clip] = {}
+        self._metrics, self._ended = metrics, ended
+        self._growing: dict[str, _Growing] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="strobe-record")
         self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
 
     def start(self, stream: str, fps: int) -> None:
-        """Begin to write the frames that are made from now on."""
-        if stream not in self._growing:
-            path = Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4"
-            self._growing[stream] = _Clip(path=path, video=VideoFile(path, fps=fps), most_frames=LONGEST_CLIP_S * fps)
+        """Begin to write the frames that are made from now on.
+
+        Raises:
+            StrobeError: no file can be written.
+        """
+        growing = self._growing.get(stream)
+        if growing is None or growing.ended is not None:
+            video = VideoFile(Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4", fps=fps)
+            self._growing[stream] = _Growing(stream=stream, video=video, most_frames=LONGEST_CLIP_S * fps)
 
     def add(self, stream: str, frames: NDArray[np.uint8]) -> None:
         """Write frames if the stream is being recorded."""
         if stream in self._growing:
-            self._writer.submit(self._growing[stream].write, frames)
+            self._writer.submit(self._write, self._growing[stream], frames)
 
-    async def end(self, stream: str) -> tuple[str, int]:
-        """Finish the clip; return its name for `download`, empty if nothing was recorded, and its number of frames."""
-        clip = self._growing.pop(stream, None)
-        if clip is None:
-            return "", 0
-        await asyncio.get_running_loop().run_in_executor(self._writer, clip.video.close)
-        if not clip.frames:
-            return "", 0
-        name = secrets.token_urlsafe(24)
-        self.clips[name] = clip.path
-        while len(self.clips) > CLIPS:
-            self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
-        return name, clip.frames
+    async def end(self, stream: str) -> Clip:
+        """Finish the clip; one that ended by itself is told once more."""
+        growing = self._growing.pop(stream, None)
+        if growing is None:
+            return Clip()
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._finish, growing)
 
     def stop(self, stream: str) -> None:
         """End a clip that nobody has asked for in time; it goes with the folder."""
-        clip = self._growing.pop(stream, None)
-        if clip is not None:
-            self._writer.submit(clip.video.close)
+        growing = self._growing.pop(stream, None)
+        if growing is not None:
+            self._writer.submit(growing.video.close)
 
     def close(self) -> None:
         """End and delete all clips."""
@@ -84,3 +97,41 @@ class Recordings:
             self.stop(stream)
         self._writer.shutdown(wait=True)
         self._folder.cleanup()
+
+    def _write(self, growing: _Growing, frames: NDArray[np.uint8]) -> None:
+        """Append frames; when that fails, or no more may come, the clip ends and its viewer is told."""
+        import torch
+
+        if growing.ended is not None:
+            return
+        room = growing.most_frames - growing.video.num_frames
+        try:
+            growing.video.write(torch.from_numpy(frames[:room]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not vanish in the thread
+            clip = self._finish(growing, error)
+        else:
+            if len(frames) < room:
+                return
+            clip = self._finish(growing, why=f"a clip has at most {LONGEST_CLIP_S} s; record another one")
+        self._ended(growing.stream, clip)
+
+    def _finish(self, growing: _Growing, error: Exception | None = None, why: str = "") -> Clip:
+        """Close a clip's file and keep the frames in it that are whole. Again: returns the same."""
+        if growing.ended is not None:
+            return growing.ended
+        try:
+            growing.video.close()
+        except Exception as late:  # noqa: BLE001 - see `_write`
+            error = error or late
+        frames, path, name = growing.video.num_frames, growing.video.written, ""
+        if error is not None:
+            why = "the server could not write more of the clip; its log says why"
+            self._metrics.not_recorded.inc()
+            log_event("recording failed", stream=growing.stream, frames=frames, error=str(error))
+        if frames:
+            name = secrets.token_urlsafe(24)
+            self.clips[name] = path
+        while len(self.clips) > CLIPS:
+            self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
+        growing.ended = Clip(name=name, frames=frames, why=why)
+        return growing.ended

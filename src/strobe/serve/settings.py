@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,11 @@ class ServeSettings:
     encoders: int = max(2, len(os.sched_getaffinity(0)) // 2)
     keep: Path | None = None
     keep_every: int = 8
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names beside loopback by which the server may be addressed."""
+        return self.allow_host if is_loopback(self.host) else (*self.allow_host, self.host, socket.gethostname())
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Final
 
+import msgspec
 import torch
 
 from strobe.core import spans
@@ -28,8 +29,8 @@ from strobe.engine.video import decode_image
 from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
 from strobe.serve.block import Block, Branch, GpuClock, layout
-from strobe.serve.prompt_log import Origin, PromptEntry, switches_from
-from strobe.serve.protocol import MARKS, VERSION, Recipe, RecipePrompt
+from strobe.serve.prompt_log import Origin, switches_from
+from strobe.serve.protocol import MARKS, VERSION, PromptEntry, Recipe
 from strobe.serve.spares import SpareSessions
 
 _PHASES: Final = {
@@ -40,7 +41,7 @@ _PHASES: Final = {
 
 
 @dataclass(kw_only=True, eq=False)
-class Stream:
+class LiveStream:
     """A stream on the device, or suspended to main memory. Every method belongs to the thread that owns the device.
 
     Args:
@@ -63,7 +64,7 @@ class Stream:
     _asleep: Snapshot | None = None
     _clock: GpuClock | None = None
     _next_epoch: int = 1
-    _waiting: tuple[int, PromptAck, int] | None = None
+    _waiting: tuple[PromptEntry, PromptAck] | None = None
     _next_branch: int = 1
     _replay: tuple[PromptEntry, ...] = ()
     _held: PromptEntry | None = None
@@ -214,30 +215,27 @@ class Stream:
         if held is None or any(entry.frame_block >= session.next_block for entry in self._replay[1:]):
             return
         self._held, self._replay = None, ()
-        self._waiting = held.epoch, session.prompt(held.text, mode=held.mode, over=held.over), held.over
+        self._waiting = held, session.prompt(held.text, mode=held.mode, over=held.over)
         self._settle()
 
     @property
     def waiting(self) -> PromptEntry | None:
         """The prompt that was asked for and has no frame block yet."""
-        if self._held is not None or self._waiting is None:
-            return self._held
-        epoch, answer, over = self._waiting
-        return PromptEntry(epoch=epoch, frame_block=0, text=answer.prompts[0], mode=answer.mode, over=over)
+        return self._held if self._held is not None or self._waiting is None else self._waiting[0]
 
     def _settle(self) -> None:
         """Log the prompt that waited for its text, once its frame block is known."""
         if self._waiting is None or not self._waiting[1].found.done():
             return
-        (epoch, answer, over), self._waiting = self._waiting, None
+        (entry, answer), self._waiting = self._waiting, None
         with suppress(StrobeError):  # its text could not be encoded, or another prompt took its place
             at = answer.wait(0)
-            entry = PromptEntry(epoch=epoch, frame_block=at, text=answer.prompts[0], mode=answer.mode, over=over)
-            self.log = [each for each in self.log if each.frame_block < at] + [entry]
+            before = [each for each in self.log if each.frame_block < at]
+            self.log = [*before, msgspec.structs.replace(entry, frame_block=at)]
 
     def reset(self, origin: Origin, config: EngineConfig) -> None:
         """Begin again with other words, another seed or preset; if that is refused, the stream stays as it was."""
-        other = Stream(name=self.name, sessions=self.sessions, origin=origin, config=config)
+        other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
         check_prompts(self.model.text, [origin.prompt])
@@ -301,14 +299,14 @@ class Stream:
         self.generation, self.base = self.generation + 1, number
         return branch
 
-    def forked(self, number: int, name: str) -> Stream:
+    def forked(self, number: int, name: str) -> LiveStream:
         """Create a second stream that goes on from a branch; it shares the weights.
 
         Raises:
             ConfigError: there is none of that number.
         """
         branch = self.branch(number)
-        other = Stream(name=name, sessions=self.sessions, origin=branch.origin, config=self.config)
+        other = LiveStream(name=name, sessions=self.sessions, origin=branch.origin, config=self.config)
         other._asleep = branch.snapshot
         other._take(branch)
         return other
@@ -353,11 +351,7 @@ class Stream:
             weights=self.model.weights_hash,
             preset=origin.preset,
             seed=origin.seed,
-            prompts=[
-                RecipePrompt(frame_block=each.frame_block, text=each.text, mode=each.mode, over=each.over)
-                for each in self.log
-                if each.frame_block < max(1, self.blocks_made)
-            ],
+            prompts=[each for each in self.log if each.frame_block < max(1, self.blocks_made)],
             frame_blocks=self.blocks_made,
             image=base64.b64encode(origin.image).decode(),
             image_sha256=hashlib.sha256(origin.image).hexdigest() if origin.image else "",

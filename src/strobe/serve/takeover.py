@@ -21,7 +21,7 @@ from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import text_hash
 from strobe.serve.protocol import Ended, Open
 from strobe.serve.store import Place, SavedState, SavedStream
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 
 PAINT_WITHIN_S: Final = 3.0
 """How long viewers are given to paint what is made, before their streams are handed over."""
@@ -66,7 +66,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
     Raises:
         NotTakenError: there is none, or it cannot run here.
     """
-    device = hub.device
+    worker = hub.worker
     try:
         found = await asyncio.to_thread(keeper.store.find, asked.resume)
         if found is None:
@@ -86,23 +86,23 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
     frame, differs = _frame(hub, keeper, asked, saved), list[str]()
     keeper.go_on(place, saved)
 
-    def begun(state: SavedState | None, snapshot: Snapshot | None) -> Stream:
+    def begun(state: SavedState | None, snapshot: Snapshot | None) -> LiveStream:
         origin = replace(saved.origin, image=image)
-        stream = Stream(name=saved.name, sessions=device.sessions, origin=origin, config=device.configs[origin.preset])
+        stream = LiveStream(name=saved.name, sessions=worker.sessions, origin=origin, config=worker.configs[origin.preset])
         stream.generation, stream.base = saved.generation, saved.base
         stream.resume(saved.log, snapshot, 0 if state is None else state.frame, saved.waiting)
         _ = stream.session  # on the device, so that what does not fit is known now
         stream.keep_branches(branches)
-        device.adopt(stream)
+        worker.adopt(stream)
         return stream
 
     stream, state = await _begin(hub, keeper, place, saved, frame, begun)
-    differs += saved.differs(state, device_name(device.device), versions())
+    differs += saved.differs(state, device_name(worker.device), versions())
     differs += await hub.on_device(lambda: _other_texts(stream, saved, state))
     channel = hub.add(stream, asked.codec, secret=asked.resume)
     channel.cursor = channel.received = channel.painted = frame
     channel.differs = "; ".join(differs)
-    keeper.write(await hub.on_device(lambda: record_of(device, saved.name)))
+    keeper.write(await hub.on_device(lambda: record_of(worker, saved.name)))
     hub.metrics.taken_over.labels("other" if differs else "same").inc()
     log_event(
         "stream taken over",
@@ -117,22 +117,22 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
 
 def _check(hub: Hub, saved: SavedStream) -> None:
     """Check that the stream's weights and preset are here."""
-    device = hub.device
-    if saved.weights != device.model.weights_hash:
+    worker = hub.worker
+    if saved.weights != worker.model.weights_hash:
         raise NotTakenError(
             "weights",
-            f"the stream is of {saved.model} with weights {saved.weights[:12]}, and this server runs {device.model.name} with "
-            f"{device.model.weights_hash[:12]}; open a new one",
+            f"the stream is of {saved.model} with weights {saved.weights[:12]}, and this server runs {worker.model.name} with "
+            f"{worker.model.weights_hash[:12]}; open a new one",
         )
-    if saved.origin.preset not in device.configs:
-        raise NotTakenError("preset", f"preset {saved.origin.preset!r} does not run here", fits=tuple(device.configs))
+    if saved.origin.preset not in worker.configs:
+        raise NotTakenError("preset", f"preset {saved.origin.preset!r} does not run here", fits=tuple(worker.configs))
 
 
 def _frame(hub: Hub, keeper: Keeper, asked: Open, saved: SavedStream) -> int:
     """Return the first frame that the viewer has not painted, as it says itself, if that can be."""
     if asked.frame is None or asked.generation != saved.generation:
         return saved.painted
-    defaults = hub.device.model.defaults
+    defaults = hub.worker.model.defaults
     unwritten = ((keeper.every or BEAT) + 2) * defaults.frame_block * defaults.stride.time
     return min(max(asked.frame, saved.painted), saved.frames_made + unwritten)
 
@@ -143,8 +143,8 @@ async def _begin(
     place: Place,
     saved: SavedStream,
     frame: int,
-    begun: Callable[[SavedState | None, Snapshot | None], Stream],
-) -> tuple[Stream, SavedState | None]:
+    begun: Callable[[SavedState | None, Snapshot | None], LiveStream],
+) -> tuple[LiveStream, SavedState | None]:
     """Begin the stream from its last snapshot that is sound; without one from its start, which takes as long as it has run."""
     states = sorted((each for each in saved.states if each.frame <= frame), key=lambda each: -each.frame)
     for state in (*states, None):
@@ -181,7 +181,7 @@ def _branches(keeper: Keeper, place: Place, saved: SavedStream) -> dict[int, Bra
     return found
 
 
-def _other_texts(stream: Stream, saved: SavedStream, state: SavedState | None) -> list[str]:
+def _other_texts(stream: LiveStream, saved: SavedStream, state: SavedState | None) -> list[str]:
     """Say which prompts that are to come again are encoded otherwise here. On the device's thread."""
     first = 0 if state is None else state.frame_block
     coming = [each for each in saved.log if each.frame_block >= first and each.text_sha256]
@@ -212,7 +212,7 @@ async def hand_over(hub: Hub, keeper: Keeper) -> None:
 
 def _saved(hub: Hub, keeper: Keeper, name: str) -> Future[None]:
     """Begin to save a stream as it is. On the device's thread."""
-    stream, record = hub.device.stream(name), record_of(hub.device, name)
+    stream, record = hub.worker.stream(name), record_of(hub.worker, name)
     keeper.write(record)
     if not keeper.every or record.waiting is not None:
         return keeper.write(record)

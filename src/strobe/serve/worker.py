@@ -26,7 +26,7 @@ from strobe.serve.block import Block
 from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
 from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import Stream
+from strobe.serve.streams import LiveStream
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
@@ -43,7 +43,7 @@ class StreamGoneError(SessionError):
 class Playing:
     """A stream and its viewer's progress. `painted` is the first frame that was not painted yet."""
 
-    stream: Stream
+    stream: LiveStream
     opened_s: float
     running: bool = True
     painted: int = 0
@@ -172,7 +172,7 @@ class Worker:
         records = resolve(config, self.model.defaults, self.device).knobs.cuda_graphs and self.device.type == "cuda"
         self.sessions.most = 2 if records else 0
         origin = Origin(prompt=prompt, seed=0, preset=self.default)
-        stream = Stream(name="warm-up", sessions=self.sessions, origin=origin, config=config)
+        stream = LiveStream(name="warm-up", sessions=self.sessions, origin=origin, config=config)
         stream.open()
         try:
             times = []
@@ -217,10 +217,10 @@ class Worker:
             tell(ready, self.sessions.most, f"record session {ready + 1} of {self.sessions.most}")
             self.sessions.give(Session(preset=config, model=self.model, device=self.device))
 
-    def _moved(self, stream: Stream) -> WarmUp:
+    def _moved(self, stream: LiveStream) -> WarmUp:
         """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""
         before = torch.cuda.memory_allocated(self.device)
-        other = Stream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
+        other = LiveStream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
         other.open()
         try:
             other.make()
@@ -258,23 +258,23 @@ class Worker:
         found = decide()
         return decide() if found.reason_kind == "memory" and self.sessions.clear(keep=config) else found
 
-    def open(self, name: str, origin: Origin) -> Stream:
+    def open(self, name: str, origin: Origin) -> LiveStream:
         """Open a stream that `admission` let in. On the device's thread.
 
         Raises:
             StrobeError: the prompt or the picture is refused.
         """
-        stream = Stream(name=name, sessions=self.sessions, origin=origin, config=self.configs[origin.preset])
+        stream = LiveStream(name=name, sessions=self.sessions, origin=origin, config=self.configs[origin.preset])
         stream.open()
         self.adopt(stream)
         return stream
 
-    def adopt(self, stream: Stream) -> None:
+    def adopt(self, stream: LiveStream) -> None:
         """Add a stream that was forked. On the device's thread."""
         with self._wake:
             self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> LiveStream:
         """Return an open stream. On the device's thread.
 
         Raises:
@@ -296,8 +296,8 @@ class Worker:
         if playing is not None:
             playing.stream.close(failed=failed)
 
-    def go(self, name: str, branch: int) -> Stream:
-        """Take a stream back to a branch. On the device's thread. Raises: see `Stream.go`."""
+    def go(self, name: str, branch: int) -> LiveStream:
+        """Take a stream back to a branch. On the device's thread. Raises: see `LiveStream.go`."""
         stream = self.stream(name)
         stream.go(branch)
         self.rewound(name)

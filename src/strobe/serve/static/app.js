@@ -117,9 +117,11 @@ const player = new Player($("picture"), {
     $("record").textContent = message.on ? "Stop recording" : "Record";
     $("download").hidden = !message.download;
     if (message.download) {
-      $("download").href = message.download;
-      say(`recorded ${message.frames} frames; the clip is ready to download`);
-    } else if (!message.on) say("nothing was recorded: no frame was made meanwhile");
+      $("download").href = `.${message.download}`; // beside this page, wherever a proxy has put it
+      const what = `${message.frames} frames are ready to download`;
+      if (message.why) say(`${message.why}; its first ${what}`, "error");
+      else say(`recorded: ${what}`);
+    } else if (!message.on) say(message.why || "nothing was recorded: no frame was made meanwhile", message.why ? "error" : "");
   },
   recipe(message) {
     const link = document.createElement("a");
@@ -150,7 +152,7 @@ const player = new Player($("picture"), {
   },
   lost(tries) {
     state("lost", "connection lost, trying again");
-    if (tries > 0) warm();
+    if (tries > 0) explain();
   },
   stall(now) {
     state(now ? "stalled" : "live", now ? "waiting for frames" : "live");
@@ -308,7 +310,7 @@ $("settings").addEventListener("submit", async (event) => {
 });
 $("login").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const answer = await fetch("/v1/login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value }) });
+  const answer = await fetch("login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: $("token").value }) });
   if (answer.ok) retry({});
   else $("veil-text").textContent = (await answer.text()).trim();
 });
@@ -351,7 +353,7 @@ async function warm() {
   for (;;) {
     let answer = null;
     try {
-      answer = await (await fetch("/readyz")).json();
+      answer = await (await fetch("readyz")).json();
     } catch {
       veil("No server", "The server does not answer. This page tries again.");
     }
@@ -369,6 +371,13 @@ async function warm() {
     if (answer) veil("Warming up", answer.doing, { progress: answer.done / Math.max(1, answer.total) });
     await new Promise((wake) => setTimeout(wake, 250));
   }
+}
+
+// A connection that comes to nothing although the server is there: it answers a plain request with what a proxy must pass on.
+async function explain() {
+  if (!(await warm()) || show.welcome) return;
+  const answer = await fetch("v1/stream").catch(() => null);
+  if (answer?.status === 426 && !show.welcome) veil("No WebSocket", (await answer.text()).trim());
 }
 
 globalThis.strobe = { player, timeline, strip }; // for the console, and for tests

@@ -59,7 +59,9 @@ export class Player {
     this.options = { ...(this.options ?? {}), ...options };
     this.codec = this.options.codec || (this.codec ?? (await bestCodec()));
     this.openedAt = performance.now();
-    const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/v1/stream`);
+    const address = new URL("v1/stream", document.baseURI); // beside this page, wherever a proxy has put it
+    address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+    const socket = new WebSocket(address);
     socket.binaryType = "arraybuffer";
     this.socket = socket;
     socket.addEventListener("open", () => {
