@@ -354,6 +354,7 @@ class Trace:
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
         window_end_ns: end of the recorded window, where the trace says it.
+        damage: what the trace says that cannot be, and what became of it: times that are wrong, events written twice.
     """
 
     path: Path
@@ -379,3 +380,4 @@ class Trace:
     overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     window_end_ns: int | None = None
+    damage: tuple[str, ...] = ()

@@ -100,7 +100,10 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
     )
     if counts.lost and not counts.events:
         raise TraceFormatError(f"{path}: none of its {counts.lost} events can be read; capture the trace again")
-    return contents.trace(path, state.metadata, counts)
+    try:
+        return contents.trace(path, state.metadata, counts)
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{path}: {error}") from error
 
 
 class _Contents:
@@ -180,11 +183,12 @@ class _Contents:
         """Sort, join and freeze."""
         threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits))
         joined = join(self._devices, self._launches, self._sizes, threads)
-        ranges = host_events(self._ranges, threads)
+        once = joined.doubled
+        ranges = host_events(self._ranges, threads, once=once)
         ops, details = (
-            (host_events(self._ops, threads), None)
+            (host_events(self._ops, threads, once=once), None)
             if self._details is None
-            else freeze_operators(self._details, threads, joined.operator)
+            else freeze_operators(self._details, threads, joined.operator, once=once)
         )
         rank, world_size = metadata.job(found)
         return Trace(
@@ -199,18 +203,19 @@ class _Contents:
             ops=ops,
             regions=tuple(_regions(ranges)),
             ranges=ranges,
-            modules=host_events(self._modules, threads),
+            modules=host_events(self._modules, threads, once=once),
             device_events=joined.events,
             module_paths=joined.module_paths,
             collectives=joined.collectives,
             operators=joined.operators,
             details=details,
-            waits=host_events(self._waits, threads),
+            waits=host_events(self._waits, threads, once=once),
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             launched=joined.launched,
             window_end_ns=self._window_end,
+            damage=joined.damage,
         )
 
 

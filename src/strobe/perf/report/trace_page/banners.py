@@ -33,6 +33,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
+        ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "Events mended", (text for one in told for text in _mended(*one))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
