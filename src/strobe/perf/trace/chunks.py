@@ -44,7 +44,9 @@ _SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
 _SCALAR: Final = re.compile(rb"[-+.\w]++")
 _CUT_TOKEN: Final = re.compile(r"[-+.\\\w]{0,9}\s*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
-_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?\b(?:nan|inf(?:inity)?)\b(?:\(\w*\))?', re.IGNORECASE)
+_NO_NUMBER: Final = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"(?:(?<="ts"|dur")\s*+:\s*+-?\w++)?|-?\b(?:nan|inf(?:inity)?)\b(?:\(\w*\))?', re.IGNORECASE
+)
 _ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _EXPECTED: Final = "give a chrome trace (.json or .json.gz) as torch.profiler exports it"
 _scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode  # only the end is of interest

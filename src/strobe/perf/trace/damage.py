@@ -1,7 +1,8 @@
 """Device events whose times cannot be right: found, left out or cut short, and named.
 
 Work of one stream runs in order, and nothing runs before its launch call. What a profiler wrote against that is no measurement:
-an event written twice, one that lasts over later events of its own stream, one that lies outside all time of the host. Every check looks through a trace once; only what looks wrong is looked at again.
+an event written twice, one that lasts over later events of its own stream, one that lies outside all time of the host. Every
+check looks through a trace once; only what looks wrong is looked at again.
 """
 
 from __future__ import annotations
@@ -148,15 +149,16 @@ def _misplaced(events: _Events, keep: Flags) -> Iterator[str]:
     """Leave out what starts before its call and before all launches; name what starts before its call."""
     start, duration, _, host = events[:4]
     calls, early = view(events.hosts.start_ns), np.zeros(len(keep), np.bool_)
+    linked = negative = 0
     for block in blocks(len(keep)):
-        linked = host[block] >= 0
-        early[block][linked] = start[block][linked] < calls[host[block][linked]] - SLACK_NS
-    early &= keep
+        rows = block.start + np.flatnonzero((host[block] >= 0) & keep[block])
+        delay = start[rows] - calls[host[rows]]
+        early[rows] = delay < -SLACK_NS
+        linked, negative = linked + len(rows), negative + int(np.count_nonzero(delay < 0))
     if not early.any():
         return
-    linked = np.flatnonzero((host >= 0) & keep)
-    if float(np.median(start[linked] - calls[host[linked]])) < 0:
-        yield f"{int(early.sum())} of {len(linked)} device events start before their launch calls: host and device clocks differ"
+    if 2 * negative > linked:
+        yield f"{negative} of {linked} device events start before their launch calls: the clocks of host and device differ"
         return
     first = int(calls.min())
     margin = max(_OUTSIDE_NS, (int(calls.max()) - first) // 10)
