@@ -346,8 +346,8 @@ class Trace:
             `torch.compile` compiled (`Torch-Compiled Region: 0/0`), which are among the operators in the trace.
         modules: calls of `nn.Module`s (`nn.Module: Linear_3` in the trace is `Linear_3` here); empty without Python frames.
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
-        module_paths: by position among the device events, the module path or label that a graph's kernel carries (`module_fqn`, or what
-            `mark_kernels` was given).
+        module_paths: by position among the device events, the module path or label that a graph's kernel carries
+            (`module_fqn`, or what `mark_kernels` was given).
         collectives: what the communication kernels say of themselves, in order of `event`.
         operators: device time of the operators whose cost follows from their inputs; empty unless shapes were asked for, and
             recorded.
