@@ -74,7 +74,7 @@ def mend(
     if not len(keep):
         return keep, (), False
     doubled = tuple(_doubled(events, keep))
-    checks = (_clipped, _misplaced, _strays, _waiting, _too_long)
+    checks = (_clipped, _misplaced, _strays, _waiting, _out_of_order, _too_long)
     return keep, (*doubled, *(line for check in checks for line in check(events, keep))), bool(doubled)
 
 
@@ -93,10 +93,7 @@ def _doubled(events: _Events, keep: Flags) -> Iterator[str]:
 def _clipped(events: _Events, keep: Flags) -> Iterator[str]:
     """Cut an event short that lasts over later ones of its stream which other calls launched."""
     start, duration, _, host = events[:4]
-    streams = {place: number for number, place in enumerate(dict.fromkeys((one.device, one.stream) for one in events.works))}
-    key = events.of([streams[one.device, one.stream] for one in events.works])
-    order = np.argsort(key, kind="stable").astype(np.int32) if len(streams) > 1 else np.arange(len(key), dtype=np.int32)
-    order = order if keep.all() else order[keep[order]]
+    key, order = _by_stream(events, keep)
     for found, size in _covering(events, key, order):
         if found.size > max(_FEWEST, size // _NESTED):
             continue
@@ -116,6 +113,14 @@ def _clipped(events: _Events, keep: Flags) -> Iterator[str]:
                 f"event{'' if whole == 1 else 's'} of its own stream: cut at the start of the next one"
             )
             duration[row] = int(start[later[0]]) - int(start[row])
+
+
+def _by_stream(events: _Events, keep: Flags) -> tuple[Integers, Integers]:
+    """Return the number of each event's stream, and the events to keep in order of stream and start."""
+    streams = {place: number for number, place in enumerate(dict.fromkeys((one.device, one.stream) for one in events.works))}
+    key = events.of([streams[one.device, one.stream] for one in events.works])
+    order = np.argsort(key, kind="stable").astype(np.int32) if len(streams) > 1 else np.arange(len(key), dtype=np.int32)
+    return key, order if keep.all() else order[keep[order]]
 
 
 def _covering(events: _Events, key: Integers, order: Integers) -> Iterator[tuple[Integers, int]]:
@@ -268,6 +273,23 @@ def _waiting(events: _Events, keep: Flags) -> Iterator[str]:
             )
 
 
+def _out_of_order(events: _Events, keep: Flags) -> Iterator[str]:
+    """Name what starts after other work of its stream that was launched after it."""
+    host, calls, ends = events.host, view(events.hosts.start_ns), view(events.hosts.end_ns)
+    key, order = _by_stream(events, keep)
+    late, stream, reached = list[Integers](), -1, 0
+    for block in blocks(len(order)):
+        rows = order[block][host[order[block]] >= 0]
+        for part in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else ():
+            reached = reached if key[part[0]] == stream else int(calls[host[part[0]]])
+            before = np.maximum.accumulate(np.append(reached, calls[host[part]]))
+            late.append(part[ends[host[part]] + SLACK_NS < before[:-1]])
+            stream, reached = int(key[part[0]]), int(before[-1])
+    rows = np.concatenate(late) if late else order[:0]
+    if 0 < len(rows) <= max(_FEWEST, len(order) // _NESTED):
+        yield (f"{_lie(rows)} behind work of the same stream that was launched later, so times are wrong: {_names(events, rows)}")
+
+
 def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
     """Name an event that lasts much longer than others of the same work, where nothing shows when it ended."""
     duration, work, kinds = events.duration, events.work, np.array([one.kind for one in events.works])
@@ -277,9 +299,11 @@ def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
         span = max(span, bounds[-1][1] - bounds[0][0]) if bounds else span
     long = np.flatnonzero((duration > max(_LEAST_SHARE * span, 1)) & keep)
     for row in long[kinds[work[long]] != _COMM].tolist() if len(long) * _LEAST_SHARE <= 1 else ():
-        alike = duration[(work == work[row]) & keep]
-        times = int(duration[row]) / max(1.0, float(np.median(alike)))
-        if len(alike) >= _FEWEST and times >= _TOO_LONG:
+        own = events.works[work[row]]
+        alike = events.of([(one.name, one.shape) == (own.name, own.shape) for one in events.works]).astype(np.bool_)
+        others = np.sort(duration[alike & keep])[:-1]
+        times = int(duration[row]) / max(1.0, float(np.median(others))) if len(others) >= _FEWEST else 0
+        if times >= _TOO_LONG or (times and int(duration[row]) >= _LONG * int(others[-1])):
             said = f"{_spoken(int(duration[row]))}, {int(times):,} times its median"
             yield f"1 {events.name(row)} lasts {said}; no later event shows when it ended"
 
