@@ -46,11 +46,12 @@ def test_terminal_codes_do_not_matter() -> None:
 def test_progress_bars_are_lines_of_their_own() -> None:
     log = read_log(DATA / "tqdm.log")
     assert found(log) == {
+        ("step", "step of a bare progress bar"): [(2, "0.18018", "s")],
         ("step", "DenoisingStage"): [(3, "0.1804", "seconds")],
         ("stage", "DenoisingStage"): [(4, "9.0389", "seconds"), (5, "9.0125", "seconds")],
     }
     bars = (DATA / "tqdm.log").read_bytes().count(b"%|")
-    assert bars == 22 and log.counts.progress == bars - 1  # the last bar shares its line with a stage that has finished
+    assert bars == 22 and log.counts.progress == bars - 2  # one shares its line with a stage that has finished, one ends
 
 
 def test_wrapped_lines_are_put_together_and_others_are_not() -> None:

@@ -16,14 +16,16 @@ from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.vocabulary import UNIT, Unit, parse_unit
 
 Kind = Literal["stage", "step", "attention", "kernel", "section", "frame_block", "e2e", "region"]
-Format = Literal["text", "record"]
+Format = Literal["text", "record", "dump"]
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-GROUPS: Final = ("value", "unit", "name", "rank", "step", "block", "round")
+GROUPS: Final = ("value", "rate", "unit", "name", "rank", "step", "block", "round")
 _KEYS: Final = {
     "text": ("format", "kind", "regex", "similar", "contains", "unit", "name"),
     "record": ("format", "kinds"),
+    "dump": ("format",),
 }
+_NEVER: Final = re.compile(r"(?!)")
 _WORDS: Final = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -33,10 +35,11 @@ class Pattern:
 
     Args:
         name: of the pattern.
-        format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken.
+        format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken; `dump`: a file
+            that is one JSON object with the stages and steps of a request.
         kind: what is timed.
-        regex: searched in a line as often as it is found. Named groups: `value`, and if the line says them `unit`, `name`,
-            `rank`, `step`, `block`, `round`.
+        regex: searched in a line as often as it is found. Named groups: `value`, or `rate` (of things per second, read as the
+            seconds of one), and if the line says them `unit`, `name`, `rank`, `step`, `block`, `round`.
         similar: a line in which this is found looks like a timing of this pattern.
         contains: what a line must have in it, any case, for the two to be tried at all: a quick look that spares the slow ones.
         unit: declared: of every value, whatever the line says.
@@ -47,8 +50,8 @@ class Pattern:
     name: str
     format: Format = "text"
     kind: Kind = "region"
-    regex: re.Pattern[str] = field(default=re.compile(r"(?!)"))
-    similar: re.Pattern[str] = field(default=re.compile(r"(?!)"))
+    regex: re.Pattern[str] = field(default=_NEVER)
+    similar: re.Pattern[str] = field(default=_NEVER)
     contains: str = ""
     unit: Unit | None = None
     label: str = ""
@@ -80,7 +83,7 @@ def load_patterns(path: Path | None = None) -> Patterns:
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
         raise ConfigError(f"{path}: defaults = {defaults!r}; allowed: true, false")
-    own = tuple(_pattern(name, table, str(path)) for name, table in tables.items())
+    own = parse_patterns(tables, str(path))
     if not own:
         raise ConfigError(f"{path} has no pattern; write a table such as [attention] with kind and regex")
     names = {pattern.name for pattern in own}
@@ -90,7 +93,16 @@ def load_patterns(path: Path | None = None) -> Patterns:
 @functools.cache
 def _shipped() -> Patterns:
     text = resources.files(__package__).joinpath("patterns.toml").read_text(encoding="utf-8")
-    return tuple(_pattern(name, table, "patterns.toml") for name, table in tomllib.loads(text).items())
+    return parse_patterns(tomllib.loads(text), "patterns.toml")
+
+
+def parse_patterns(tables: Mapping[str, Any], file: str) -> Patterns:
+    """Return the patterns that the tables of a file describe.
+
+    Raises:
+        ConfigError: a key, kind, unit or regular expression in one is not valid.
+    """
+    return tuple(_pattern(name, table, file) for name, table in tables.items())
 
 
 def _pattern(name: str, table: Any, file: str) -> Pattern:
@@ -108,6 +120,8 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
     for key, value in table.items():
         if key != "kinds" and not isinstance(value, str):
             raise ConfigError(f"{where} {key} = {value!r} is not text; write it in quotes")
+    if form == "dump":
+        return Pattern(name=name, format="dump")
     if form == "record":
         kinds = table.get("kinds", {})
         if not isinstance(kinds, dict):
@@ -120,7 +134,7 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
     for group in regex.groupindex:
         if group not in GROUPS:
             raise _within(where, unknown_choice("group", group, GROUPS))
-    if "value" not in regex.groupindex:
+    if not {"value", "rate"} & regex.groupindex.keys():
         raise ConfigError(f"{where} regex has no group value; write {{value}} or (?P<value>...) where the number stands")
     similar = table.get("similar") or _similar(table["regex"])
     try:
@@ -151,7 +165,9 @@ def _kind(where: str, word: object) -> Kind:
 
 def _compiled(where: str, key: str, text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text.replace("{value}", f"(?P<value>{NUMBER})").replace("{unit}", f"(?P<unit>{UNIT})"))
+        for group, written in (("value", NUMBER), ("rate", NUMBER), ("unit", UNIT)):
+            text = text.replace(f"{{{group}}}", f"(?P<{group}>{written})")
+        return re.compile(text)
     except re.error as error:
         raise ConfigError(f"{where} {key} is not a regular expression: {error}") from error
 

@@ -9,7 +9,8 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from decimal import Context, Decimal, InvalidOperation
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,9 +18,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from strobe.core.errors import DataError
+from strobe.perf.logs.dump import LARGEST_DUMP, dumped
 from strobe.perf.logs.lines import Line, Reading, read_lines, unpacked
 from strobe.perf.logs.numbers import NUMBER
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
+from strobe.perf.logs.proposal import proposed, quoted
+from strobe.perf.logs.ranks import Ranks
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
 from strobe.perf.logs.vocabulary import UNIT
 from strobe.perf.records.base import SCHEMA_VERSION
@@ -36,8 +40,8 @@ WRAP: Final = 40
 PARTS: Final = 4
 """Most parts that a broken line is joined from."""
 _HEAD: Final = 1 << 20
+_DIGITS: Final = 6
 
-_RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
 _TAIL: Final = re.compile(rf"\s*(?:{NUMBER})?\s*(?:{UNIT}|[a-z]{{1,11}})?[\s.,;:)\]]*(?:\(.*)?", re.IGNORECASE)
 
@@ -76,6 +80,9 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     reading, found, run = Reading(), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
+    if 0 < size <= LARGEST_DUMP and any(pattern.format == "dump" for pattern in found.patterns) and (stages := dumped(path)):
+        found.take_dump(stages)
+        return found.log(size, reading, ())
     for count, line in enumerate(read_lines(path, reading)):
         found.pass_over() if line.number in left_out else found.add(line)
         if progress is not None and count % EVERY == 0:
@@ -110,10 +117,11 @@ def sha256_of(path: Path) -> str:
 
 class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
-        self._path, self._patterns = path, patterns
+        self._path, self.patterns = path, patterns
         self._series: dict[tuple[str, str, int | None], SeriesBuilder] = {}
         self._pending: list[_Pending] = []
         self._similar: dict[str, list[Example]] = {}
+        self._ranks, self._proposal = Ranks(), ""
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
@@ -121,6 +129,8 @@ class _Reader:
         """Match one line and keep its values, or keep it waiting if the next line may continue it."""
         self._counts["lines"] += 1
         number, candidates = line.number, self._candidates(line.text)
+        if not line.whole and "%|" in line.text:
+            candidates = []  # a bar is drawn again and again; its last state ends the line
         pattern, values, used = self._match_joined(line.text)
         if used:
             number = self._pending[-used].line.number
@@ -129,7 +139,7 @@ class _Reader:
             self._counts["joined"] += 1
             self._counts["matched"] += used
         else:
-            pattern, values = _match(candidates, line.text)
+            pattern, values = _match(candidates, line.text, self._ranks)
         if pattern is not None:
             self._settle()
             self._counts["matched"] += 1
@@ -141,6 +151,13 @@ class _Reader:
         if len(line.text) > self._longest:
             self._longest, self._long_lines = len(line.text), 0
         self._long_lines += len(line.text) == self._longest
+
+    def take_dump(self, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
+        """Keep the stages and steps of a file that is one JSON object; times are in ms."""
+        pattern = next(pattern for pattern in self.patterns if pattern.format == "dump")
+        self._counts["lines"] = self._counts["matched"] = 1
+        for kind, name, value, step in stages:
+            self._keep(pattern, _Found(0, 0, 0, kind, name, None, Sample(0, value, "ms", 0, step)), 1)
 
     def pass_over(self) -> None:
         """Count one line as ignored without matching it."""
@@ -155,11 +172,12 @@ class _Reader:
             path=self._path,
             sha256=sha256_of(self._path),
             size_bytes=size_bytes,
-            patterns=self._patterns,
+            patterns=self.patterns,
             series=tuple(builder.freeze(self._path) for builder in self._series.values()),
             counts=LineCounts(**self._counts, mended=reading.mended, cut=reading.cut, truncated=reading.truncated),
             similar=tuple(example for examples in self._similar.values() for example in examples),
             damage=damage,
+            proposal="" if self._series else self._proposal,
         )
 
     def _settle(self, keep: int = 0) -> None:
@@ -168,7 +186,12 @@ class _Reader:
             line, similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
             if not similar:
-                self._counts["progress"] += any(mark in line.text for mark in _PROGRESS)
+                progress = any(mark in line.text for mark in _PROGRESS)
+                self._counts["progress"] += progress
+                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
+                    self._proposal = (
+                        f"line {line.number} reads {quoted(line.text)}, which a patterns file with this takes: {pattern}"
+                    )
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:
@@ -176,7 +199,7 @@ class _Reader:
 
     def _candidates(self, text: str) -> list[Pattern]:
         lowered = text.lower()
-        return [pattern for pattern in self._patterns if pattern.contains in lowered]
+        return [pattern for pattern in self.patterns if pattern.contains in lowered]
 
     def _is_full(self, line: Line) -> bool:
         """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
@@ -196,7 +219,7 @@ class _Reader:
         waiting = [line.text for line, _ in self._pending]
         for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
             head = "".join(parts)
-            pattern, values = _match(self._candidates(head + rest), head + rest)
+            pattern, values = _match(self._candidates(head + rest), head + rest, self._ranks)
             ended = [value for value in values if value.end > len(head)]
             if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
                 starts = accumulate(map(len, parts[:-1]))
@@ -216,10 +239,10 @@ class _Reader:
         self._position += 1
 
 
-def _match(candidates: list[Pattern], text: str) -> tuple[Pattern | None, list[_Found]]:
+def _match(candidates: list[Pattern], text: str, ranks: Ranks) -> tuple[Pattern | None, list[_Found]]:
     """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
-        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text))
+        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
         if values:
             return pattern, values
     return None, []
@@ -233,28 +256,33 @@ def _similar(candidates: list[Pattern], text: str) -> str:
     return ""
 
 
-def _text_values(pattern: Pattern, text: str) -> Iterator[_Found]:
+def _text_values(pattern: Pattern, text: str, ranks: Ranks) -> Iterator[_Found]:
     for match in pattern.regex.finditer(text):
         groups = match.groupdict()
-        if groups["value"] is None:
+        group = "value" if groups.get("value") is not None else "rate"
+        if groups.get(group) is None:
             continue
+        written, unit = groups[group], groups.get("unit") or ""
+        if group == "rate":
+            written, unit = _seconds_of_one(written), "s"
         step, block, order = (_integer(groups.get(place)) for place in ("step", "block", "round"))
-        sample = Sample(0, groups["value"], groups.get("unit") or "", 0, step, block, order)
-        rank = _rank(text, match.start("value")) if groups.get("rank") is None else _integer(groups["rank"])
+        sample = Sample(0, written, unit, 0, step, block, order)
+        rank = ranks.of(text, match.start(group)) if groups.get("rank") is None else _integer(groups["rank"])
         name = groups.get("name") or pattern.label
-        yield _Found(match.start(), match.end(), match.start("value"), pattern.kind, name, rank, sample)
+        yield _Found(match.start(), match.end(), match.start(group), pattern.kind, name, rank, sample)
+
+
+def _seconds_of_one(rate: str) -> str:
+    """Return what one of so many a second takes, in seconds with six digits; the text itself where it is no rate."""
+    try:
+        seconds = 1 / Decimal(rate)
+    except (InvalidOperation, ZeroDivisionError):
+        return rate
+    return f"{seconds.normalize(Context(prec=_DIGITS)):f}" if seconds.is_finite() and seconds > 0 else rate
 
 
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None
-
-
-def _rank(text: str, before: int) -> int | None:
-    """Return the last rank that the text names before a position; None if there is none."""
-    if "ank" not in text and "ANK" not in text and not text.startswith("[default"):
-        return None
-    found = list(_RANK.finditer(text, 0, before))
-    return int(found[-1][1] or found[-1][2]) if found else None
 
 
 def _record(text: str) -> Record | None:

@@ -44,6 +44,9 @@ _SCALARS: Final = re.compile(rb"(?:[-+.\w]++[\s,]++)++")
 _SCALAR: Final = re.compile(rb"[-+.\w]++")
 _CUT_TOKEN: Final = re.compile(r"[-+.\\\w]{0,9}\s*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_NO_NUMBER: Final = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"(?:(?<="ts"|dur")\s*+:\s*+-?\w++)?|-?\b(?:nan|inf(?:inity)?)\b(?:\(\w*\))?', re.IGNORECASE
+)
 _ESCAPE: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _EXPECTED: Final = "give a chrome trace (.json or .json.gz) as torch.profiler exports it"
 _scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode  # only the end is of interest
@@ -315,9 +318,10 @@ class _Cutter:
 
 
 def _mended(piece: bytes) -> bytes:
-    """Replace control characters, bad UTF-8 and stray backslashes, which JSON forbids in strings, in the text of an event."""
+    """Replace what JSON forbids in the text of an event: control characters, bad UTF-8, stray backslashes, NaN and infinities."""
     piece = _CONTROL.sub(b" ", piece).decode("utf-8", "replace").encode()
-    return _ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", piece)
+    piece = _ESCAPE.sub(lambda found: found[0] if found[1] else rb"\\", piece)
+    return _NO_NUMBER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"null", piece)
 
 
 def _last_boundary(text: bytearray, start: int, stop: int) -> tuple[int, int] | None:

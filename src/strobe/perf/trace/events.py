@@ -306,15 +306,19 @@ class ReadCounts:
         events: events read, of every category.
         lost: events that could not be read at all, and brackets that close the list of events before its end.
         trailing: of the lost events, those that stand behind the end of the JSON, as where two files were put into one.
+        reasons: why events were lost, with their number; those behind the end have none.
         mended: events kept after something in them was replaced: a control character, bad UTF-8, a stray backslash, a negative
             duration (now 0); and parts of the metadata that are broken.
+        unused: events of a category that is not read, by category; those without one under the empty text.
         truncated: the file ends before its JSON does, or its packed bytes are damaged.
     """
 
     events: int = 0
     lost: int = 0
     trailing: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
     mended: int = 0
+    unused: Mapping[str, int] = field(default_factory=dict)
     truncated: bool = False
 
     @property
@@ -342,7 +346,8 @@ class Trace:
             `torch.compile` compiled (`Torch-Compiled Region: 0/0`), which are among the operators in the trace.
         modules: calls of `nn.Module`s (`nn.Module: Linear_3` in the trace is `Linear_3` here); empty without Python frames.
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
-        module_paths: by position among the device events, the module path that a graph's kernel carries (`module_fqn`).
+        module_paths: by position among the device events, the module path or label that a graph's kernel carries
+            (`module_fqn`, or what `mark_kernels` was given).
         collectives: what the communication kernels say of themselves, in order of `event`.
         operators: device time of the operators whose cost follows from their inputs; empty unless shapes were asked for, and
             recorded.
@@ -354,6 +359,8 @@ class Trace:
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
         window_end_ns: end of the recorded window, where the trace says it.
+        foreign: for a trace of another profiler than `torch.profiler`: whose it is, and what it cannot say.
+        damage: what the trace says that cannot be, and what became of it: times that are wrong, events written twice.
     """
 
     path: Path
@@ -379,3 +386,5 @@ class Trace:
     overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     window_end_ns: int | None = None
+    foreign: str = ""
+    damage: tuple[str, ...] = ()

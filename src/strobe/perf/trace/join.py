@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.core.errors import TraceFormatError
+from strobe.core.printable import first_of
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
+from strobe.perf.trace.damage import mend
 from strobe.perf.trace.device import CollectiveInfo, Collectives, DeviceTable
 from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls, OperatorInputs
@@ -23,11 +26,15 @@ from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSi
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_NAMED: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """Device events in order of start with the tables that refer to them; see `Trace`. `operator`: of each event, if kept."""
+    """Device events in order of start with the tables that refer to them; see `Trace`.
+
+    `operator`: of each event, if kept. `doubled`: events were written twice.
+    """
 
     events: DeviceEvents
     launched: Mapping[str, tuple[int, int]]
@@ -35,12 +42,18 @@ class Joined:
     module_paths: Mapping[int, str]
     operators: tuple[OperatorCalls, ...]
     operator: array[int]
+    damage: tuple[str, ...]
+    doubled: bool
 
 
-def host_events(table: HostTable, threads: Threads) -> HostEvents:
-    """Freeze host events, in order of start; the table is empty then."""
+def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> HostEvents:
+    """Freeze host events, in order of start; the table is empty then.
+
+    Args:
+        once: what is written twice counts once.
+    """
     calls = Calls(table, threads)
-    calls.sort()
+    calls.sort(once=once)
     return calls.freeze()
 
 
@@ -63,6 +76,12 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     del order
     host, hosts, launched = _answer(correlation, launches, threads)
     del correlation
+    keep, damage, doubled = mend((view(start), view(duration), view(work), view(host)), works, hosts)
+    if not keep.all():
+        order = np.flatnonzero(keep).astype(np.int32)
+        start, duration, work, host = (taken(one, order) for one in (start, duration, work, host))
+        operator = taken(operator, order[: len(operator)])
+        collectives, module_paths = _kept(collectives, module_paths, keep)
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
@@ -83,7 +102,7 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     )  # fmt: skip
     return Joined(
         events=events, launched=launched, collectives=collectives, module_paths=module_paths,
-        operators=tuple(spent.calls()), operator=operator,
+        operators=tuple(spent.calls()), operator=operator, damage=damage, doubled=doubled,
     )  # fmt: skip
 
 
@@ -106,9 +125,14 @@ class Calls:
         self.start = taken(self.start, places)
         self.duration = taken(self.duration, places)
 
-    def sort(self) -> Ids:
-        """Sort the calls by start; return the previous position of each."""
+    def sort(self, *, once: bool = False) -> Ids:
+        """Sort the calls by start, without those that equal another if asked for; return the previous position of each."""
         order = time_order(view(self.start), view(self.duration), (view(self.call), self.ranks))
+        if once and len(order):
+            same = np.ones(len(order) - 1, np.bool_)
+            for column in (self.start, self.duration, self.call):
+                same &= np.diff(view(column)[order]) == 0
+            order = order[np.append(True, ~same)]
         self.take(order)
         return order
 
@@ -128,6 +152,7 @@ def _answer(
 ) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
     """Find the launch call of each device event; return the calls' positions (negative: reason), those calls, counts by name."""
     number, calls = launches.correlation.release(), Calls(launches, threads)
+    _check_processes(number, calls, [str(call[1]) for call in launches.calls.values()])
     rows = _outermost(number, calls)
     known = view(taken(number, rows))
     del number
@@ -152,6 +177,27 @@ def _answer(
     for block in blocks(len(host)):
         view(host)[block][view(correlation)[block] < 0] = NO_CORRELATION
     return host, calls.freeze(), launched
+
+
+def _check_processes(number: array[int], calls: Calls, process: Sequence[str]) -> None:
+    """Check that no two processes number their calls alike: which of them launched an event could not be told then.
+
+    Raises:
+        TraceFormatError: two do.
+    """
+    processes, of_call = distinct(process)
+    if len(processes) < 2:
+        return
+    numbers, owner = view(number), np.asarray(of_call)[view(calls.call)]
+    order = np.lexsort((owner, numbers))
+    alike = (np.diff(numbers[order]) == 0) & (np.diff(owner[order]) != 0)
+    if alike.any():
+        both = sorted({*owner[order[:-1][alike]].tolist(), *owner[order[1:][alike]].tolist()})
+        named = first_of([processes[one] for one in both], _NAMED)
+        raise TraceFormatError(
+            f"processes {named} give {int(alike.sum())} launch calls the same numbers, as where the traces of several ranks were "
+            "put into one file: which of them a device event belongs to is lost; give each process a trace of its own"
+        )
 
 
 def _outermost(number: array[int], calls: Calls) -> Ids:
@@ -302,6 +348,17 @@ def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
             )
         )
     return tuple(collectives)
+
+
+def _kept(
+    collectives: tuple[Collective, ...], module_paths: Mapping[int, str], keep: Flags
+) -> tuple[tuple[Collective, ...], Mapping[int, str]]:
+    """Return what is said of the events that are kept, at their new places."""
+    place = (np.cumsum(keep) - 1).tolist()
+    return (
+        tuple(replace(one, event=place[one.event]) for one in collectives if keep[one.event]),
+        {place[event]: path for event, path in module_paths.items() if keep[event]},
+    )
 
 
 def _moved(rows: Integers, order: Ids) -> tuple[list[int], Integers]:

@@ -75,14 +75,17 @@ class WaitTable(HostTable):
         return [event for event in events if _WAITS.fullmatch(event.name)]
 
 
-def freeze_operators(table: OperatorTable, threads: Threads, of_event: array[int]) -> tuple[HostEvents, OperatorFacts]:
+def freeze_operators(
+    table: OperatorTable, threads: Threads, of_event: array[int], *, once: bool = False
+) -> tuple[HostEvents, OperatorFacts]:
     """Freeze operators in order of start; the table is empty then.
 
     Args:
         of_event: number of the operator of each device event.
+        once: what is written twice counts once.
     """
     calls = Calls(table, threads)
-    order = calls.sort()
+    order = calls.sort(once=once)
     number, given = taken(table.number.release(), order), taken(table.given.release(), order)
     sequence, backward = taken(table.sequence.release(), order), taken(table.backward.release(), order)
     facts = OperatorFacts(

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from strobe.core.errors import DataError, TraceFormatError
+from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import Progress, event_batches
 from strobe.perf.trace.device import DeviceTable
 from strobe.perf.trace.digits import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.foreign import ForeignDecoder, profiler_of
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
+from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
 from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
 from strobe.perf.trace.plain import holds
-from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group
+from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, Named, names_of
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
 
 Report = Callable[[int, int, str], object]
 
-_SUFFIXES: Final = (".json", ".json.gz")
+_SUFFIXES: Final = (".json", ".json.gz", ".sqlite")
+_READ: Final = (
+    "read are torch.profiler (.json, .json.gz), JAX and XLA (.trace.json.gz), Ascend (trace_view.json) and Nsight Systems (the "
+    "export `nsys export --type sqlite` of a report)"
+)
+_LISTED: Final = 6
+_STEP: Final = "ProfilerStep#"
 _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
 _MODULE: Final = "nn.Module: "
 _COMM_OPERATOR: Final = "record_param_comms"
@@ -72,15 +82,41 @@ def read_trace(
         TraceFormatError: the file cannot be opened, is not a trace, or has no readable event.
     """
     path = Path(path)
-    trace = _read(path, _Contents(ops=ops, shapes=shapes, details=details), progress)
+    if path.name.endswith(REPORTS):
+        raise TraceFormatError(
+            f"{path} is a report of Nsight Systems; export it with `nsys export --type sqlite`, and give the export"
+        )
+    contents = _Contents(ops=ops, shapes=shapes, details=details)
+    trace = _read(path, contents, progress)
+    if profiler_of(names_of(contents.names)[0].values()):
+        contents = _Contents(ops=ops, shapes=shapes, details=details, names=contents.names)
+        trace = _read(path, contents, progress)
     if not (ops or details) and not len(trace.device_events):
-        return _read(path, _Contents(ops=True, shapes=shapes, details=False), progress)
+        contents = _Contents(ops=True, shapes=shapes, details=False, names=contents.names)
+        trace = _read(path, contents, progress)
+    if contents.useless(trace):
+        raise TraceFormatError(f"{path}: {_nothing_used(contents, trace.counts)}")
     return trace
+
+
+def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
+    seen = [f"{count} of {repr(name) if name else 'no category'}" for name, count in contents.unused.most_common()]
+    processes = list(dict.fromkeys(names_of(contents.names)[0].values()))
+    called = f"; its processes are called {first_of([*map(repr, processes)], _LISTED)}" if processes else ""
+    found = f": {first_of(seen, _LISTED, 'categories')}" if seen else ""
+    return f"none of its {counts.events} events is one that is read{found}{called}; {_READ}"
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
     state = Progress()
     try:
+        if _is_database(path):
+            return _read_export(path, contents)
         with path.open("rb") as file:
             total = path.stat().st_size
             for batch in event_batches(file, contents.decoder_for, state):
@@ -91,27 +127,48 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
         raise TraceFormatError(f"cannot read trace {path}: {error.strerror or error}") from error
     except TraceFormatError as error:
         raise TraceFormatError(f"{path}: {error}") from error
+    mistyped, garbled = contents.mistyped, state.lost - contents.mistyped - state.trailing
+    reasons = {"no JSON": garbled, "a field of a wrong type": mistyped, "no number as its time": contents.lost}
     counts = ReadCounts(
         events=contents.events,
         lost=state.lost + contents.lost,
         trailing=state.trailing,
+        reasons={reason: count for reason, count in reasons.items() if count},
         mended=state.mended + contents.mended,
+        unused=dict(contents.unused.most_common()),
         truncated=state.truncated,
     )
     if counts.lost and not counts.events:
         raise TraceFormatError(f"{path}: none of its {counts.lost} events can be read; capture the trace again")
-    return contents.trace(path, state.metadata, counts)
+    try:
+        return contents.trace(path, state.metadata, counts)
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{path}: {error}") from error
+
+
+def _read_export(path: Path, contents: _Contents) -> Trace:
+    export = NsightExport(path)
+    found = export.metadata()
+    for batch in export.batches():
+        contents.add(batch)
+    contents.cannot = CANNOT
+    return contents.trace(path, found, ReadCounts(events=contents.events, lost=contents.lost, mended=contents.mended))
 
 
 class _Contents:
-    """Tables of the events kept, until `trace` sorts and joins them."""
+    """Tables of the events kept, until `trace` sorts and joins them. With names it is the trace of another profiler."""
 
-    def __init__(self, *, ops: bool, shapes: bool, details: bool) -> None:
-        self.events = self.lost = self.mended = 0
+    def __init__(self, *, ops: bool, shapes: bool, details: bool, names: Sequence[Named] = ()) -> None:
+        self.events = self.lost = self.mended = self.mistyped = 0
+        self.names, self.unused, self.cannot = list[Named](), Counter[str](), ""
         self._keep_ops, self._keep_sizes = ops or details, shapes
         self._details = OperatorTable() if details else None
         wanted = set(Group)
         self._with_ops, self._without_ops = Decoder(wanted), Decoder(wanted - {Group.OP})
+        if profiler_of(names_of(names)[0].values()):
+            foreign = ForeignDecoder(names, wanted)
+            self._with_ops = self._without_ops = foreign
+            self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
         self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
         self._devices = DeviceTable(linked=shapes or details)
@@ -128,6 +185,9 @@ class _Contents:
     def add(self, batch: Batch) -> None:
         """Keep what the analysis needs."""
         self.events += batch.events
+        self.mistyped += batch.mistyped
+        self.names += batch.names
+        self.unused += batch.unused
         for group in (Group.KERNEL, Group.MEMCPY, Group.MEMSET):
             if batch.of[group]:
                 self._devices.add(group, self._times(batch.of[group]))
@@ -136,7 +196,9 @@ class _Contents:
             self._waits.add(times_of(self._waits.worth(batch.of[Group.LAUNCH])))
         self._ranges.add(self._times(batch.of[Group.RANGE]))
         self._add_modules(batch.of[Group.FRAME])
-        self._add_operators(batch.of[Group.OP])
+        self._add_operators([*batch.of[Group.OP], *batch.of[Group.OLD_OP]] if self._keep_ops else batch.of[Group.OP])
+        steps = [one for one in batch.of[Group.OLD_OP] if one.name.startswith(_STEP)]
+        self._ranges.add(times_of(steps) if self._keep_ops else self._times(steps))  # what is bad counts once
         overhead = self._times(batch.of[Group.OVERHEAD])
         ends = (overhead.start + overhead.duration).tolist()
         for event, start, end in zip(overhead.events, overhead.start.tolist(), ends, strict=True):
@@ -176,15 +238,21 @@ class _Contents:
         except ValueError:
             self.lost += 1
 
+    def useless(self, trace: Trace) -> bool:
+        """Return whether the file has events and none of them is one that says anything here."""
+        tables = (trace.device_events, trace.ops, trace.ranges, trace.modules, trace.launched, trace.memory, trace.overheads)
+        return bool(self.unused or self.names) and not trace.counts.truncated and not any(map(len, tables))
+
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
         threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits))
         joined = join(self._devices, self._launches, self._sizes, threads)
-        ranges = host_events(self._ranges, threads)
+        once = joined.doubled
+        ranges = host_events(self._ranges, threads, once=once)
         ops, details = (
-            (host_events(self._ops, threads), None)
+            (host_events(self._ops, threads, once=once), None)
             if self._details is None
-            else freeze_operators(self._details, threads, joined.operator)
+            else freeze_operators(self._details, threads, joined.operator, once=once)
         )
         rank, world_size = metadata.job(found)
         return Trace(
@@ -199,18 +267,20 @@ class _Contents:
             ops=ops,
             regions=tuple(_regions(ranges)),
             ranges=ranges,
-            modules=host_events(self._modules, threads),
+            modules=host_events(self._modules, threads, once=once),
             device_events=joined.events,
             module_paths=joined.module_paths,
             collectives=joined.collectives,
             operators=joined.operators,
             details=details,
-            waits=host_events(self._waits, threads),
+            waits=host_events(self._waits, threads, once=once),
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             launched=joined.launched,
             window_end_ns=self._window_end,
+            damage=joined.damage,
+            foreign=self.cannot,
         )
 
 

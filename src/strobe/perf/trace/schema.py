@@ -6,7 +6,7 @@ not wanted, which is most of them and most of the time. A category they do not k
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import lru_cache, reduce
@@ -34,6 +34,7 @@ class Group(StrEnum):
     MEMSET = "memset"
     LAUNCH = "launch"
     OP = "op"
+    OLD_OP = "op, or a range: old traces do not tell them apart"
     RANGE = "range"
     FRAME = "frame"
     OVERHEAD = "overhead"
@@ -71,6 +72,8 @@ class DeviceArgs(CommArgs, gc=False):
     grid: msgspec.Raw = _NONE
     block: msgspec.Raw = _NONE
     module_path: Any = msgspec.field(name="module_fqn", default=None)
+    label: Any = msgspec.field(name="str", default=None)
+    annotation: Any = None
 
 
 class OpArgs(CommArgs, gc=False):
@@ -103,11 +106,15 @@ class Event(msgspec.Struct, gc=False):
     tid: Number = None
 
 
-class _Launch(Event, gc=False):
+class LaunchEvent(Event, gc=False):
+    """A host call."""
+
     args: LaunchArgs | None = None
 
 
-class _Device(Event, gc=False):
+class DeviceEvent(Event, gc=False):
+    """Device work."""
+
     args: DeviceArgs | None = None
 
 
@@ -117,6 +124,15 @@ class _Op(Event, gc=False):
 
 class _Memory(Event, gc=False):
     args: MemoryArgs | None = None
+
+
+class Named(msgspec.Struct, gc=False):
+    """A process or thread (`tid`) with its name."""
+
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    args: Any = None
 
 
 class _Skipped(msgspec.Struct, gc=False):
@@ -132,8 +148,8 @@ class _Stub(msgspec.Struct, gc=False):
 
 
 _SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
-    Group.KERNEL: _Device, Group.MEMCPY: _Device, Group.MEMSET: _Device,
-    Group.LAUNCH: _Launch, Group.OP: _Op, Group.MEMORY: _Memory,
+    Group.KERNEL: DeviceEvent, Group.MEMCPY: DeviceEvent, Group.MEMSET: DeviceEvent,
+    Group.LAUNCH: LaunchEvent, Group.OP: _Op, Group.OLD_OP: _Op, Group.MEMORY: _Memory,
 }  # fmt: skip
 _GROUPS: Final = {
     "kernel": Group.KERNEL, "mtia_ccp_events": Group.KERNEL, "gpu_memcpy": Group.MEMCPY, "gpu_memset": Group.MEMSET,
@@ -141,13 +157,15 @@ _GROUPS: Final = {
     "xpu_runtime": Group.LAUNCH, "runtime": Group.LAUNCH, "driver": Group.LAUNCH,
     "cpu_op": Group.OP, "user_annotation": Group.RANGE, "python_function": Group.FRAME, "overhead": Group.OVERHEAD,
     "cpu_instant_event": Group.MEMORY,
-    "Kernel": Group.KERNEL, "Memcpy": Group.MEMCPY, "Memset": Group.MEMSET, "Runtime": Group.LAUNCH, "Operator": Group.OP,
+    "Kernel": Group.KERNEL, "Memcpy": Group.MEMCPY, "Memset": Group.MEMSET, "Runtime": Group.LAUNCH, "Operator": Group.OLD_OP,
 }  # fmt: skip
 _CALLS: Final = ("_runtime", "_driver")
 _OTHERS: Final = (
     "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "Trace", "cuda_sync", "cuda_event", "mtia_insight",
     "mtia_counters", "hardware_counters", "xpu_scope_profiler", "collective_comm", "cuda_profiler_range",
 )  # fmt: skip
+_NAMES: Final = ("process_name", "thread_name")
+_WITH_TIME: Final = ("X", "B", "E", "b", "e")
 _INSTANTS: Final = {MEMORY_NAME: Group.MEMORY, WINDOW_END_NAME: Group.WINDOW_END}
 
 
@@ -157,11 +175,16 @@ class Batch:
     Args:
         events: how many there were, of every category.
         lost: how many wanted ones could not be read.
+        mistyped: of these, those with a field of another type than it has.
         of: the wanted ones.
+        names: of processes and threads.
+        unused: how many there were of each category that is not known; of none, under the empty text.
     """
 
     def __init__(self) -> None:
-        self.events = self.lost = 0
+        self.events = self.lost = self.mistyped = 0
+        self.names: list[Named] = []
+        self.unused: Counter[str] = Counter()
         self.of: dict[Group, list[Any]] = {group: [] for group in Group}
 
 
@@ -175,7 +198,7 @@ class Decoder:
     def __init__(self, wanted: Iterable[Group]) -> None:
         self._wanted = frozenset(wanted)
         self._categories = {category: self._wanted_group(category) for category in (*_GROUPS, *_OTHERS)}
-        self._fast, self._group_of = _build(tuple(self._categories.items()))
+        self._fast, self._group_of, self._unknown = _build(tuple(self._categories.items()))
 
     def decode(self, array: Buffer, batch: Batch) -> None:
         """Add the events of a list to `batch`. They hold views of it, so that it must not change as long as they are there.
@@ -192,18 +215,30 @@ class Decoder:
         keep = {kind: batch.of[group].append for kind, group in self._group_of.items()}
         for event in compress(events, map(keep.__contains__, map(type, events))):
             keep[type(event)](event)
+        if self._unknown:
+            for kind, count in Counter(map(type, events)).items():
+                if kind in self._unknown:
+                    batch.unused[self._unknown[kind]] += count
 
     def _decode_each(self, array: Buffer, batch: Batch) -> None:
         """Decode events one by one, slower: any category or none, and wrong types, which are counted."""
         stubs, raws = _decode_stubs(array), _decode_raws(array)
         batch.events += len(stubs)
         found: dict[Group, list[msgspec.Raw]] = {}
+        named = list[msgspec.Raw]()
         for stub, raw in zip(stubs, raws, strict=True):
             group = self._group(stub)
             if group is not None:
                 found.setdefault(group, []).append(raw)
+            elif stub.ph == "M":
+                if stub.name in _NAMES:
+                    named.append(raw)
+            elif stub.ph is not None and not (type(stub.cat) is str and _known(stub.cat)):
+                batch.unused[stub.cat if type(stub.cat) is str else ""] += stub.ph in _WITH_TIME
         for group, kept in found.items():
-            batch.lost += _decode_all(group, kept, batch.of[group])
+            bad = _decode_all(group, kept, batch.of[group])
+            batch.lost, batch.mistyped = batch.lost + bad, batch.mistyped + bad
+        batch.names += _named(named)
         self._learn({stub.cat for stub in stubs if type(stub.cat) is str} - self._categories.keys())
 
     def _group(self, stub: _Stub) -> Group | None:
@@ -214,14 +249,23 @@ class Decoder:
         return None
 
     def _wanted_group(self, category: str) -> Group | None:
-        group = Group.LAUNCH if category.endswith(_CALLS) else _GROUPS.get(category)
+        group = self._category(category)
         return group if group in self._wanted else None
+
+    @staticmethod
+    def _category(category: str) -> Group | None:
+        return Group.LAUNCH if category.endswith(_CALLS) else _GROUPS.get(category)
+
+    @staticmethod
+    def shape_of(group: Group) -> type[Event]:
+        """Return the type of the events of a group."""
+        return _SHAPES[group]
 
     def _learn(self, categories: set[str]) -> None:
         new = sorted(categories)[: _MAX_CATEGORIES - len(self._categories)]
         if new:
             self._categories |= {category: self._wanted_group(category) for category in new}
-            self._fast, self._group_of = _build(tuple(self._categories.items()))
+            self._fast, self._group_of, self._unknown = _build(tuple(self._categories.items()))
 
 
 def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
@@ -239,10 +283,37 @@ def _decode_all(group: Group, raws: list[msgspec.Raw], into: list[Any]) -> int:
     return lost
 
 
+def _known(category: str) -> bool:
+    return category in _GROUPS or category in _OTHERS or category.endswith(_CALLS)
+
+
+def _named(raws: list[msgspec.Raw]) -> list[Named]:
+    try:
+        return _decode_named(b"[" + b",".join(raws) + b"]")
+    except UNREADABLE:
+        return []
+
+
+def names_of(found: Iterable[Named]) -> tuple[dict[Number, str], dict[tuple[Number, Number], str]]:
+    """Return the names of processes, and of threads by process and number."""
+    processes: dict[Number, str] = {}
+    threads: dict[tuple[Number, Number], str] = {}
+    for one in found:
+        name = one.args.get("name") if isinstance(one.args, dict) else None
+        if isinstance(name, str) and one.name == _NAMES[0]:
+            processes[one.pid] = name
+        elif isinstance(name, str):
+            threads[one.pid, one.tid] = name
+    return processes, threads
+
+
 @lru_cache(maxsize=8)
-def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[Buffer], list[Any]], dict[type, Group]]:
-    """Build a decoder that knows these categories; return it with the group of each type it builds."""
+def _build(
+    categories: tuple[tuple[str, Group | None], ...],
+) -> tuple[Callable[[Buffer], list[Any]], dict[type, Group], dict[type, str]]:
+    """Build a decoder that knows these categories; return the group of each type it builds, and what else it tells apart."""
     group_of: dict[type, Group] = {}
+    unknown: dict[type, str] = {}
     kinds: list[Any] = []
     for number, (category, group) in enumerate(categories):
         base = _Skipped if group is None else _SHAPES[group]
@@ -250,10 +321,13 @@ def _build(categories: tuple[tuple[str, Group | None], ...]) -> tuple[Callable[[
         kinds.append(kind)
         if group is not None:
             group_of[kind] = group
-    return msgspec.json.Decoder(list[reduce(or_, kinds)]).decode, group_of  # type: ignore[misc]
+        elif not _known(category):
+            unknown[kind] = category
+    return msgspec.json.Decoder(list[reduce(or_, kinds)]).decode, group_of, unknown  # type: ignore[misc]
 
 
 _decode_stubs: Final = msgspec.json.Decoder(list[_Stub]).decode
+_decode_named: Final = msgspec.json.Decoder(list[Named]).decode
 _decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_list: Final = {group: msgspec.json.Decoder(list[_SHAPES[group]]).decode for group in Group}  # type: ignore[valid-type]
 _decode_one: Final = {group: msgspec.json.Decoder(_SHAPES[group]).decode for group in Group}

@@ -123,6 +123,8 @@ class CallsPerStage:
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
     """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
+    In a log that times steps and no stage of that name, a round is a step.
+
     A round of several ranks lasts as long as its slowest rank. Warm-up is left out of one average: the rounds that the log itself
     calls so; if it calls none, those at the start that are longer than everything in the second half; then what `find_steady`
     finds to drift. With fewer than `FEWEST` rounds and none called warm-up it is the first one, by a fixed rule. A window leaves
@@ -133,7 +135,8 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
         UnitError: a unit is not known; see `resolve_units`.
     """
     found: dict[tuple[str, str], list[Series]] = {}
-    for series in (*request.log.of("stage", name), *request.log.of("e2e", name)):
+    stages = (*request.log.of("stage", name), *request.log.of("e2e", name))
+    for series in stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ()):
         found.setdefault((series.name, series.pattern), []).append(series)
     if not found:
         raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from strobe.core.printable import first_of
 from strobe.perf.analysis.device.idle import HOST_LATE
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.steps import Steps
@@ -23,6 +24,7 @@ _SLOW = ("with_stack", "profile_memory", "record_shapes")
 """Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
 """Most items of one banner."""
+_CATEGORIES = 6
 
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
@@ -33,6 +35,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
+        ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
+        ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
+        ("caution", "Events not used", (text for one in told for text in _unused(*one))),
         ("caution", "Events mended", (text for one in told for text in _mended(*one))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
@@ -64,7 +69,9 @@ def _truncated(trace: Trace, label: str) -> Iterator[str]:
 def _lost(trace: Trace, label: str) -> Iterator[str]:
     counts = trace.counts
     if counts.lost:
-        yield f"{label} is incomplete: {counts.lost} of {counts.events + counts.lost} events could not be read"
+        why = "; ".join(f"{count} have {reason}" for reason, count in counts.reasons.items())
+        said = f": {why}" if why else ""
+        yield f"{label} is incomplete: {counts.lost} of {counts.events + counts.lost} events could not be read{said}"
     if counts.trailing:
         yield (
             f"{label}: {counts.trailing} of these stand behind the end of the JSON and were not read, as where two traces were "
@@ -75,6 +82,13 @@ def _lost(trace: Trace, label: str) -> Iterator[str]:
 def _mended(trace: Trace, label: str) -> Iterator[str]:
     if trace.counts.mended:
         yield f"{label}: {trace.counts.mended} events were kept after bad characters or durations were replaced"
+
+
+def _unused(trace: Trace, label: str) -> Iterator[str]:
+    unused = trace.counts.unused
+    if unused and not trace.foreign:
+        found = [f"{count} of {repr(name) if name else 'no category'}" for name, count in unused.items()]
+        yield f"{label}: {sum(unused.values())} events are of categories that are not read: {first_of(found, _CATEGORIES)}"
 
 
 def _empty(trace: Trace, label: str) -> Iterator[str]:
