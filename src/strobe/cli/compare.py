@@ -128,7 +128,7 @@ def compare(
         script = clip.script(model.defaults)
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
     check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), *case.metrics))
-    tell_absent(case, output)
+    tell_case(case, output)
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
@@ -149,8 +149,10 @@ def _refuse_programs(sides: Sequence[str]) -> None:
             raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
-def tell_absent(case: StreamCase, output: Output) -> None:
-    """Report the presets that cannot run here and are left out."""
+def tell_case(case: StreamCase, output: Output) -> None:
+    """Report how the model's settings were chosen, and the presets that cannot run here and are left out."""
+    for note in case.notes:
+        output.note(note)
     for each in case.absent:
         output.note(f"{each.variant}: not on this machine: {each.reason}")
 

@@ -19,6 +19,7 @@ from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError, ImplUnavailableError
 
 if TYPE_CHECKING:
+    from strobe.engine.load import Model
     from strobe.serve.settings import ServeSettings
 
 NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
@@ -126,7 +127,13 @@ def serve(
     from strobe.serve.app import Server
     from strobe.serve.listen import Listening
 
-    server = Server(model.load, found, preset=preset, settings=settings)
+    def loaded() -> Model:
+        read = model.load()
+        for note in read.notes:
+            output.note(note)
+        return read
+
+    server = Server(loaded, found, preset=preset, settings=settings)
     port = listening.getsockname()[1]
     scheme = "https" if settings.tls_cert else "http"
     url = f"{scheme}://{_shown(settings.host)}:{port}/"

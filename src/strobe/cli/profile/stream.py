@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import tell_absent
+from strobe.cli.compare import tell_case
 from strobe.cli.console import Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
@@ -152,7 +152,7 @@ def stream(
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
-    tell_absent(case, output)
+    tell_case(case, output)
     if recorded < plan.traced_blocks:
         output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
     told = tells_what_is_kept(output, lambda: kept_runs([folder]))
