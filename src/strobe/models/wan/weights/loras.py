@@ -86,9 +86,8 @@ def read_lora(path: str | Path) -> Lora:
     settings = find_adapters(file) if any(".lora_A." in spelled for spelled in names.values()) else ()
     pairs, scales = {}, []
     for name, half in halves.items():
-        pairs[name], origin = _pair(
-            source, name, half, partial(scale_of, layers.get(name, name), adapters=settings, file=source.where)
-        )
+        scale_at = partial(scale_of, layers.get(name, name), adapters=settings, file=source.where)
+        pairs[name], origin = _pair(source, name, half, scale_at)
         scales.append((pairs[name].scale, origin))
     for name in [name for name, pair in pairs.items() if pair.up.dim() > 2]:  # a convolution: small, and no linear layer
         diffs[f"{name}.weight"] = _whole(pairs.pop(name))
