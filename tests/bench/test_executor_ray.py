@@ -85,8 +85,8 @@ def until(condition: Any, seconds: float = PATIENCE_S) -> None:
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImplUnavailableError, match=r"install strobe\[ray\].*would run here: local"):
+    monkeypatch.setattr("strobe.bench.executor.ray.broken", lambda module: f"{module} cannot be imported (ImportError: half)")
+    with pytest.raises(ImplUnavailableError, match=r"ImportError: half\); pip install .*\[ray\].*would run here: local"):
         open_executor("ray")
     with pytest.raises(ConfigError, match="did you mean 'ray'"):
         open_executor("rya")

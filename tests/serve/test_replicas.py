@@ -46,8 +46,8 @@ def test_what_does_not_fit_several_servers_is_refused(tmp_path: Path, monkeypatc
     ):
         with pytest.raises(ConfigError, match=words):
             given(tmp_path, **changed)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImplUnavailableError, match=r"install strobe\[ray\].*would run here: local"):
+    monkeypatch.setattr("strobe.serve.replicas.broken", lambda module: f"{module} cannot be imported (ImportError: half)")
+    with pytest.raises(ImplUnavailableError, match=r"ImportError: half\); pip install .*\[ray\].*would run here: local"):
         start(given(tmp_path), None)
 
 

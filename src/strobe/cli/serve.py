@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import threading
 from contextlib import suppress
@@ -17,12 +16,13 @@ from strobe.cli.console import Output
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.libraries import broken, install
 
 if TYPE_CHECKING:
     from strobe.engine.load import Model
     from strobe.serve.settings import ServeSettings
 
-NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
+NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
 
 
 @Parameter(name="*")
@@ -174,9 +174,9 @@ def check_installed() -> None:
     Raises:
         ImplUnavailableError: it is not; says what to run.
     """
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    missing = [why for module in NEEDS if (why := broken(module))]
     if missing:
-        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+        raise ImplUnavailableError("serve", f"{'; '.join(missing)}; run {install('serve')}", what="verb")
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
