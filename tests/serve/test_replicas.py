@@ -97,7 +97,7 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster of one machine."""
-    pytest.importorskip("ray.serve", reason="needs strobe[ray]")
+    pytest.importorskip("ray.serve", reason="needs the extra ray")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
     from ray.cluster_utils import Cluster
 

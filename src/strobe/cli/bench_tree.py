@@ -66,7 +66,7 @@ class Measurement:
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
-            each (needs strobe[ray] here and there).
+            each (needs the extra ray here and there).
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
     """
 

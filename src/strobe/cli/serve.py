@@ -45,7 +45,7 @@ class Where:
         keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
         keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
         executor: local: this process; ray: replicas on the machines of a Ray cluster, which share the folder `--keep` (needs
-            strobe[ray] here and there).
+            the extra ray here and there).
         replicas: how many, each with a device of its own.
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to, or a new one.
     """
@@ -104,7 +104,7 @@ def serve(
     strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # needs-files
     ```
 
-    Needs the extra: pip install 'strobe[serve]'. Ctrl-C ends it; viewers are told.
+    Needs the extra serve. Ctrl-C ends it; viewers are told.
 
     Args:
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
