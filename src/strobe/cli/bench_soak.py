@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.completion import PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.log import LogClip
 from strobe.cli.report import GATE_FAILED
@@ -27,7 +27,7 @@ def soak(
     switch_every: int = 0,
     minutes: float | None = None,
     check: Annotated[bool, Parameter(negative="")] = False,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("soak"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("soak"),
     clip: LogClip = _CLIP,
     output: Output = Output(),
 ) -> int:

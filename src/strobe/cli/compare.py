@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
-from strobe.cli.console import Advance, Output
+from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
@@ -67,7 +67,7 @@ class ClipFlags(ModelFlags):
 def compare(
     *sides: Annotated[PresetName, Parameter(name="PRESET")],
     rounds: int = 4,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("runs"),
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
     clip: ClipFlags = ClipFlags(),

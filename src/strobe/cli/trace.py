@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import Output, joined_lines, megabytes
+from strobe.cli.console import OUT, Output, joined_lines, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ _HERE: Final = Readers()
 def trace(
     *files: Annotated[Path, Parameter(name="FILE")],
     analysis: Analysis = _DEFAULTS,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
     readers: Readers = _HERE,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
 from strobe.cli.report import GATE_FAILED
@@ -116,7 +116,7 @@ def run(
     retry_failed: bool = False,
     limits: TimeFlags = TimeFlags(),
     told: ReportFlags = ReportFlags(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("history"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("history"),
     output: Output = Output(),
 ) -> int:
     """Measure what a history lacks of some commits: all in rounds, drift seen by a commit measured again, nothing twice.
@@ -172,7 +172,7 @@ def report(
     /,
     *,
     told: ReportFlags = ReportFlags(),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Write report.html, report.md and report.json of a history again, and hold it to requirements.

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 
 
 def train_shapes(
     *,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("shapes-weights"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("shapes-weights"),
     scale: float = 1.0,
     seed: int = 0,
     device: str = "auto",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.compare import tell_case
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
@@ -109,7 +109,7 @@ def stream(
     what: Profiled = Profiled(),
     traced: Traced = Traced(),
     attributed: Attributed = Attributed(),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Time a stream and trace it, in separate runs, and put both into one report.
