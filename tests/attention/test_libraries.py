@@ -7,6 +7,7 @@ import runpy
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -17,12 +18,16 @@ from torch import Tensor
 from strobe.attention import impls
 from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.impl import fa4, sdpa
+from strobe.attention.explain import survey
 from strobe.attention.impls import Gate, select
 from strobe.attention.sparse import impls as sparse_impls
 from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionSpec
+from strobe.core import libraries
 from strobe.core.device import NO_GPU, Card
+from strobe.core.errors import ImplUnavailableError
+from strobe.core.libraries import install
 
 GPU = torch.device("cuda", 0)
 H200 = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="NVIDIA H200", shared_bytes=232448)
@@ -152,11 +157,11 @@ def test_gradients_through_the_lse_in_the_dense_libraries(machine: None) -> None
     ("module", "versions", "reason"),
     [
         ("os", {}, None),
-        ("no_such_module", {}, "nvidia-cudnn-frontend is not installed (strobe[hopper] installs it)"),
+        ("no_such_module", {}, f"nvidia-cudnn-frontend is not installed; {install('hopper')} installs it"),
         (
             "os",
             {"nvidia-cudnn-frontend": None},
-            "nvidia-cudnn-frontend is not installed (strobe[hopper] installs it); another package",
+            f"nvidia-cudnn-frontend is not installed; {install('hopper')} installs it; another package",
         ),
         ("os", {"nvidia-cudnn-frontend": "1.320.1"}, "it is written for nvidia-cudnn-frontend 1.32, 1.320.1 is installed"),
     ],
@@ -300,3 +305,72 @@ def test_it_is_passed_over_wherever_fa4_is_called(module: ModuleType, monkeypatc
             warnings.warn(OF_FA4, UserWarning, stacklevel=1)
         runpy.run_path(str(module.__file__))
         warnings.warn(OF_FA4, UserWarning, stacklevel=1)
+
+
+PARTS = ("nvidia_cutlass_dsl-4.8.1", "flash_attn_4-4.0.0b36", "nvidia_cudnn_frontend-1.32.0")
+
+
+def half_installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
+    """Libraries of the named versions whose files hold the given sources, `__` for a dot in a module's name; no others."""
+    for part in PARTS:
+        name, version = part.split("-")
+        (folder / f"{part}.dist-info").mkdir()
+        (folder / f"{part}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for module, source in sources.items():
+        place = folder.joinpath(*module.split("__"))
+        place.mkdir(parents=True)
+        (place / "__init__.py").write_text(source)
+    for package in ("cutlass", "cudnn", "flash_attn"):
+        for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(impls.MISSING, "found", {})
+    monkeypatch.setattr(libraries, "_TRIED", {})
+
+
+@pytest.mark.parametrize(
+    ("dsl", "said"),
+    [
+        ({}, "cutlass.cute cannot be imported (ModuleNotFoundError: No module named 'cutlass.cute')"),
+        ({"cutlass__cute": "import a_part_that_is_not_there"}, "No module named 'a_part_that_is_not_there'"),
+        ({"cutlass__cute": "raise RuntimeError('driver\\ntoo old')"}, "(RuntimeError: driver too old)"),
+    ],
+)
+def test_auto_goes_on_where_a_library_is_half_installed(
+    dsl: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_installed(tmp_path, monkeypatch, cutlass="", flash_attn="", cudnn="", **dsl)
+    green = [gate(operator, impl) for operator in ("dense", "sparse") for impl in ("cudnn", "fa4", "triton", "sdpa")]
+    dense, sparse = select(DENSE, dense_api.IMPLS, gates=green), select(SPARSE, sparse_impls.IMPLS, gates=green)
+    assert (dense.impl.name, sparse.impl.name) == ("sdpa", "triton")
+    for found in (dict(dense.passed_over)["fa4"], dict(sparse.passed_over)["fa4"], dict(sparse.passed_over)["cudnn"]):
+        assert found.startswith("nvidia-cutlass-dsl is not complete: cutlass.cute cannot be imported") and said in found
+    (state,) = (each for each in survey(GPU, card=H200, gates=()) if (each.operator, each.name) == ("sparse", "cudnn"))
+    assert state.state == "missing" and said in state.detail
+    with pytest.raises(ImplUnavailableError, match=r"cutlass.cute cannot be imported"):
+        select(DENSE, dense_api.IMPLS, "fa4", gates=green)
+
+
+def test_each_library_is_tried_once_and_where_it_has_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = "import builtins; builtins.tried = getattr(builtins, 'tried', 0) + 1; raise ImportError"
+    half_installed(tmp_path, monkeypatch, cutlass="", cutlass__cute=count, flash_attn="", cudnn="")
+    monkeypatch.setattr("builtins.tried", 0, raising=False)
+    import builtins
+
+    for spec in (replace(DENSE, **ON_CPU), replace(DENSE, card=A100)):  # type: ignore[arg-type]
+        refusals(spec, dense_api.IMPLS)
+    assert [refusals(replace(SPARSE, **ON_CPU), sparse_impls.IMPLS)["cudnn"]] == ["it runs on a GPU, the tensors are on cpu"]  # type: ignore[arg-type]
+    for _ in range(3):
+        refusals(SPARSE, sparse_impls.IMPLS)
+    assert builtins.tried == 1  # type: ignore[attr-defined]
+
+
+def test_the_choice_is_a_constant_of_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import happens while the call is traced, not in the graph."""
+    half_installed(tmp_path, monkeypatch, cutlass="", flash_attn="", cudnn="")
+
+    def call(x: Tensor) -> Tensor:
+        return x + 1 if impls.MISSING["fa4"] else x - 1
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))

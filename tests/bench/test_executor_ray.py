@@ -42,7 +42,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    pytest.importorskip("ray", reason="needs strobe[ray]")
+    pytest.importorskip("ray", reason="needs the extra ray")
     import ray
     from ray.cluster_utils import Cluster
 
@@ -85,8 +85,8 @@ def until(condition: Any, seconds: float = PATIENCE_S) -> None:
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImplUnavailableError, match=r"install strobe\[ray\].*would run here: local"):
+    monkeypatch.setattr("strobe.bench.executor.ray.broken", lambda module: f"{module} cannot be imported (ImportError: half)")
+    with pytest.raises(ImplUnavailableError, match=r"ImportError: half\); pip install .*\[ray\].*would run here: local"):
         open_executor("ray")
     with pytest.raises(ConfigError, match="did you mean 'ray'"):
         open_executor("rya")
@@ -95,7 +95,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_no_cluster_is_it_says_so_and_what_to_start() -> None:
-    pytest.importorskip("ray", reason="needs strobe[ray]")
+    pytest.importorskip("ray", reason="needs the extra ray")
     for address in ("127.0.0.1:1", "nowhere"):
         with pytest.raises(StrobeError, match=f"no Ray cluster at {address}: .*; start each machine with `ray start"):
             open_executor("ray", address)

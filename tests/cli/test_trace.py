@@ -15,6 +15,8 @@ import pytest
 
 from captures import H200
 from strobe.cli.main import MISSING, USAGE
+from strobe.core import libraries
+from strobe.core.libraries import install
 from terminal import Strobe
 
 EVIL = "void evil</script>|`x`<float>(int)"
@@ -160,9 +162,10 @@ def test_wrong_use_is_one_line_and_code_two(strobe: Strobe, tmp_path: Path) -> N
 
 def test_perfetto_is_written_and_missed(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_trace(tmp_path / "a.json")
+    monkeypatch.setattr(libraries, "_TRIED", {})
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
     result = strobe("trace", path, "--perfetto", tmp_path / "x.pftrace")
-    assert result.code == MISSING and "strobe[perfetto]" in result.err
+    assert result.code == MISSING and install("perfetto") in result.err
     monkeypatch.undo()
     pytest.importorskip("perfetto")
     result = strobe("trace", path, "--perfetto", tmp_path / "x.pftrace", "--json")

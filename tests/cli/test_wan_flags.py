@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from strobe.bench.cases.stream import StreamCase
+from strobe.cli.compare import tell_case
+from strobe.cli.console import Output
 from strobe.cli.model import ModelFlags, parse_lora, settings_notes
 from strobe.engine.load import load
 from strobe.models.wan.config import WanConfig
@@ -85,6 +90,12 @@ def test_loras_and_their_strengths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a=b.pt").write_bytes(b"")
     found = [parse_lora(text) for text in ("style.pt", "style.pt=0.8", "a=b.pt", "a=b.pt=-1")]
     assert found == [(Path("style.pt"), 1.0), (Path("style.pt"), 0.8), (Path("a=b.pt"), 1.0), (Path("a=b.pt"), -1.0)]
+
+
+def test_how_settings_were_chosen_is_told_by_every_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = SimpleNamespace(variant="turbo", reason="no GPU")
+    tell_case(cast(StreamCase, SimpleNamespace(notes=("LoRA a.pt: scale 4",), absent=(absent,))), Output())
+    assert capsys.readouterr().err.splitlines() == ["LoRA a.pt: scale 4", "turbo: not on this machine: no GPU"]
 
 
 class TestMemory:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,3 +109,33 @@ def test_what_serialising_cost() -> None:
     for timer, values in zip(timers, ([2.0, 4.0, 3.0], [4.0, 3.0, 9.0]), strict=True):
         timer.times["total_tree_attn"] = values
     assert perturbation(*timers) == pytest.approx(1 / 3)
+
+
+def run_script(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"strobe.compat.{script}", *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_guide_s_script_prints_its_blocks_and_their_sums(tmp_path: Path) -> None:
+    small = ("--world-size", "1", "--seq-len", "64", "--profile-iterations", "1", "--strategies", "allreduce3")
+    done = run_script("assert_tree_attn", tmp_path, *small, "--enable-profiling", "--output", "there")
+    assert done.returncode == 0 and "1 cells measured, 0 were there, 0 failed" in done.stdout + done.stderr
+    for mode in ("free-running", "serialised"):
+        assert f"blocks of the guide, {mode}." in done.stdout
+    leaves = [line for line in done.stdout.splitlines() if line.startswith("* Leaves: ")]
+    assert all(abs(sum(map(float, re.findall(r"([\d.]+) %", line))) - 100) < 0.3 for line in leaves) and len(leaves) == 2
+    assert all(f"\n{block} " in done.stdout for block in ("comp_local_attention", "comm_max_lse", "total_tree_attn"))
+    assert (tmp_path / "there" / "report.html").is_file()
+    none = run_script("assert_tree_attn", tmp_path, *small, "--use-cuda")
+    assert torch.cuda.is_available() or (none.returncode == 3 and "torch sees no CUDA device here" in none.stderr)
+
+
+def test_the_guide_s_scenarios_are_one_command(tmp_path: Path) -> None:
+    done = run_script(
+        "profile_examples", tmp_path, "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1",
+        "--strategies", "allgather",
+    )  # fmt: skip
+    assert done.returncode == 0 and "$ strobe bench scaling --world-sizes 1 --seq-lens 64" in done.stdout
+    assert list(tmp_path.rglob("report.html"))
+    assert run_script("profile_examples", tmp_path, "--only", "nothing").returncode == 2

@@ -84,7 +84,7 @@ def test_formats_that_are_none_are_refused(changes: dict[str, object], words: st
 
 
 def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.knob_states.find_spec", lambda name: name)
+    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda module: "")
     monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda name: name)
     gpu = torch.device("cuda", 0)
     assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
@@ -166,17 +166,17 @@ def test_the_autoencoder_runs_where_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = {"triton", "clang"}
-    for finder in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"strobe.engine.knob_states.{finder}", lambda tool: tool if tool in tools else None)
+    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     assert config.dtype == torch.bfloat16 and config.knobs.compile
     assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "Triton, which is not"), ({"triton"}, "gcc nor clang")])
+@pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "needs Triton: triton is not installed"), ({"triton"}, "gcc nor clang")])
 def test_a_gpu_without_compilers_does_not_compile(monkeypatch: pytest.MonkeyPatch, tools: set[str], reason: str) -> None:
-    for finder in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"strobe.engine.knob_states.{finder}", lambda tool: tool if tool in tools else None)
+    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     (state,) = (state for state in config.knob_states if state.name == "compile")
     assert not config.knobs.compile and not state.on and reason in state.reason

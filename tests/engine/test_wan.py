@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,8 +139,13 @@ class TestCheckpoints:
         pair = {"base_model.model.blocks.1.ffn.0.lora_A.weight": down, "base_model.model.blocks.1.ffn.0.lora_B.weight": up}
         torch.save({"generator_lora": pair}, folder / "lora.pt")
         model = load("wan-1.3b", Weights(path=folder))
+        assert model.notes[1:] == ("LoRA lora.pt: scale 1: no alpha in the file, its header or beside it",)
         assert len(model.loras) == 1 and model.name == "wan-1.3b with lora.pt" and model.weights_hash != plain.weights_hash
         assert torch.equal(model.dit.state_dict()["blocks.1.ffn.0.weight"], plain.dit.state_dict()["blocks.1.ffn.0.weight"])
+        script = Script(prompt="a fox", num_blocks=2)
+        with closing(StreamCase(["quality"], script=script, model=model, device="cpu")) as case:
+            assert case.notes == model.notes
+            assert case.settings("quality").lora == "lora.pt: scale 1: no alpha in the file, its header or beside it"
         torch.save({"generator_lora": {name.replace("1.ffn", "7.ffn"): half for name, half in pair.items()}}, folder / "lora.pt")
         with pytest.raises(WeightsError, match=r"lora.pt does not fit this model"):
             load("wan-1.3b", Weights(path=folder))

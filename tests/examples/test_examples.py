@@ -13,10 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=2")
 COMMANDS = {
-    "assert_tree_attn.py": ("--world-size", "1", "--seq-len", "64", "--profile-iterations", "1", "--strategies", "allgather"),
-    "profile_examples.py": (
-        "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1", "--strategies", "allgather",
-    ),
     "custom_profiling.py": ("--seq-len", "64", "--calls", "2"),
     "diffusers_fastwan.py": ("--size", "64x96", "--frames", "13", "--device", "cpu"),
     "diffusers_hunyuan.py": ("--size", "64x96", "--frames", "9", "--device", "cpu"),
@@ -27,8 +23,6 @@ COMMANDS = {
     "vsa_calls.py": ("--grid", "5x6x7", "--heads", "2", "--head-dim", "16", "--rounds", "2", "--device", "cpu"),
 }  # fmt: skip
 SAYS = {
-    "assert_tree_attn.py": "1 cells measured, 0 were there, 0 failed",
-    "profile_examples.py": "$ strobe bench scaling --world-sizes 1 --seq-lens 64",
     "custom_profiling.py": "my_attention",
     "diffusers_fastwan.py": "frames after the timesteps 1000, 757, 522",
     "diffusers_hunyuan.py": "recall: ",

@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 
 import strobe
 from source import PACKAGE, ROOT, name_of
+from strobe.core import libraries
+from strobe.core.libraries import DISTRIBUTION, install
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
@@ -105,6 +107,37 @@ def test_the_tree_does_not_name(what: str) -> None:
     assert not found, f"{what}:\n" + "\n".join(found)
 
 
+OTHERS = re.compile(r"\bstrobe\[|\binstall[- a-z]* '?strobe(?![-_\w])|/strobe-\*|\bstrobe-[0-9.]+-py3")
+"""What would fetch another project from an index: it is called strobe there."""
+
+
+def test_nothing_asks_for_another_project() -> None:
+    assert PROJECT["project"]["name"] == DISTRIBUTION != "strobe"
+    for wrong in ("install strobe[vmaf]", "pip install strobe", "uv pip install 'strobe[ray]'", "dist/strobe-*.whl"):
+        assert OTHERS.search(wrong)
+    for right in ("pip install 'strobe-video[vmaf]'", "install.strobe", "strobe_video-*.whl"):
+        assert not OTHERS.search(right)
+    places = [ROOT / name for name in ("README.md", "action.yml", "hatch_build.py", "pyproject.toml", "mkdocs.yml")]
+    for folder in ("src", "docs", "docker", "examples", "benchmarks"):
+        places += [path for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    found = [f"{name_of(path)}: {hit[0]}" for path in places for hit in OTHERS.finditer(path.read_text(encoding="utf-8"))]
+    assert not found, "\n".join(found)
+
+
+def test_an_extra_is_asked_for_as_the_package_was_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install("vmaf") == "pip install -e '.[vmaf]' in the checkout"
+    monkeypatch.setattr(libraries, "_CHECKOUT", tmp_path)
+    assert install("vmaf") == "pip install 'strobe-video[vmaf]'"
+    asked = {
+        node.args[0].value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "install"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked and asked <= PROJECT["project"]["optional-dependencies"].keys()
+
+
 def test_report_pages_load_nothing() -> None:
     fetches = re.compile(
         r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//|url\(\s*["']?(?:https?:)?//|@import|\bfetch\(|XMLHttpRequest"""
@@ -128,7 +161,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = next(archive.read(name).decode() for name in names if name.endswith("/METADATA"))
-    assert {name.split("/")[0] for name in names} == {"strobe", f"strobe-{strobe.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"strobe", f"strobe_video-{strobe.__version__}.dist-info"}
     files = [path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*") if path.is_file()]
     cached = re.compile(r"__pycache__|(^|/)\.")
     assert {name for name in names if name.startswith("strobe/")} == {
@@ -141,7 +174,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_an_index_page_has_the_addresses_and_no_relative_link(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"strobe-{strobe.__version__}.dist-info/METADATA").decode()
+        text = archive.read(f"strobe_video-{strobe.__version__}.dist-info/METADATA").decode()
     found = email.message_from_string(text)
     repository = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
     addresses = dict(value.split(", ") for value in found.get_all("Project-URL", []))
@@ -232,4 +265,4 @@ def test_an_extra_that_is_not_installed_is_named(installed: Path, tmp_path: Path
     for arguments, extra in ((["serve"], "serve"), (["profile", "dit", "--model", "wan-1.3b"], "diffusers")):
         done = subprocess.run([str(installed / "bin" / "strobe"), *arguments], cwd=tmp_path, env={"PATH": ""},
                               capture_output=True, text=True, timeout=600)  # fmt: skip
-        assert done.returncode == 3 and f"pip install 'strobe[{extra}]'" in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 3 and f"pip install '{DISTRIBUTION}[{extra}]'" in done.stderr and done.stderr.count("\n") == 1

@@ -57,11 +57,11 @@ def flags(verb: App) -> set[str]:
 
 
 def test_one_thing_has_one_spelling() -> None:
-    """What verbs write goes to --out or -o, devices are --device, frame sizes --size, and a list is words after its flag."""
+    """What verbs write goes to --out, devices are --device, frame sizes --size, and a list is words after its flag."""
     for path, verb in verbs(app):
         found = flags(verb)
-        assert not found & {"--into", "--runs", "--use-cuda", "--height", "--width", "--output", "--folder"}, path
-        assert ("--out" in found) == ("-o" in found), path
+        assert not found & {"--into", "--runs", "--use-cuda", "--height", "--width", "--folder"}, path
+        assert ("--out" in found) == ("-o" in found) == ("--output" in found), path
         for argument in verb.assemble_argument_collection(default_parameter=app.default_parameter):
             several = str(argument.hint).startswith("tuple[") and str(argument.hint).endswith(", ...]")
             assert not several or argument.parameter.consume_multiple, f"{path}: {argument.name} takes one word at a time"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fake_hub import MAIN, OLD, Hub, serving
+from strobe.core import libraries
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.models import hub as module
 from strobe.models.hub import fetch, is_address
@@ -132,8 +133,9 @@ def test_an_address_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("hf:", "hf:alone", "hf:a/b@", "hf:a b/c"):
         with pytest.raises(ConfigError, match="write hf:owner/name, hf:owner/name@revision or"):
             fetch(wrong, ())
+    monkeypatch.setattr(libraries, "_TRIED", {})
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImplUnavailableError, match=r"it fetches hf:a/b and is not installed; pip install 'strobe\[hub\]'"):
+    with pytest.raises(ImplUnavailableError, match=r"it fetches hf:a/b, and huggingface_hub .*; pip install .*\[hub\]"):
         fetch("hf:a/b", ())
 
 

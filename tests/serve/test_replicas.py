@@ -46,8 +46,8 @@ def test_what_does_not_fit_several_servers_is_refused(tmp_path: Path, monkeypatc
     ):
         with pytest.raises(ConfigError, match=words):
             given(tmp_path, **changed)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImplUnavailableError, match=r"install strobe\[ray\].*would run here: local"):
+    monkeypatch.setattr("strobe.serve.replicas.broken", lambda module: f"{module} cannot be imported (ImportError: half)")
+    with pytest.raises(ImplUnavailableError, match=r"ImportError: half\); pip install .*\[ray\].*would run here: local"):
         start(given(tmp_path), None)
 
 
@@ -97,7 +97,7 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster of one machine."""
-    pytest.importorskip("ray.serve", reason="needs strobe[ray]")
+    pytest.importorskip("ray.serve", reason="needs the extra ray")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
     from ray.cluster_utils import Cluster
 

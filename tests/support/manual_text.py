@@ -22,7 +22,7 @@ _FENCE: Final = re.compile(
     r"(?:^<!-- docs-check: (?P<comment>.*?)-->\n)?^(?P<fence>`{3,})(?P<language>\w*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S
 )
 _MARK: Final = re.compile(rf"({'|'.join(MARKS)})\b((?:\s+\"[^\"]+\")*)\s*")
-_COMMAND: Final = re.compile(r"(?:\$ )?((?:strobe|torchrun|make|python -m strobe)\s.*)")
+_COMMAND: Final = re.compile(r"(?:\$ )?((?:strobe|torchrun|make|python -m strobe(?:\.\w+)*)\s?.*)")
 _REMARK: Final = re.compile(r"\s+#\s(?P<text>[^\"']*)$")
 _INLINE: Final = re.compile(r"`(strobe [a-z][^`]*)`")
 _OPERATORS: Final = frozenset("|>&;")
@@ -68,6 +68,9 @@ class Command:
         for start in (["strobe"], ["python", "-m", "strobe"]):
             if words[: len(start)] == start:
                 return words[len(start) :]
+        if words[:3] == ["python", "-m", "strobe.compat.assert_tree_attn"]:
+            spelled = ["--device cuda" if word == "--use-cuda" else word for word in words[3:]]
+            return ["bench", "tree", *" ".join(spelled).split()]
         if words[0] == "torchrun":
             return words[words.index("strobe") + 1 :] if "strobe" in words else None
         return None

@@ -1,7 +1,7 @@
 """The choice of an implementation, with the reason why each other was passed over: card, libraries and gate of each.
 
-Every decision is a function of plain values: the call's spec, in which the card is, and the records of gates. Nothing optional is
-imported here.
+Every decision is a function of plain values: the call's spec, in which the card is, and the records of gates. An optional
+library is imported when a call first asks for it on a card that it has kernels for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,6 +25,7 @@ from torch import Tensor
 from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
 from strobe.core.device import Card
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
+from strobe.core.libraries import broken, install
 from strobe.core.settings import data_folder, keep_fa4_kernels
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
@@ -34,38 +35,77 @@ Standing = Literal["free", "green", "red", "none"]
 
 
 def not_installed(module: str, distribution: str, wanted: str = "") -> str | None:
-    """Say why a library cannot be used, or None if it can: its top-level module is found and its version begins with `wanted`.
+    """Say why a library cannot be used, or None if it can: it is there, its version begins with `wanted`, `module` is imported.
 
-    The module is looked up and not imported: `module` is a name without a dot.
+    The module is imported last, and once in a process.
     """
-    if importlib.util.find_spec(module) is None:
-        return f"{distribution} is not installed" + (" (strobe[hopper] installs it)" if wanted else "")
-    if not wanted:
-        return None
-    try:
-        found = importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{distribution} is not installed (strobe[hopper] installs it); another package provides {module}"
-    if not re.match(re.escape(wanted) + r"(?!\d)", found):
-        return f"it is written for {distribution} {wanted}, {found} is installed"
-    return None
+    how = f"; {install('hopper')} installs it" if wanted else ""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return f"{distribution} is not installed{how}"
+    if wanted:
+        try:
+            found = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{distribution} is not installed{how}; another package provides {module.partition('.')[0]}"
+        if not re.match(re.escape(wanted) + r"(?!\d)", found):
+            return f"it is written for {distribution} {wanted}, {found} is installed"
+    error = broken(module)
+    return f"{distribution} is not complete: {error}{how}" if error else None
 
 
-def _missing() -> dict[str, str | None]:
-    dsl = not_installed("cutlass", "nvidia-cutlass-dsl", "4.8")
-    return {
-        "cudnn": not_installed("cudnn", "nvidia-cudnn-frontend", "1.32") or dsl,
-        "fa4": not_installed("flash_attn", "flash-attn-4", "4.0.0b36") or dsl,
-        "fa3": not_installed("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),
-        "triton": not_installed("triton", "triton"),
-        "gluon": not_installed("triton", "triton", "3.6") and not_installed("triton", "triton", "3.7"),
-    }
+_DSL: Final = ("cutlass.cute", "nvidia-cutlass-dsl", "4.8")
+_FA4: Final = ("flash-attn-4", "4.0.0b36")
+_CUDNN: Final = ("nvidia-cudnn-frontend", "1.32")
+LIBRARIES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "cudnn": (
+        _DSL,
+        ("cudnn.block_sparse_attention", *_CUDNN),
+        ("cudnn.block_sparse_attention.csrc.fwd.sm90_blk128.bsa_fwd_sm90", *_CUDNN),
+    ),
+    "fa4": (_DSL, ("flash_attn.cute.interface", *_FA4), ("flash_attn.cute.block_sparsity", *_FA4)),
+    "fa3": (("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),),
+    "triton": (("triton.language", "triton"),),
+    "gluon": (("triton.experimental.gluon", "triton", "3.6"), ("triton.experimental.gluon", "triton", "3.7")),
+}
+"""What an implementation uses of its libraries: module, distribution and version. Of gluon's either will do, of others all."""
 
 
-MISSING: Final = _missing()
-"""Why the library of an implementation cannot be used, or None; looked up once, because a compiler cannot trace a look-up."""
-if MISSING["fa4"] is None:
+class _Missing(MutableMapping[str, str | None]):
+    """Why the library of each implementation cannot be used, or None if it can; it is imported when this is first asked."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str | None] = {}
+
+    def __getitem__(self, impl: str) -> str | None:
+        return _why_missing(impl)
+
+    def __setitem__(self, impl: str, why: str | None) -> None:
+        self.found[impl] = why
+
+    def __delitem__(self, impl: str) -> None:
+        del self.found[impl]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LIBRARIES)
+
+    def __len__(self) -> int:
+        return len(LIBRARIES)
+
+
+MISSING: Final = _Missing()
+if importlib.util.find_spec("flash_attn") is not None:
     keep_fa4_kernels()  # before anything imports it
+
+
+@constant_when_traced
+def _why_missing(impl: str) -> str | None:
+    if impl not in MISSING.found:
+        reasons = [not_installed(*each) for each in LIBRARIES[impl]]
+        said = [reason for reason in reasons if reason]
+        enough = len(said) < len(reasons) if impl == "gluon" else not said
+        MISSING.found[impl] = None if enough else said[0]
+    return MISSING.found[impl]
+
 
 CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("dense", "fa4"): (8, 9, 10, 11, 12),
@@ -232,7 +272,7 @@ class Impl(Generic[Spec]):
 
     Args:
         name: what a user writes as `impl=`.
-        refuses: why it cannot run this call on this machine, or None if it can. Pure and cheap: imports nothing optional.
+        refuses: why it cannot run this call on this machine, or None if it can. It imports a library to know, once.
         run: the implementation, called with the operator's tensors and the spec.
         operator: `dense`, `sparse` or `eightbit`: whose gate it has to pass.
         kernel: hash of the sources that its gate stands for; empty if `auto` may take it without one.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from strobe.cli.compare import ClipFlags
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import at_least
 from strobe.cli.report import GATE_FAILED
@@ -49,7 +49,7 @@ class How:
 def ablate(
     *factors: Annotated[str, Parameter(name="FACTOR=A,B")],
     how: How = How(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("ablation"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("ablation"),
     render: Annotated[bool, Parameter(negative="")] = False,
     clip: ClipFlags = ClipFlags(),
     output: Output = Output(),

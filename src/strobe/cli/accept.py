@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
@@ -97,7 +97,7 @@ class Judged:
 
 def accept(
     *,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("accept"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("accept"),
     judged: Judged = Judged(),
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),

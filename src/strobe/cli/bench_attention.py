@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import banner_texts, table_text
@@ -88,7 +88,7 @@ def attention(
     *,
     grid: Grid = Grid(),
     how: How = How(),
-    out: Annotated[Path, Parameter(alias="-o")] = FOLDER,
+    out: Annotated[Path, Parameter(alias=OUT)] = FOLDER,
     advice: Annotated[bool, Parameter(negative="")] = False,
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),

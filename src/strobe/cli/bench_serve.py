@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
@@ -64,7 +64,7 @@ def serve(
     preset: str = "balanced",
     device: str = "auto",
     check: Annotated[bool, Parameter(negative="")] = False,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("serve-load"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("serve-load"),
     model: ModelFlags = ModelFlags(),
     viewers: Viewers = Viewers(),
     output: Output = Output(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
@@ -66,7 +66,7 @@ class Measurement:
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
-            each (needs strobe[ray] here and there).
+            each (needs the extra ray here and there).
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
     """
 
@@ -91,7 +91,7 @@ def tree(
     dtype: str = "float32",
     call: CallFlags = CallFlags(),
     how: Measurement = Measurement(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("tree-bench"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-bench"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
@@ -125,7 +125,7 @@ def scaling(
     dtypes: tuple[str, ...] = ("float32",),
     call: CallFlags = CallFlags(),
     how: Measurement = Measurement(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("tree-scaling"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-scaling"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
-from strobe.cli.console import Advance, Output
+from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
@@ -67,7 +67,7 @@ class ClipFlags(ModelFlags):
 def compare(
     *sides: Annotated[PresetName, Parameter(name="PRESET")],
     rounds: int = 4,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("runs"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("runs"),
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
     clip: ClipFlags = ClipFlags(),
@@ -133,7 +133,7 @@ def compare(
         script = clip.script(model.defaults)
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
     check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), JOULES, *case.metrics))
-    tell_absent(case, output)
+    tell_case(case, output)
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
@@ -154,8 +154,10 @@ def _refuse_programs(sides: Sequence[str]) -> None:
             raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
-def tell_absent(case: StreamCase, output: Output) -> None:
-    """Report the presets that cannot run here and are left out."""
+def tell_case(case: StreamCase, output: Output) -> None:
+    """Report how the model's settings were chosen, and the presets that cannot run here and are left out."""
+    for note in case.notes:
+        output.note(note)
     for each in case.absent:
         output.note(f"{each.variant}: not on this machine: {each.reason}")
 

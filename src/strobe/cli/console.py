@@ -25,6 +25,10 @@ from strobe.core.printable import clean, clean_lines
 _MB: Final = 1_000_000
 
 
+OUT: Final = ("-o", "--output")
+"""Other spellings of `--out`, in every verb that has it."""
+
+
 class Advance(Protocol):
     """Callback after each piece of work: pieces done, pieces in all, name of the next."""
 

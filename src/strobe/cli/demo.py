@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.compare import ClipFlags, measure
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.generate import Clip
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
@@ -46,7 +46,7 @@ def what_next(run: Path) -> Iterator[str]:
 
 def demo(
     *,
-    out: Annotated[Path, Parameter(alias="-o")] = Path("demo-out"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("demo-out"),
     rounds: int = 3,
     clip: ClipFlags = ClipFlags(),
     output: Output = Output(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import Output, megabytes
+from strobe.cli.console import OUT, Output, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ _SIDES: Final = Sides()
 def stages(
     *logs: Annotated[Path, Parameter(name="LOG")],
     flags: LogFlags = _LOGS,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
     """Tabulate the rounds of a stage: run_01 to run_N, avg_all_rounds, avg_excl_warmup.
@@ -163,7 +163,7 @@ def attention(
     windows: Windows = _WINDOWS,
     evidence: Evidence = _EVIDENCE,
     flags: LogFlags = _LOGS,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
     """Average the attention timers of logs in the steady state, with the unit of the values proven where that can be done.
@@ -214,7 +214,7 @@ def attention(
 def kernels(
     *traces: Annotated[Path, Parameter(name="TRACE")],
     focal: str,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
     """Tabulate a kernel in each trace: its calls, their sum, min, p50, mean and max.

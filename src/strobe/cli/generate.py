@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import Advance, Output
+from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.model import ModelFlags, at_least, settings_notes
 from strobe.cli.pick import picked_for
 from strobe.cli.prompt_times import first_of, prompts_of, switches_for
@@ -150,7 +150,7 @@ class ClipFile:
         force: replace a clip that is there.
     """
 
-    out: Annotated[Path, Parameter(alias="-o")] = Path("clip.mp4")
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
     force: bool = False
 
     def check(self) -> None:

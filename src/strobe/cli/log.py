@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from strobe.cli.ablate import tell
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError
@@ -90,7 +90,7 @@ class LogClip(ModelFlags):
 def log(
     *folders: Annotated[Path, Parameter(name="DIR")],
     measured: Measured = Measured(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("log"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("log"),
     clip: LogClip = LogClip(),
     output: Output = Output(),
 ) -> int:

@@ -48,6 +48,8 @@ def pick(
     trials: list[Trial] = []
     with tells_what_is_kept(output, lambda: _measured(trials)), output.progress("presets") as advance:
         model, picked = picked_for(flags, prompt, fps, (device, decode_device), advance, trials.append)
+    for note in model.notes:
+        output.note(note)
     passed_over = (styled((each.config.name, "bold"), f": {each.reason}") for each in picked.trials if each.reason)
     output.show(_table(picked), "", *passed_over, "", picked.why)
     output.emit(_document(picked) | {"model": model.name})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import Figure, failures, parse_requirement
 from strobe.cli.tables import table_text
@@ -66,7 +66,7 @@ def quality(
     measured: Measured = Measured(),
     vbench: VBench = VBench(),
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.

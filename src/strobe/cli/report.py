@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from cyclopts import Parameter
 from rich.table import Column, Table
 
-from strobe.cli.console import Output, styled
+from strobe.cli.console import OUT, Output, styled
 from strobe.cli.require import JOULES, Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
@@ -28,7 +28,7 @@ def report(
     *folders: Annotated[Path, Parameter(name="RUN_DIR")],
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Write report.html, report.md and report.json of one or several runs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import threading
 from contextlib import suppress
@@ -17,11 +16,13 @@ from strobe.cli.console import Output
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.libraries import broken, install
 
 if TYPE_CHECKING:
+    from strobe.engine.load import Model
     from strobe.serve.settings import ServeSettings
 
-NEEDS = ("starlette", "uvicorn", "websockets", "prometheus_client")
+NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
 
 
 @Parameter(name="*")
@@ -44,7 +45,7 @@ class Where:
         keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
         keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
         executor: local: this process; ray: replicas on the machines of a Ray cluster, which share the folder `--keep` (needs
-            strobe[ray] here and there).
+            the extra ray here and there).
         replicas: how many, each with a device of its own.
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to, or a new one.
     """
@@ -103,7 +104,7 @@ def serve(
     strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # needs-files
     ```
 
-    Needs the extra: pip install 'strobe[serve]'. Ctrl-C ends it; viewers are told.
+    Needs the extra serve. Ctrl-C ends it; viewers are told.
 
     Args:
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
@@ -126,7 +127,13 @@ def serve(
     from strobe.serve.app import Server
     from strobe.serve.listen import Listening
 
-    server = Server(model.load, found, preset=preset, settings=settings)
+    def loaded() -> Model:
+        read = model.load()
+        for note in read.notes:
+            output.note(note)
+        return read
+
+    server = Server(loaded, found, preset=preset, settings=settings)
     host, port = listening.getsockname()[:2]
     url, others = _addresses(settings, host, port)
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")
@@ -165,9 +172,9 @@ def check_installed() -> None:
     Raises:
         ImplUnavailableError: it is not; says what to run.
     """
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    missing = [why for module in NEEDS if (why := broken(module))]
     if missing:
-        raise ImplUnavailableError("serve", f"it needs {', '.join(missing)}; run pip install 'strobe[serve]'", what="verb")
+        raise ImplUnavailableError("serve", f"{'; '.join(missing)}; run {install('serve')}", what="verb")
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output, megabytes, styled
+from strobe.cli.console import OUT, Output, megabytes, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figure, Requirement, failures, parse_requirement
@@ -71,7 +71,7 @@ class Result:
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
     """
 
-    out: Annotated[Path | None, Parameter(alias="-o")] = None
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None
     store: bool = False
     require: tuple[str, ...] = ()
 

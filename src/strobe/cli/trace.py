@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import Output, joined_lines, megabytes
+from strobe.cli.console import OUT, Output, joined_lines, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Readers:
 
     Args:
         executor: local: processes of this machine, a file each, as many at once as it has cores; ray: those of the machines of
-            a Ray cluster, which are sent the files (needs strobe[ray] here and there).
+            a Ray cluster, which are sent the files (needs the extra ray here and there).
         address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
     """
 
@@ -95,7 +95,7 @@ _HERE: Final = Readers()
 def trace(
     *files: Annotated[Path, Parameter(name="FILE")],
     analysis: Analysis = _DEFAULTS,
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
     readers: Readers = _HERE,
@@ -115,7 +115,7 @@ def trace(
         out: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
-        perfetto: also write a Perfetto file (TrackEvent) of the window; needs strobe[perfetto].
+        perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
     from strobe.core.errors import ConfigError
 

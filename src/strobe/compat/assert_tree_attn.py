@@ -3,10 +3,15 @@
 Two ways to time, and both are needed. Free-running (the default): nothing is synchronised inside the call, so its total is the
 truth; a block around a collective then holds the wait for the other ranks as well. Serialised: the device is drained around every
 block and the ranks meet before every collective (blocks `wait_*`), so `comm_*` is transfer alone; `perturbation` says the price.
+
+The script of the guide, by its name and with its flags, is `strobe bench tree`, which checks every rank and prints the blocks:
+
+    python -m strobe.compat.assert_tree_attn --world-size 4 --seq-len 1024 --enable-profiling
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
 import time
 import zlib
@@ -266,3 +271,9 @@ def _reduced(timer: Timer, call: CollectiveCall, name: str, reduce: Callable[[],
             synchronize(device)
     with timer.time_block(f"comm_{name}"):
         return reduce()
+
+
+if __name__ == "__main__":
+    spelled = [word for given in sys.argv[1:] for word in (("--device", "cuda") if given == "--use-cuda" else (given,))]
+    sys.argv = ["strobe", "bench", "tree", *spelled]
+    runpy.run_module("strobe", run_name="__main__")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from torch import Tensor
 
+from strobe.core.libraries import broken
 from strobe.eightbit.impl import rounding as reference
 from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries
 
@@ -43,7 +43,7 @@ def round_queries(
 
 
 def _home(impl: RoundingImpl, x: Tensor) -> Any:
-    if impl == "reference" or (impl == "auto" and not (x.is_cuda and find_spec("triton"))):
+    if impl == "reference" or (impl == "auto" and not (x.is_cuda and not broken("triton.language"))):
         return reference
     from strobe.eightbit.impl import rounding_triton
 

@@ -10,13 +10,13 @@ Source: FP8 Formats for Deep Learning (Micikevicius et al. 2022), section 3.
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from strobe.core.device import card_of
+from strobe.core.libraries import broken
 from strobe.eightbit.impl import reference
 
 EightBit = Literal["fp8", "int8"]
@@ -98,4 +98,4 @@ def _impl(x: Tensor, to: EightBit) -> Any:
 
 @cache
 def _has_kernels(device: torch.device, to: EightBit) -> bool:
-    return find_spec("triton") is not None and (to == "int8" or card_of(device).capability >= FP8_CAPABILITY)
+    return (to == "int8" or card_of(device).capability >= FP8_CAPABILITY) and not broken("triton.language")

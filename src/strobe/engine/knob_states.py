@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
+
+from strobe.core.libraries import broken
 
 if TYPE_CHECKING:
     from strobe.engine.config import Knobs
@@ -90,7 +91,7 @@ def _cannot_launch(knobs: Knobs, name: str, place: Place) -> str:
     if place.own_graphs:
         return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
     if name == "fused_kernels":
-        return "" if find_spec("triton") else "needs Triton, which is not installed"
+        return f"needs Triton: {why}" if (why := broken("triton.language")) else ""
     off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
     return f"knob {off} is off" if off else ""
 
@@ -98,8 +99,8 @@ def _cannot_launch(knobs: Knobs, name: str, place: Place) -> str:
 def _cannot_compile(device: torch.device) -> str:
     if device.type == "cpu":
         return "used on CUDA only: a CPU machine need not have a C++ compiler"
-    if find_spec("triton") is None:
-        return "needs Triton, which is not installed"
+    if why := broken("triton.language"):
+        return f"needs Triton: {why}"
     if not any(map(shutil.which, ("gcc", "clang"))):
         return "Triton needs a C compiler, and neither gcc nor clang is on the path"
     return ""

@@ -159,7 +159,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         vae=vae,
         defaults=replace(defaults, lora=bool(loras)),
         loras=loras,
-        notes=(f"recipe {found.recipe}: {found.why}",),
+        notes=(f"recipe {found.recipe}: {found.why}", *(f"LoRA {lora.account}" for lora in loras)),
     )
 
 

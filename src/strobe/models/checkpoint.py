@@ -170,25 +170,41 @@ def _is_zip(path: Path) -> bool:
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description.
+    """Read the tensors in the header of a `.safetensors`.
 
     Raises:
         WeightsError: it is none, or the file ends before its last tensor.
     """
+    return _header(path)[0]
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the words that the header of a `.safetensors` holds beside its tensors.
+
+    Raises:
+        WeightsError: no such file, or damaged.
+    """
+    check_whole(path)
+    return _header(path)[1]
+
+
+def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
+    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = file.read(start - 8) if start <= HEADER_BYTES else b""
     try:
         found: Any = msgspec.json.decode(header) if start <= min(size_bytes, HEADER_BYTES) else None
-        entries = msgspec.convert({k: v for k, v in found.items() if k != "__metadata__"}, dict[str, _Entry])
+        words = msgspec.convert(found.pop("__metadata__", None) or {}, dict[str, str])
+        entries = msgspec.convert(found, dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError) as error:
         half = "its list of tensors is not all there" if size_bytes < start <= HEADER_BYTES else "it has no list of tensors"
         raise WeightsError(f"{path} is damaged or no safetensors file ({half}); fetch it again") from error
     end = start + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size_bytes < end:
         raise WeightsError(f"{path} is half a file: {size_bytes:,} of {end:,} bytes are there; fetch it again")
-    return entries
+    return entries, words
 
 
 def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, nearest
+from strobe.core.libraries import broken, install
 from strobe.models.text.umt5 import ORIGINAL, TOKENIZERS
 from strobe.models.vae.wan.weights import FILES
 
@@ -46,19 +47,19 @@ def fetch(address: str, patterns: Sequence[str], ignored: Sequence[str] = ()) ->
     if found is None:
         raise ConfigError(f"{address}: write hf:owner/name, hf:owner/name@revision or hf:owner/name@revision/file or folder")
     repo, revision, inside = found["repo"], found["revision"] or "main", found["inside"] or ""
-    try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is of its HTTP client
-            GatedRepoError,
-            HTTPError,
-            LocalEntryNotFoundError,
-            OfflineModeIsEnabled,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
-    except ImportError as error:
-        why = f"it fetches {address} and is not installed; pip install 'strobe[hub]' installs it"
-        raise ImplUnavailableError("huggingface_hub", why, what="integration") from error
+    if why := broken("huggingface_hub"):
+        why = f"it fetches {address}, and {why}; {install('hub')} installs it"
+        raise ImplUnavailableError("huggingface_hub", why, what="integration")
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is of its HTTP client
+        GatedRepoError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     try:
         siblings = HfApi().model_info(repo, revision=revision).siblings or ()
         chosen = _chosen([each.rfilename for each in siblings], inside, patterns, ignored, address)

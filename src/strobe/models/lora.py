@@ -53,6 +53,7 @@ class Lora:
         pairs: low-rank updates, by name of the linear layer in the model.
         diffs: full updates, by name of the parameter in the model; of its shape.
         strength: factor of all of them.
+        scale: which scales its pairs have and where they are from, in words.
     """
 
     name: str
@@ -60,6 +61,12 @@ class Lora:
     pairs: Mapping[str, LoraPair] = field(compare=False)
     diffs: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     strength: float = 1.0
+    scale: str = field(default="", compare=False)
+
+    @property
+    def account(self) -> str:
+        """One line of what is merged: name, strength, scale and where the scale is from."""
+        return f"{self}: {self.scale}" if self.scale else str(self)
 
     @property
     def num_params(self) -> int:

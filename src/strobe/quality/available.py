@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strobe.core.errors import unknown_choice
+from strobe.core.libraries import install
 from strobe.quality import flip, ms_ssim, psnr, ssim, temporal
 
 
@@ -48,7 +49,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         higher_is_better=True,
         definition="VMAF v0.6.1 of libvmaf, mean over frames; equal clips score below 100, see the reference's column",
         compares=False,
-        not_measured="needs an FFmpeg built with libvmaf, which PyAV's is not: install strobe[vmaf], or put one on the PATH",
+        not_measured="needs an FFmpeg built with libvmaf, which PyAV's is not: " + f"{install('vmaf')}, or put one on the PATH",
     ),
     Metric(
         name="lpips",

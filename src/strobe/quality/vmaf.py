@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -14,16 +13,18 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import DataError, ShapeError, StrobeError
+from strobe.core.libraries import broken
+from strobe.core.plugins import tried
 
 
 @cache
 def find_program() -> str | None:
-    """Return an FFmpeg with libvmaf: that of `strobe[vmaf]`, else the one on the PATH; None if neither has it."""
+    """Return an FFmpeg with libvmaf: that of the extra `vmaf`, else the one on the PATH; None if neither has it."""
     programs = []
-    if importlib.util.find_spec("imageio_ffmpeg") is not None:
+    if not broken("imageio_ffmpeg"):
         import imageio_ffmpeg
 
-        programs.append(imageio_ffmpeg.get_ffmpeg_exe())
+        programs.append(tried(imageio_ffmpeg.get_ffmpeg_exe)[0])
     programs.append(shutil.which("ffmpeg"))
     return next((program for program in programs if program and _has_vmaf(program)), None)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import strobe
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.libraries import broken, install
 from strobe.serve.app import Server
 from strobe.serve.settings import ServeSettings
 
@@ -128,13 +128,10 @@ def start(replicas: Replicas, address: str | None) -> Callable[[], None]:
         ImplUnavailableError: Ray Serve is not installed.
         ConfigError: there is no such cluster, or a replica cannot start.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise ImplUnavailableError("ray", "Ray Serve is not installed; install strobe[ray]", ["local"])
+    if why := broken("ray.serve"):
+        raise ImplUnavailableError("ray", f"{why}; {install('ray')} installs it", ["local"])
     ray: Any = importlib.import_module("ray")
-    try:
-        serve: Any = importlib.import_module("ray.serve")
-    except ImportError as error:
-        raise ImplUnavailableError("ray", f"Ray Serve is not complete ({error}); install strobe[ray]", ["local"]) from error
+    serve: Any = importlib.import_module("ray.serve")
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import strobe
 from strobe.core.errors import ConfigError
+from strobe.core.libraries import install
 from strobe.integrations.diffusers import sparsify
 from tiny_pipelines import CASES, gates, hunyuan, ltx2, wan
 
@@ -140,7 +141,7 @@ def test_without_diffusers_it_says_how_to_install_it() -> None:
     hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'diffusers' else f(n, *a)"
     code = f"{hide}\nimport strobe.integrations.diffusers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": SOURCES})
-    wanted = "integration 'diffusers' cannot run: it is not installed; pip install 'strobe[diffusers]' installs it"
+    wanted = f"integration 'diffusers' cannot run: diffusers is not installed; {install('diffusers')} installs it"
     assert done.stderr.splitlines()[-1].endswith(wanted)
 
 

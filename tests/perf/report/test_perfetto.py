@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.core import libraries
 from strobe.core.errors import ImplUnavailableError
 from strobe.perf.analysis.window import Window
 from strobe.perf.report.perfetto import TrackSlice, in_lanes, write_perfetto
@@ -185,8 +186,9 @@ def test_a_cpu_trace_has_its_ranges(tmp_path: Path) -> None:
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "_TRIED", {})
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
-    with pytest.raises(ImplUnavailableError, match=r"pip install 'strobe\[perfetto\]'"):
+    with pytest.raises(ImplUnavailableError, match=r"pip install .*\[perfetto\]"):
         write_perfetto(study_of(trace_of(EVENTS)), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

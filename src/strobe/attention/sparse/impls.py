@@ -27,10 +27,8 @@ def _refuses_cpu(spec: SparseSpec) -> str | None:
 
 
 def _refuses_triton(spec: SparseSpec) -> str | None:
-    if MISSING["triton"]:
-        return MISSING["triton"]
     interpreted = spec.device.type == "cpu" and read_settings().triton_interpret
-    if not interpreted and (reason := no_card_for(spec, "sparse", "triton")):
+    if reason := (None if interpreted else no_card_for(spec, "sparse", "triton")) or MISSING["triton"]:
         return reason
     if spec.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"it computes bfloat16, float16 and float32, not {short(spec.dtype)}"
@@ -81,7 +79,7 @@ def _refuses_fa4(spec: SparseSpec) -> str | None:
 def _refuses_flex(spec: SparseSpec) -> str | None:
     if spec.device.type not in ("cpu", "cuda"):
         return f"it runs on a CPU and on CUDA, the tensors are on {spec.device}"
-    if spec.device.type == "cuda" and (reason := MISSING["triton"] or no_card_for(spec, "sparse", "flex")):
+    if spec.device.type == "cuda" and (reason := no_card_for(spec, "sparse", "flex") or MISSING["triton"]):
         return reason
     if spec.needs_grad:
         return "it has no gradients: FlexAttention has none on a CPU, and found no kernel for these blocks on a GPU"

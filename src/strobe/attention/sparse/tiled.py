@@ -6,7 +6,6 @@ many tokens each holds; where the rows come from, a grid of tokens, a ring of fr
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -26,6 +25,7 @@ from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Selected, SelectionSpec, Tiled
 from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
 
@@ -105,7 +105,7 @@ def fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the stages around the fine stage can run fused."""
     able = device.type == "cuda" or (device.type == "cpu" and read_settings().triton_interpret)
     known = dtype in (torch.bfloat16, torch.float16, torch.float32) and head_dim in (32, 64, 128)
-    return able and known and importlib.util.find_spec("triton") is not None
+    return able and known and not broken("triton.language")
 
 
 @cache

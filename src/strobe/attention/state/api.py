@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from strobe.attention.impls import ambient
 from strobe.attention.state.impl import reference
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice
+from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
 
 _State = tuple[Tensor, Tensor, Tensor | None]
@@ -109,7 +109,7 @@ def _refuses(parts: Sequence[_State]) -> str | None:
 @cache
 def _runs(device_type: str) -> bool:
     able = device_type == "cuda" or (device_type == "cpu" and read_settings().triton_interpret)
-    return able and find_spec("triton") is not None
+    return able and not broken("triton.language")
 
 
 def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | None) -> list[_State]:

@@ -6,9 +6,7 @@ they lie, as views; float64, and everything on a CPU, takes plain PyTorch.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch import Tensor
 from strobe.attention.impls import ambient
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
+from strobe.core.libraries import broken
 
 
 def row_elements(head_dim_v: int, dtype: torch.dtype, num_stats: int = 1) -> int:
@@ -70,9 +69,4 @@ def merge_messages(messages: Sequence[Tensor], head_dim_v: int) -> AttentionOutp
 
 
 def _in_one_launch(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
-
-
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return tensor.is_cuda and tensor.dtype != torch.float64 and not broken("triton.language")

@@ -112,6 +112,7 @@ class StreamCase:
             forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
         self._loaded = model if isinstance(model, load.Model) else load.load(model)
+        self.notes = self._loaded.notes
         check_prompts(self._loaded.text, [script.prompt, *(switch.prompt for switch in script.switches)])
         self._check_room()
         self._samples = tuple(range(review_samples))
@@ -199,6 +200,7 @@ class StreamCase:
             shift=config.schedule.shift,
             steps=len(config.schedule.timesteps),
             dtype=str(config.dtype).removeprefix("torch."),
+            lora="; ".join(lora.account for lora in self._loaded.loras) or None,
             linear_format=config.linear_format + (", simulated" if config.simulated else ""),
             kv_format=config.kv_format,
             attention_format=config.attention_format,

@@ -8,7 +8,6 @@ ranks: Ray hides those of others from the worker, not the ranks' from each other
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from typing import Any, Final
 import strobe
 from strobe.bench.executor.local import GRACE_S, Cell, Finished, Handle, LocalExecutor, Resources
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.libraries import broken, install
 
 EXTRA: Final = "ray"
 SEAT: Final = "strobe_node"
@@ -72,8 +72,8 @@ class RayExecutor:
     """
 
     def __init__(self, address: str | None = None, *, grace_s: float = GRACE_S, retries: int = 2) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ImplUnavailableError("ray", f"ray is not installed; install strobe[{EXTRA}]", ["local"])
+        if why := broken("ray.util.placement_group"):
+            raise ImplUnavailableError("ray", f"{why}; {install(EXTRA)} installs it", ["local"])
         self._ray: Any = importlib.import_module("ray")
         self._groups: Any = importlib.import_module("ray.util.placement_group")
         self._grace_s, self._retries = grace_s, retries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from strobe.attention.tree.placement import split
 from strobe.bench.cells import Attempt
 from strobe.bench.tree.request import PEER, Check, Shape
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.libraries import broken
 
 CHECKED_ROWS: Final = 64
 """Queries of every head that are compared with float64, evenly spaced."""
@@ -135,8 +135,8 @@ def _ours(
 
 def _peer(inputs: Inputs) -> Run:
     """Bind `tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
-    if importlib.util.find_spec("ring_attention_pytorch") is None:
-        raise ImplUnavailableError(PEER, "ring-attention-pytorch is not installed")
+    if why := broken("ring_attention_pytorch.tree_attn_decoding"):
+        raise ImplUnavailableError(PEER, why)
     if inputs.shape.placement != "replicated":
         raise ImplUnavailableError(PEER, "its queries are replicated")
     module = importlib.import_module("ring_attention_pytorch.tree_attn_decoding")

@@ -16,6 +16,7 @@ from strobe.cli.doctor.memory import asked, devices_table, memory_table, predict
 from strobe.cli.model import at_least
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.libraries import DISTRIBUTION
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,7 @@ def check_weights() -> Check:
     try:
         model = load("shapes")
     except StrobeError as error:
-        return Check(name="weights", ok=False, detail=str(error), fix="install strobe again")
+        return Check(name="weights", ok=False, detail=str(error), fix=f"install {DISTRIBUTION} again")
     return Check(name="weights", ok=True, detail=f"shapes, sha256 {model.weights_hash[:12]}")
 
 

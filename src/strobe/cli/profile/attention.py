@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import Figure, failures, parse_requirement
 from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
@@ -76,7 +76,7 @@ def attention(
     call: CallFlags = CallFlags(),
     measured: Measured = Measured(),
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Check, time and trace one attention call by several implementations, and compare them with the device's peaks.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import at_least, parse_size
 from strobe.cli.report import GATE_FAILED, write
@@ -108,7 +108,7 @@ def dit(
     variants: Variants = Variants(),
     runs: Runs = Runs(),
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Time and trace the forward pass of a diffusers transformer under dense and sparse attention, and explain the difference.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, ModelName, PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
@@ -49,7 +49,7 @@ def kernels(
     *,
     iterations: int = 500,
     what: What = What(),
-    out: Annotated[Path, Parameter(alias="-o")] = Path("kernel_profile.md"),
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("kernel_profile.md"),
     output: Output = Output(),
 ) -> None:
     """Time denoise steps as they run, then every operation of a step, the cache and the decoder by itself.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import tell_absent
-from strobe.cli.console import Output
+from strobe.cli.compare import tell_case
+from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import GATE_FAILED, write
@@ -111,7 +111,7 @@ def stream(
     what: Profiled = Profiled(),
     traced: Traced = Traced(),
     attributed: Attributed = Attributed(),
-    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
     """Time a stream and trace it, in separate runs, and put both into one report.
@@ -155,7 +155,7 @@ def stream(
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
         plan = _plan(what, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
-    tell_absent(case, output)
+    tell_case(case, output)
     if recorded < plan.traced_blocks:
         output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
     told = tells_what_is_kept(output, lambda: kept_runs([folder]))

@@ -12,14 +12,11 @@ handle.restore()
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.libraries import broken, install
 
-if find_spec("diffusers") is None:
-    raise ImplUnavailableError(
-        "diffusers", "it is not installed; pip install 'strobe[diffusers]' installs it", what="integration"
-    )
+if why := broken("diffusers.models.transformers.transformer_ltx2") or broken("accelerate"):
+    raise ImplUnavailableError("diffusers", f"{why}; {install('diffusers')} installs it", what="integration")
 
 from strobe.integrations.diffusers.handle import SparseHandle, restore, sparsify
 from strobe.integrations.diffusers.report import LayerReport, SparseReport

@@ -7,6 +7,7 @@ import re
 from importlib import import_module
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.libraries import broken, install
 
 PLAIN = re.compile(r"[\t\n -%'-~]*")
 """Printable ASCII without an ampersand: text that ftfy never changes."""
@@ -29,10 +30,8 @@ def clean_prompt(prompt: str) -> str:
 
 
 def _mended(prompt: str) -> str:
-    try:
-        ftfy = import_module("ftfy")
-    except ImportError as error:
-        reason = f"prompt {prompt!r} is not plain ASCII and ftfy, which the models' tokeniser uses on such text, is not installed"
-        raise ImplUnavailableError("umt5", f"{reason}; run pip install 'strobe[wan]' or write the prompt in ASCII") from error
-    mended: str = ftfy.fix_text(prompt)
+    if why := broken("ftfy"):
+        reason = f"prompt {prompt!r} is not plain ASCII, the models' tokeniser uses ftfy on such text, and {why}"
+        raise ImplUnavailableError("umt5", f"{reason}; run {install('wan')}, or write the prompt in ASCII")
+    mended: str = import_module("ftfy").fix_text(prompt)
     return mended

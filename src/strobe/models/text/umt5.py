@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
+from strobe.core.libraries import broken, install
 from strobe.models.checkpoint import match, read_tensors
 from strobe.models.text.cleaning import clean_prompt
 
@@ -35,7 +35,7 @@ TOKENIZERS = ("google/umt5-xxl", "tokenizer")
 WHERE: Final = (
     "give --release the folder of Wan2.1 or Wan2.2 as released, or of its diffusers pipeline: it has text encoder and autoencoder"
 )
-INSTALL: Final = "run pip install 'strobe[wan]'"
+INSTALL: Final = f"run {install('wan')}"
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 16
@@ -337,18 +337,15 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_installed() -> None:
-    """Check that transformers is installed, without importing it.
+    """Check that transformers can be imported.
 
     Raises:
         ImplUnavailableError: it is not.
     """
-    if find_spec("transformers") is None:
-        raise ImplUnavailableError("umt5", f"the text encoder needs transformers, which is not installed; {INSTALL}")
+    if why := broken("transformers"):
+        raise ImplUnavailableError("umt5", f"the text encoder needs transformers, and {why}; {INSTALL}")
 
 
 def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        reason = f"the text encoder needs transformers, which cannot be imported ({error}); {INSTALL}"
-        raise ImplUnavailableError("umt5", reason) from error
+    check_installed()
+    return import_module("transformers")

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strobe.core.libraries import broken
 from strobe.perf.records.clocks import GpuState
 
 IDLE: Final = 0x001
@@ -96,10 +97,9 @@ class Gpu:
 @functools.cache
 def open_gpu(uuid: str) -> Gpu | None:
     """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
+    if broken("pynvml"):
         return None
+    nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
         return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))

@@ -185,7 +185,7 @@ class Variant(Line, frozen=True, kw_only=True):
     shift: Annotated[float | None, Meta(description="shift of the noise schedule; null: not known")] = None
     steps: Annotated[int | None, Meta(description="number of denoise steps per frame block; null: not known")] = None
     dtype: Annotated[str, Meta(description="dtype of the transformer's weights and activations")] = ""
-    lora: Annotated[str | None, Meta(description="LoRA merged into the weights; null: none")] = None
+    lora: Annotated[str | None, Meta(description="LoRAs: strength, scale and where the scale is from; null: none")] = None
     linear_format: Annotated[str, Meta(description="format of the linear layers, e.g. `native`, `fp8`, `fp8, simulated`")] = ""
     kv_format: Annotated[str, Meta(description="format of the cached keys and values, e.g. `native`, `int8`")] = ""
     attention_format: Annotated[str, Meta(description="format of self-attention, e.g. `native`, `int8`; empty: not known")] = ""

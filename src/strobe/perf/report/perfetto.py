@@ -14,6 +14,7 @@ import numpy as np
 
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.files import writing_whole
+from strobe.core.libraries import broken, install
 from strobe.perf.analysis.device.device_work import BUSY, DeviceView, device_views
 from strobe.perf.analysis.device.idle import CAUSES
 from strobe.perf.analysis.device.intervals import Ints, column
@@ -22,6 +23,7 @@ from strobe.perf.report.trace_study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 
+_PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 _CLEARED: Final = 1  # TracePacket.SequenceFlags
 _NEEDS_STATE: Final = 2
 _EXPLICIT: Final = 3  # TrackDescriptor.ChildTracksOrdering
@@ -53,10 +55,9 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
     Raises:
         ImplUnavailableError: the `perfetto` package is not installed.
     """
-    try:
-        protos = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-    except ImportError as error:
-        raise ImplUnavailableError("perfetto", f"{error}; pip install 'strobe[perfetto]'") from error
+    if why := broken(_PROTOS):
+        raise ImplUnavailableError("perfetto", f"{why}; {install('perfetto')} installs it")
+    protos = importlib.import_module(_PROTOS)
     with writing_whole(path) as file:
         writer = _Writer(protos, file, max(0, -min((_first_ns(trace) for trace in study.traces), default=0)))
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):

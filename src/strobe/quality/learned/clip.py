@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, interpolate
 
 from strobe.core.errors import WeightsError
+from strobe.core.libraries import broken, install
 from strobe.quality.clips import as_planes
 
-NEEDS: Final = "transformers"
+NEEDS: Final = "transformers.models.clip.modeling_clip"
 _MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 _STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _CHUNK: Final = 16
@@ -21,7 +21,7 @@ _CHUNK: Final = 16
 
 def lacks_library() -> str:
     """Say that the library which runs CLIP is not installed; empty if it is."""
-    return "" if importlib.util.find_spec(NEEDS) else f"needs {NEEDS}: install strobe[diffusers]"
+    return f"{why}: {install('diffusers')}" if (why := broken(NEEDS)) else ""
 
 
 class ClipScore:

@@ -206,7 +206,7 @@ class TestOtherFormats:
 
     def test_what_is_refused(self, original: Tensors, base: CausalWan, tmp_path: Path) -> None:
         for name, words in (
-            ("blocks.0.ffn.0.dora_scale", "'blocks.0.ffn.0.dora_scale' is none of lora_A"),
+            ("blocks.0.ffn.0.lora_C", "'blocks.0.ffn.0.lora_C' is none of lora_A"),
             ("diff", "'diff' is none"),
         ):
             save_file({name: torch.ones(4)}, tmp_path / "other.safetensors")

@@ -6,13 +6,13 @@ Inference only. `impl` is "triton" or "reference"; see `impl/reference.py` for w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, unknown_choice
+from strobe.core.libraries import broken
 from strobe.eightbit.rows import Quantized
 from strobe.models.wan.kernels import custom_ops
 
@@ -76,10 +76,10 @@ def check_impl(impl: str, device: torch.device) -> None:
         raise unknown_choice("impl of the kernels", impl, IMPLS)
     if impl == "reference":
         return
-    if find_spec("triton") is None:
-        raise ImplUnavailableError("triton", "Triton is not installed", alternatives=("reference",))
     if device.type != "cuda" and not _interpreted():
         raise ImplUnavailableError("triton", f"it needs a CUDA device, and this is {device}", alternatives=("reference",))
+    if why := broken("triton.language"):
+        raise ImplUnavailableError("triton", why, alternatives=("reference",))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tensor:

@@ -1,7 +1,7 @@
 """The scenarios of the tree-attention profiling guide, one after the other, each as a command that can be run by itself.
 
-    python examples/profile_examples.py
-    python examples/profile_examples.py --only lengths ranks --seq-lens 512 1024 --world-sizes 1 2 --out scenarios
+    python -m strobe.compat.profile_examples
+    python -m strobe.compat.profile_examples --only lengths ranks --seq-lens 512 1024 --world-sizes 1 2 --out scenarios
 
 Every scenario has a folder with its records and report; what is finished there is not measured again.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import subprocess
 import sys
-
-from strobe.cli.main import main
 
 
 def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -> dict[str, tuple[str, list[str]]]:
@@ -47,7 +46,7 @@ def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -
     }  # fmt: skip
 
 
-def run() -> int:
+def main() -> int:
     """Run the chosen scenarios; the largest exit code of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("lengths", "ranks", "straggler", "dtypes"), help="these scenarios")
@@ -66,9 +65,9 @@ def run() -> int:
         if chosen.only is None or name in chosen.only:
             sys.stdout.write(f"\n{question}\n$ {shlex.join(['strobe', *argv])}\n\n")
             sys.stdout.flush()
-            worst = max(worst, main(argv))
+            worst = max(worst, subprocess.run([sys.executable, "-m", "strobe", *argv], check=False).returncode)
     return worst
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())
