@@ -10,6 +10,7 @@ from strobe.attention.explain import components_of
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import FAMILIES, Family, family_of
 
+_MODELS: Final = tuple(family.model for family in FAMILIES)
 _AROUND: Final = ("_orig_mod", "module", "_checkpoint_wrapped_module")
 """Attributes that hold a module inside another: of torch.compile, of DistributedDataParallel and its like, of checkpointing."""
 
@@ -49,15 +50,16 @@ def find_transformers(pipe: Any) -> dict[str, tuple[nn.Module, Family]]:
     return found
 
 
+def is_known(component: Any) -> bool:
+    """Whether a component is a transformer of a family, also wrapped, or sharded, which gives it a class of its own."""
+    return isinstance(bare(component), _MODELS)
+
+
 def _check_sharded(name: str, module: Any) -> None:
     """Refuse a transformer that `fully_shard` has changed, as a whole or its blocks."""
     inner = bare(module)
-    if not isinstance(inner, tuple(family.model for family in FAMILIES)):
-        return
-    for each in inner.modules():
-        if any(base.__name__ == "FSDPModule" for base in type(each).__mro__):
-            kind = next(family.model.__name__ for family in FAMILIES if isinstance(inner, family.model))
-            raise ConfigError(
-                f"sparsify: {name or 'the model'}, a {kind}, was sharded by fully_shard; "
-                "sparsify before fully_shard, which keeps it"
-            )
+    if is_known(inner) and any(base.__name__ == "FSDPModule" for each in inner.modules() for base in type(each).__mro__):
+        kind = next(model.__name__ for model in _MODELS if isinstance(inner, model))
+        raise ConfigError(
+            f"sparsify: {name or 'the model'}, a {kind}, was sharded by fully_shard; sparsify before fully_shard, which keeps it"
+        )

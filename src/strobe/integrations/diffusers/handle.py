@@ -18,7 +18,7 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.integrations.diffusers.families import Family, Layer
-from strobe.integrations.diffusers.find import bare, find_transformers
+from strobe.integrations.diffusers.find import bare, find_transformers, is_known
 from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
@@ -115,11 +115,13 @@ def restore(pipe: Any) -> None:
     Raises:
         ConfigError: no supported transformer.
     """
-    parts: list[_Part] = [part for each in components_of(pipe).values() if (part := getattr(bare(each), _PART, None)) is not None]
-    for part in parts:
-        part.undo()
-    if not parts:
-        find_transformers(pipe)
+    given = components_of(pipe).values()
+    for each in given:
+        part: _Part | None = getattr(bare(each), _PART, None)
+        if part is not None:
+            part.undo()
+    if not any(is_known(each) for each in given):
+        find_transformers(pipe)  # says what it knows
 
 
 def _sparsity(given: float | Literal["auto"], source: GateSource | None, layers: tuple[Layer, ...]) -> float:
