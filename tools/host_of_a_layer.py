@@ -25,6 +25,7 @@ from torch import Tensor
 
 from strobe.core.tolerances import tolerance
 from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers.forward import Pass
 from tiny_pipelines import wan
 
 KINDS = ("diffusers", "dense", "sparse")
@@ -160,9 +161,11 @@ def on_a_cpu() -> None:
 
     def took(kind: str) -> float:
         with torch.no_grad(), made(kind if kind in OURS else "diffusers", case.model):
+            rotary: Any = angles
             if kind in OURS:
-                attn.processor.forward.grid = (4, 4, 4)
-            call = common if kind == "common" else partial(attn.processor, attn, states, None, None, angles)
+                rotary = Pass((4, 4, 4), (), dense=False, queries=0, recalls={})
+                rotary.pair, rotary.rope = angles, attn.processor.rope_of(angles)
+            call = common if kind == "common" else partial(attn.processor, attn, states, None, None, rotary)
             call()
             return microseconds(call, 200, time.thread_time, lambda: None)
 

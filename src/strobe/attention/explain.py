@@ -100,12 +100,19 @@ class _ByLayer(dict[str, Choice[Any]]):
         return "\n".join(f"{' to '.join(dict.fromkeys((n[0], n[-1])))} ({len(n)}) {text}" for text, n in told)
 
 
+def components_of(pipe: Any) -> Mapping[str, Any]:
+    """Return the components of a pipeline, or of an object with a transformer, by name; anything else has an empty name."""
+    components = getattr(pipe, "components", None)
+    if isinstance(components, Mapping):
+        return components
+    named = {name: getattr(pipe, name, None) for name in ("transformer", "transformer_2")}
+    return {name: each for name, each in named.items() if isinstance(each, nn.Module)} or {"": pipe}
+
+
 def _layers(pipe: Any, grid: tuple[int, int, int] | None = None) -> dict[str, Choice[Any]]:
     """Ask every layer of a pipeline or module that can explain itself which implementation it would run, by layer name."""
-    components = getattr(pipe, "components", None)
-    parts = components if isinstance(components, Mapping) else {"": pipe}
     found = _ByLayer()
-    for component, part in parts.items():
+    for component, part in components_of(pipe).items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else ():
             processor = getattr(module, "processor", None)
             if isinstance(processor, ExplainsItself):

@@ -153,7 +153,6 @@ def test_wrong_uses_say_what_to_do() -> None:
         ({"dense_layers": [3]}, "dense_layers: got 3, expected numbers below 3"),
         ({"dense_layers": -1}, "dense_layers: got -1, expected a number of them"),
         ({"dense_layers": "all"}, "dense_layers: got 'all', expected a number of them"),
-        ({"dense_steps": 1}, "dense_steps: needs the pipeline"),
         ({"forced": True}, "forced: got True, expected a strobe.Forced"),
     ):
         with pytest.raises(ConfigError, match=words) as error:

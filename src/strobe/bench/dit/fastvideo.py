@@ -20,7 +20,7 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.peers import fastvideo_kernels, version_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.integrations.diffusers import SparseHandle
-from strobe.integrations.diffusers.forward import Rope
+from strobe.integrations.diffusers.forward import Pass, Rope
 from strobe.integrations.diffusers.processors import WanProcessor
 
 OPERATORS: Final = "fastvideo_kernel.ops"
@@ -36,11 +36,11 @@ class FastVideoProcessor(WanProcessor):
     """
 
     def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, sparsity: float, gate: Tensor | None, rope: Rope | None, return_lse: bool
+        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
     ) -> AttentionOutput:
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        layout = tile_layout(self.grid(), TILE)
+        layout = tile_layout(running.grid, TILE)
         sizes = layout.sizes(q.device)
         tiled = [layout.to_tiles(each).transpose(1, 2).contiguous() for each in (q, k, v)]
         weight = q.new_zeros(()) if gate is None else layout.to_tiles(gate).transpose(1, 2)
@@ -48,7 +48,7 @@ class FastVideoProcessor(WanProcessor):
             *tiled,
             sizes,
             sizes,
-            budget(None, sparsity, 1, layout.num_tiles)[0],
+            budget(None, self.sparsity_in(running), 1, layout.num_tiles)[0],
             block_size=TILE,
             compress_attn_weight=weight,
         )
@@ -76,7 +76,7 @@ def install(handle: SparseHandle) -> str:
         raise ImplUnavailableError("fastvideo", why, ["leave fastvideo out"], what="attention") from error
     for attn in found:
         ours = attn.processor
-        peer = FastVideoProcessor(ours.name, ours.replaced, ours.forward, dense=ours.dense)
+        peer = FastVideoProcessor(ours.name, ours.replaced, ours.options, ours.seen, dense=ours.dense)
         peer.gate_owner = ours.gate_owner
         attn.set_processor(peer)
     return f"fastvideo-kernel {version_of('fastvideo-kernel')}, {fastvideo_kernels()}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from strobe.attention.explain import components_of
 from strobe.bench.dit.case import Loaded, Shot, on
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import family_of
@@ -59,9 +60,7 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> Loaded:
 
 
 def _transformer(given: Any, text: str) -> Any:
-    parts = getattr(given, "components", None)
-    modules = list(parts.values()) if isinstance(parts, Mapping) else [given]
-    found = [each for each in modules if isinstance(each, nn.Module) and family_of(each) is not None]
+    found = [each for each in components_of(given).values() if isinstance(each, nn.Module) and family_of(each) is not None]
     if not found:
         raise ConfigError(f"--pipe {text!r} returned no transformer whose video attention can be sparse, see docs/profile_dit.md")
     return found[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,13 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from strobe.core.errors import ConfigError, ShapeError
-from strobe.integrations.diffusers.forward import Arguments, Forward, Triple
+from strobe.integrations.diffusers.forward import Triple
 from strobe.integrations.diffusers.joint import JointProcessor
 from strobe.integrations.diffusers.processors import LTX2Processor, SparseProcessor, WanProcessor
+
+Arguments = Mapping[str, Any]
+"""Arguments of a forward call by name; those that were not given may be missing."""
+Facts = tuple[Triple, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +50,14 @@ class Family:
         model: the class.
         blocks: lists of blocks whose attention becomes sparse, in the order of the layers, and the name of the attention.
         processor: what takes the place of the processors.
-        enter: tells a forward pass its grid from the arguments of the transformer's forward.
+        facts: gives the grid of a forward pass and the text tokens of each sample, from the arguments of the transformer.
         gated: there are trained gates for such models.
     """
 
     model: type[Any]
     blocks: tuple[tuple[str, str], ...]
     processor: type[SparseProcessor]
-    enter: Callable[[Forward, Any, Arguments], None]
+    facts: Callable[[Any, Arguments], Facts]
     gated: bool = False
 
     def layers(self, transformer: nn.Module) -> tuple[Layer, ...]:
@@ -64,10 +68,9 @@ class Family:
             for number, block in enumerate(transformer.get_submodule(blocks).children())
         )
 
-    def places(self) -> dict[str, int]:
-        """Map the name of every argument of the transformer's forward to its place."""
-        names = list(inspect.signature(self.model.forward).parameters)[1:]
-        return {name: place for place, name in enumerate(names)}
+    def names(self) -> tuple[str, ...]:
+        """List the arguments of the transformer's forward in order; an older diffusers does not know every one."""
+        return tuple(inspect.signature(self.model.forward).parameters)[1:]
 
 
 def _sizes(latents: Tensor, patch: tuple[int, int, int]) -> Triple:
@@ -78,14 +81,13 @@ def _sizes(latents: Tensor, patch: tuple[int, int, int]) -> Triple:
     return t, h, w
 
 
-def _enter_wan(forward: Forward, config: Any, given: Arguments) -> None:
-    latents = given["hidden_states"]
-    forward.enter(_sizes(latents, config.patch_size), latents)
+def _wan(config: Any, given: Arguments) -> Facts:
+    return _sizes(given["hidden_states"], config.patch_size), ()
 
 
-def _enter_ltx2(forward: Forward, config: Any, given: Arguments) -> None:
+def _ltx2(config: Any, given: Arguments) -> Facts:
     tokens = given["hidden_states"]
-    sizes = [given["num_frames"], given["height"], given["width"]]
+    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     if None in sizes:
         raise ConfigError("LTX-2: num_frames, height and width were not given; sparse attention needs the latents' sizes")
     steps = (config.patch_size_t, config.patch_size, config.patch_size)
@@ -95,9 +97,9 @@ def _enter_ltx2(forward: Forward, config: Any, given: Arguments) -> None:
             f"LTX-2: got {tokens.shape[1]} video tokens for a grid of ({t}, {h}, {w}), which has {t * h * w}; tokens beside the "
             "grid, such as those of a reference video, cannot be put in tiles: restore() the pipeline for such calls"
         )
-    if given["video_self_attention_mask"] is not None:
+    if given.get("video_self_attention_mask") is not None:
         raise ConfigError("LTX-2: video_self_attention_mask is given; sparse attention takes none: restore() the pipeline first")
-    forward.enter((t, h, w), tokens)
+    return (t, h, w), ()
 
 
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -123,41 +125,40 @@ def _any(images: Tensor) -> bool:
     return bool(images.any())
 
 
-def _enter_hunyuan(forward: Forward, config: Any, given: Arguments) -> None:
-    latents = given["hidden_states"]
-    forward.enter(_sizes(latents, (config.patch_size_t, config.patch_size, config.patch_size)), latents)
-    forward.text_lengths = _known(given["encoder_attention_mask"], _lengths)
+def _hunyuan(config: Any, given: Arguments) -> Facts:
+    grid = _sizes(given["hidden_states"], (config.patch_size_t, config.patch_size, config.patch_size))
+    return grid, _known(given["encoder_attention_mask"], _lengths)
 
 
-def _enter_hunyuan15(forward: Forward, config: Any, given: Arguments) -> None:
-    """Enter a forward pass: text of two encoders, then the image's tokens, which count unless the image is all 0."""
-    latents, images = given["hidden_states"], given["image_embeds"]
-    forward.enter(_sizes(latents, (config.patch_size_t, config.patch_size, config.patch_size)), latents)
+def _hunyuan15(config: Any, given: Arguments) -> Facts:
+    """Count text of two encoders, then the image's tokens, which count unless the image is all 0."""
+    images = given["image_embeds"]
     image_tokens = images.shape[1] if _known(images, _any) else 0
     both = (_known(given[name], _lengths) for name in ("encoder_attention_mask", "encoder_attention_mask_2"))
-    forward.text_lengths = tuple(first + second + image_tokens for first, second in zip(*both, strict=True))
+    lengths = tuple(first + second + image_tokens for first, second in zip(*both, strict=True))
+    return _sizes(given["hidden_states"], (config.patch_size_t, config.patch_size, config.patch_size)), lengths
 
 
 FAMILIES: Final = (
-    Family(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, enter=_enter_wan, gated=True),
+    Family(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
     Family(
         model=LTX2VideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn1"),),
         processor=LTX2Processor,
-        enter=_enter_ltx2,
+        facts=_ltx2,
         gated=True,
     ),
     Family(
         model=HunyuanVideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
         processor=JointProcessor,
-        enter=_enter_hunyuan,
+        facts=_hunyuan,
     ),
     Family(
         model=HunyuanVideo15Transformer3DModel,
         blocks=(("transformer_blocks", "attn"),),
         processor=JointProcessor,
-        enter=_enter_hunyuan15,
+        facts=_hunyuan15,
     ),
 )
 

@@ -1,11 +1,13 @@
-"""State shared by the layers of a transformer: the options of `sparsify`, and facts of the running forward pass."""
+"""Options of sparse layers, and the facts of a forward pass, which are in the rotary embedding that every layer receives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import floor
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +40,31 @@ class SparseOptions:
     forced: Forced
     dense_steps: frozenset[int]
     dense_layers: frozenset[int]
+
+    def check_tile(self, grid: Triple) -> None:
+        """Raise ShapeError if the tile that was asked for is larger than a grid."""
+        if self.tile == "auto":
+            return
+        tile = tile_layout(grid, self.tile).tile
+        if any(side > size for side, size in zip(tile, grid, strict=True)):
+            raise ShapeError(
+                f"tile: {tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
+                "give a smaller tile, or tile='auto'"
+            )
+
+    def check_forced(self, grid: Triple) -> None:
+        """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
+        if self.forced == Forced() or self.sparsity == 0 or torch.compiler.is_compiling():
+            return
+        layout = tile_layout(grid, self.tile)
+        tiles, selected = layout.num_tiles, budget(None, self.sparsity, 1, layout.num_tiles)[0]
+        forced = forced_blocks(self.forced, layout, layout, (tiles,))
+        most = 0 if forced is None else int(forced.sum(dim=-1).max())
+        if most > selected:
+            raise ConfigError(
+                f"forced: {most} of {tiles} key tiles are forced, but sparsity={self.sparsity} selects {selected}; "
+                f"give sparsity={floor(100 * (tiles - most) / tiles) / 100} or less, or force fewer"
+            )
 
 
 def numbers_of(name: str, given: int | Iterable[int], most: int | None = None) -> frozenset[int]:
@@ -73,93 +100,71 @@ def grid_of(given: Any) -> Triple:
     return t, h, w
 
 
-class Forward:
-    """Facts of the running forward pass; the transformer's pre-hook writes them, the layers read them.
+class Seen:
+    """Facts of the forward passes so far, for reports; no layer computes with them.
 
-    The attributes are plain: a compiler guards on the few that a layer reads.
+    The attributes are plain, and written rather than read: a compiler guards on what is read.
     """
 
-    def __init__(self, options: SparseOptions) -> None:
-        self.options = options
+    def __init__(self) -> None:
         self.grid: Triple | None = None
-        self.text_lengths: tuple[int, ...] = ()  # text tokens of each sample, padding left out
-        self.dense = False  # the whole step is
-        self.ran_dense = self.ran_sparse = False  # such a step was taken
         self.device: torch.device | None = None
-        self.probe = 0  # queries that a recall is measured with
-        self.recalls: dict[str, list[Tensor]] = {}
-        self._turned: tuple[Tensor, Rope] | None = None  # Wan's angles, and the tables made of them
+        self.ran_dense = self.ran_sparse = False  # a step of that kind was taken
 
-    def enter(self, grid: Triple, latents: Tensor) -> None:
-        """Set the grid of a forward pass.
-
-        Raises:
-            ShapeError: the tile is larger than the grid.
-            ConfigError: more key tiles are forced than selected.
-        """
-        if grid != self.grid:
-            self.check_tile(grid)
-            self.check_forced(grid)
-            self.grid = grid
-        self.device = latents.device
-
-    def leave(self) -> None:
-        """Drop what belongs to a forward pass that has ended."""
-        self._turned = None
-
-    def tables(self, angles: Rope) -> Rope:
-        """Convert Wan's rotations `[1, S, 1, D]`, every angle twice, to (cos, sin), each `[S, D / 2]`, once for all layers.
-
-        Under a compiler they are views, so that no compiled layer copies them in a kernel of its own.
-        """
-        if torch.compiler.is_compiling():
-            return _halves(angles)
-        if self._turned is None or self._turned[0] is not angles[0]:
-            cos, sin = _halves(angles)
-            self._turned = angles[0], (cos.contiguous(), sin.contiguous())
-        return self._turned[1]
-
-    def check_tile(self, grid: Triple) -> None:
-        """Raise ShapeError if the tile that was asked for is larger than a grid."""
-        if self.options.tile == "auto":
-            return
-        tile = tile_layout(grid, self.options.tile).tile
-        if any(side > size for side, size in zip(tile, grid, strict=True)):
-            raise ShapeError(
-                f"tile: {tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
-                "give a smaller tile, or tile='auto'"
-            )
-
-    def check_forced(self, grid: Triple) -> None:
-        """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
-        options = self.options
-        if options.forced == Forced() or options.sparsity == 0 or torch.compiler.is_compiling():
-            return
-        layout = tile_layout(grid, options.tile)
-        tiles, selected = layout.num_tiles, budget(None, options.sparsity, 1, layout.num_tiles)[0]
-        forced = forced_blocks(options.forced, layout, layout, (tiles,))
-        most = 0 if forced is None else int(forced.sum(dim=-1).max())
-        if most > selected:
-            raise ConfigError(
-                f"forced: {most} of {tiles} key tiles are forced, but sparsity={options.sparsity} selects {selected}; "
-                f"give sparsity={floor(100 * (tiles - most) / tiles) / 100} or less, or force fewer"
-            )
+    def saw(self, grid: Triple, device: torch.device, *, dense: bool) -> None:
+        """Note a forward pass that begins."""
+        self.grid, self.device = grid, device
+        if dense:
+            self.ran_dense = True
+        else:
+            self.ran_sparse = True
 
 
-def _halves(angles: Rope) -> Rope:
-    cos, sin = angles
-    return cos[0, :, 0, 0::2], sin[0, :, 0, 1::2]
+class Pass:
+    """Facts of one forward pass, in the place of the rotary embedding that a transformer gives to each of its blocks.
+
+    So they are arguments of every layer, and stay right whatever runs meanwhile: calls in other threads, another call before the
+    gradients of this one, a block that is computed again in backward. For diffusers' own processors it is the pair (cos, sin).
+
+    Args:
+        grid: tokens in time, height and width.
+        text_lengths: text tokens of each sample, padding left out; of joint attention alone.
+        dense: every layer is, in this step.
+        queries: of every head, that a recall is measured with; 0 measures none.
+        recalls: where recalls go, by layer.
+    """
+
+    def __init__(
+        self, grid: Triple, text_lengths: tuple[int, ...], *, dense: bool, queries: int, recalls: dict[str, list[Tensor]]
+    ) -> None:
+        self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
+        self.pair: tuple[Any, ...] = ()  # as diffusers made it
+        self.rope: tuple[Any, ...] = ()  # as the sparse layers take it
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pair)
+
+    def to(self, device: Any, **options: Any) -> Pass:
+        """Return it on a device: what moves the arguments of offloaded blocks asks for it."""
+        pair = tuple(each.to(device, **options) for each in self.pair)
+        if all(new is old for new, old in zip(pair, self.pair, strict=True)):
+            return self
+        moved = copy.copy(self)
+        moved.pair, moved.rope = pair, tuple(each.to(device, **options) for each in self.rope)
+        return moved
 
 
-class Arguments:
-    """Arguments of a forward call by name, whether they were given by place or by keyword."""
+_SLOT: Final = threading.local()
+"""Of a thread: the pass that begins, from the transformer's pre-hook to its rotary embedding, the first module it calls."""
 
-    def __init__(self, places: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._places, self._args, self._kwargs = places, args, kwargs
 
-    def __getitem__(self, name: str) -> Any:
-        """Return the argument, or None if it was not given."""
-        if name in self._kwargs:
-            return self._kwargs[name]
-        place = self._places.get(name, len(self._args))  # an older diffusers does not know every argument
-        return self._args[place] if place < len(self._args) else None
+def begin(begun: Pass) -> None:
+    """Hand a pass to the rotary embedding of the same call."""
+    _SLOT.begun = begun
+
+
+def begun() -> Pass | None:
+    """Take the pass that has begun in this thread; None outside of a transformer's forward."""
+    found: Pass | None = getattr(_SLOT, "begun", None)
+    _SLOT.begun = None
+    return found

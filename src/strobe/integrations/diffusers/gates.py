@@ -207,7 +207,6 @@ class Gates:
                 raise ConfigError(
                     f"gates: the block of {layer.name} has a {NAME} already; give gates=None, or a model without it"
                 )
-        self.source = source
         self.owners = tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
 
     def remove(self) -> None:

@@ -12,16 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from strobe.attention.explain import components_of
 from strobe.attention.sparse.coarse import Forced, budget
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.integrations.diffusers.families import FAMILIES, Family, Layer, family_of
-from strobe.integrations.diffusers.forward import Arguments, Forward, SparseOptions, Triple, grid_of, numbers_of
+from strobe.integrations.diffusers.families import Family, Layer
+from strobe.integrations.diffusers.find import bare, find_transformers, is_known
+from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
 from strobe.integrations.diffusers.processors import SparseProcessor
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
+from strobe.integrations.diffusers.steps import name_of, step_of
 
 UNMEASURED = "not measured: sparse attention without trained gates; compare with the dense pipeline before you rely on it"
 _FREE = Forced()
@@ -42,8 +45,8 @@ def sparsify(
 ) -> SparseHandle:
     """Make the video self-attention of a diffusers pipeline, or of one transformer, sparse, until `restore()`.
 
-    Wan 2.1 and 2.2 (both experts), LTX-2, HunyuanVideo and HunyuanVideo 1.5. It goes through attention processors and a forward
-    pre-hook; whatever else the pipeline has, LoRA, offload, compilation, tiling of the VAE, stays as it is.
+    Wan 2.1 and 2.2 (both experts), LTX-2, HunyuanVideo and HunyuanVideo 1.5. It goes through attention processors and two hooks;
+    whatever else the pipeline has, LoRA, offload, compilation, tiling of the VAE, stays as it is.
 
     Args:
         pipe: a pipeline, or a transformer.
@@ -53,7 +56,8 @@ def sparsify(
         impl: of the fine stage, as in `video_sparse_attention`.
         gates: trained gates: `auto` looks where the transformer was loaded from; None takes none; else the checkpoint's folder, a
             `.safetensors` file, or tensors by name; for a pipeline with several transformers also a mapping by component.
-        dense_steps: denoise steps, counted from 0, in which all layers are dense: the first so many, or those listed.
+        dense_steps: denoise steps, counted from 0, in which all layers are dense: the first so many, or those listed. The
+            scheduler of the pipeline that is calling counts; other callers tell the step, or are refused.
         dense_layers: layers, counted from 0, that are always dense: the first so many, or those listed. With gates a dense layer
             still adds the gated coarse output, as it was trained.
         forced: key tiles that are selected whatever they score.
@@ -63,7 +67,7 @@ def sparsify(
         WeightsError: gates that do not fit, or that would not be used.
     """
     expect("forced", forced, Forced, "a strobe.Forced")
-    found = _transformers(pipe)
+    found = find_transformers(pipe)
     for name, (transformer, family) in found.items():
         for layer in family.layers(transformer):
             if isinstance(_processor(layer), SparseProcessor):
@@ -88,13 +92,11 @@ def sparsify(
             dense_steps=numbers_of("dense_steps", dense_steps),
             dense_layers=numbers_of("dense_layers", dense_layers, len(layers)),
         )
-        if options.dense_steps and not hasattr(pipe, "scheduler"):
-            raise ConfigError("dense_steps: needs the pipeline, whose scheduler counts the steps; got a transformer alone")
         plans.append((name, transformer, family, source, options))
     made: list[_Part] = []
     try:
         for plan in plans:
-            made.append(_Part(pipe, *plan))
+            made.append(_Part(name_of(pipe), *plan))
     except StrobeError:
         for part in made:
             part.undo()
@@ -108,13 +110,18 @@ def sparsify(
 def restore(pipe: Any) -> None:
     """Put a pipeline, or a transformer, back as it was before `sparsify`, where its handle is lost; one that is dense stays.
 
+    It also finds what was compiled, sharded or wrapped since, and a copy of a sparse model.
+
     Raises:
         ConfigError: no supported transformer.
     """
-    for transformer, _ in _transformers(pipe).values():
-        part: _Part | None = getattr(transformer, _PART, None)
+    given = components_of(pipe).values()
+    for each in given:
+        part: _Part | None = getattr(bare(each), _PART, None)
         if part is not None:
             part.undo()
+    if not any(is_known(each) for each in given):
+        find_transformers(pipe)  # says what it knows
 
 
 def _sparsity(given: float | Literal["auto"], source: GateSource | None, layers: tuple[Layer, ...]) -> float:
@@ -134,65 +141,73 @@ def _tile(given: Iterable[int] | int | Literal["auto"] | None, source: GateSourc
     return tile
 
 
-def _transformers(pipe: Any) -> dict[str, tuple[nn.Module, Family]]:
-    """Return a pipeline's transformers that can become sparse, by component; a single transformer has an empty name."""
-    components: Any = getattr(pipe, "components", None)
-    given = components if isinstance(components, Mapping) else {"": pipe}
-    found = {}
-    for name, component in given.items():
-        module = getattr(component, "_orig_mod", component)  # what torch.compile wrapped
-        family = family_of(module)
-        if family is not None:
-            found[name] = (module, family)
-    if not found:
-        names = sorted({type(each).__name__ for each in given.values() if isinstance(each, nn.Module)}) or [type(pipe).__name__]
-        known = ", ".join(family.model.__name__ for family in FAMILIES)
-        raise ConfigError(f"sparsify: found no transformer it knows among {', '.join(names)}; it knows {known}")
-    return found
-
-
 def _processor(layer: Layer) -> Any:
     attn: Any = layer.attn
     return attn.processor
 
 
 class _Part:
-    """One sparse transformer of a pipeline."""
+    """One sparse transformer of a pipeline. It belongs to the transformer: a copy of the model has its own."""
 
     def __init__(
-        self, pipe: Any, component: str, transformer: Any, family: Family, source: GateSource | None, options: SparseOptions
+        self, kind: str, component: str, transformer: Any, family: Family, source: GateSource | None, options: SparseOptions
     ) -> None:
-        self.component, self.transformer, self.family = component, transformer, family
-        self.layers = family.layers(transformer)
-        self.forward = Forward(options)
+        self.kind, self.component, self.transformer, self.family, self.options = kind, component, transformer, family, options
+        self.layers, self.names = family.layers(transformer), family.names()
+        self.seen = Seen()
+        self.queries, self.recalls = 0, dict[str, list[Tensor]]()
         self.gates = None if source is None else Gates(source, self.layers)
         self.processors: dict[str, SparseProcessor] = {}
         for number, layer in enumerate(self.layers):
-            processor = family.processor(layer.name, _processor(layer), self.forward, dense=number in options.dense_layers)
+            dense = number in options.dense_layers
+            processor = family.processor(layer.name, _processor(layer), options, self.seen, dense=dense)
             processor.gate_owner = None if self.gates is None else self.gates.owners[number]
             self.processors[layer.name] = processor
-        places, steps, forward, config = family.places(), options.dense_steps, self.forward, transformer.config
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            family.enter(forward, config, Arguments(places, args, kwargs))
-            if steps:
-                forward.dense = _step_of(pipe.scheduler) in steps
-            if forward.dense:  # written, never read: a compiler guards on what is read
-                forward.ran_dense = True
-            else:
-                forward.ran_sparse = True
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            forward.leave()
-
-        self.hooks = (transformer.register_forward_pre_hook(before, with_kwargs=True), transformer.register_forward_hook(after))
+        # methods, which a copy of the model takes along with the part that they belong to
+        self.hooks = (
+            transformer.register_forward_pre_hook(self.before, with_kwargs=True),
+            transformer.rope.register_forward_hook(self.turned),
+        )
         self.put(self.processors)
         self.undone = False
         setattr(transformer, _PART, self)
 
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a forward pass with the facts of this call."""
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        grid, text_lengths = self.family.facts(module.config, given)
+        if grid != self.seen.grid:
+            self.options.check_tile(grid)
+            self.options.check_forced(grid)
+        steps = self.options.dense_steps
+        dense = bool(steps) and step_of(module, given.get("attention_kwargs"), kind=self.kind) in steps
+        self.seen.saw(grid, given["hidden_states"].device, dense=dense)
+        begin(Pass(grid, text_lengths, dense=dense, queries=self.queries, recalls=self.recalls))
+
+    def turned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Put the pass that has begun in the place of the rotary embedding, which all blocks receive."""
+        running = begun()
+        if running is None:
+            return output
+        running.pair = tuple(output)
+        running.rope = self.family.processor.rope_of(running.pair)
+        return running
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Layers whose processor somebody replaced since, and the class of the new one."""
+        return {
+            _name(layer): type(_processor(layer)).__name__
+            for layer in self.layers
+            if not isinstance(_processor(layer), SparseProcessor)
+        }
+
     def put(self, processors: Mapping[str, Any]) -> None:
-        """Set processors by name; the others stay."""
-        self.transformer.set_attn_processor({**self.transformer.attn_processors, **processors})
+        """Set processors by the name of the layer; the others stay."""
+        for layer in self.layers:
+            if layer.name in processors:
+                attn: Any = layer.attn
+                attn.set_processor(processors[layer.name])
 
     def take_back(self) -> None:
         """Put back the processors that were replaced, except where others were set meanwhile."""
@@ -213,14 +228,15 @@ class _Part:
 
     def report(self, grid: Triple | None) -> tuple[LayerReport, ...]:
         """Report what every layer runs over a grid."""
-        return tuple(self._layer(layer, self.forward.grid if grid is None else grid) for layer in self.layers)
+        return tuple(self._layer(layer, self.seen.grid if grid is None else grid) for layer in self.layers)
 
     def _layer(self, layer: Layer, grid: Triple | None) -> LayerReport:
-        processor, options = self.processors[layer.name], self.forward.options
-        sparsity = processor.usual_sparsity
+        processor, options = _processor(layer), self.options
+        ours = isinstance(processor, SparseProcessor)
+        sparsity = processor.usual_sparsity if ours else 0.0
         dense = sparsity == 0 and self.gates is None
-        impl, tile, selected, tiles = "", None, None, None
-        if grid is not None:
+        impl, tile, selected, tiles = "" if ours else type(processor).__name__, None, None, None
+        if grid is not None and ours:
             impl = processor.explain(layer.attn, grid).impl.name
             if not dense:
                 layout = tile_layout(grid, options.tile)
@@ -229,19 +245,14 @@ class _Part:
         return LayerReport(
             component=self.component,
             layer=_name(layer),
-            runs="dense" if sparsity == 0 else "sparse",
+            runs="replaced" if not ours else "dense" if sparsity == 0 else "sparse",
             impl=impl,
             tile=tile,
             selected=selected,
             tiles=tiles,
-            gated=self.gates is not None,
+            gated=ours and self.gates is not None,
+            sparsity=sparsity,
         )
-
-
-def _step_of(scheduler: Any) -> int:
-    """Return the number of denoise steps that a scheduler has done since it began; no tensor is read."""
-    begin = scheduler.begin_index or 0
-    return 0 if scheduler.step_index is None else scheduler.step_index - begin
 
 
 class SparseHandle:
@@ -263,18 +274,27 @@ class SparseHandle:
         if self._restored:
             raise ConfigError("handle: the pipeline was restored; call sparsify again")
 
+    def _check_processors(self) -> None:
+        self._check()
+        others = {f"{part.component}.{name}".lstrip("."): kind for part in self._parts for name, kind in part.others.items()}
+        if others:
+            layer, kind = next(iter(others.items()))
+            raise ConfigError(
+                f"handle: {len(others)} of {len(self.layers)} layers are not sparse any more: other processors were set since "
+                f"sparsify, first a {kind} in {layer}; restore() and call sparsify again"
+            )
+
     @property
     def compiled(self) -> bool:
         """Whether a transformer, or any module of one, is compiled."""
-        components: Any = getattr(self.pipe, "components", None)
-        given = components.values() if isinstance(components, Mapping) else (self.pipe,)
+        given = components_of(self.pipe).values()
         modules = (module for part in self._parts for module in part.transformer.modules())
         return any(hasattr(each, "_orig_mod") for each in given) or any(each._compiled_call_impl is not None for each in modules)
 
     @property
     def unmeasured(self) -> bool:
         """Whether any layer is sparse without trained gates, so that its effect on quality was never measured."""
-        return any(part.gates is None and part.forward.options.sparsity > 0 for part in self._parts)
+        return any(part.gates is None and part.options.sparsity > 0 for part in self._parts)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -291,19 +311,21 @@ class SparseHandle:
 
         Args:
             grid: tokens in (time, height, width); by default those of the last forward.
+
+        Raises:
+            ConfigError: the pipeline was restored.
         """
+        self._check()
         asked = None if grid is None else grid_of(grid)
-        ran = [part.forward for part in self._parts]
-        note = "restored: the pipeline is dense, call sparsify again; it was: " if self._restored else ""
-        if any(each.ran_dense for each in ran) and not any(each.ran_sparse for each in ran):
-            note += "every step so far was dense: no sparse layer has run; "
-        steps = sorted({step for part in self._parts for step in part.forward.options.dense_steps})
-        known = [part.forward.grid for part in self._parts if part.forward.grid is not None]
+        seen = [part.seen for part in self._parts]
+        nothing = any(each.ran_dense for each in seen) and not any(each.ran_sparse for each in seen)
+        steps = sorted({step for part in self._parts for step in part.options.dense_steps})
+        known = [each.grid for each in seen if each.grid is not None]
         return SparseReport(
             layers=tuple(row for part in self._parts for row in part.report(asked)),
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
-            note=note,
+            note="every step so far was dense: no sparse layer has run; " if nothing else "",
             quality=UNMEASURED if self.unmeasured else "that of the trained gates" if self._gated else "that of dense attention",
         )
 
@@ -315,20 +337,24 @@ class SparseHandle:
     def dense(self) -> Iterator[None]:
         """Run the layers by diffusers' own processors inside this context.
 
+        The whole transformer is, in every thread.
+
         Raises:
-            ConfigError: the pipeline was restored.
+            ConfigError: the pipeline was restored, or other processors were set since.
         """
-        self._check()
-        ran = [(part.forward.ran_dense, part.forward.ran_sparse) for part in self._parts]
+        self._check_processors()
+        ran = [(part.seen.ran_dense, part.seen.ran_sparse) for part in self._parts]
+        taken = [{layer.name: _processor(layer) for layer in part.layers} for part in self._parts]
         for part in self._parts:
             part.take_back()
         try:
             yield
         finally:
-            for part, before in zip(self._parts, ran, strict=True):
-                part.forward.ran_dense, part.forward.ran_sparse = before
+            for part, processors, before in zip(self._parts, taken, ran, strict=True):
+                part.seen.ran_dense, part.seen.ran_sparse = before
                 if not part.undone:
-                    part.put(part.processors)
+                    now = {layer.name: _processor(layer) for layer in part.layers}
+                    part.put({name: each for name, each in processors.items() if now[name] is each.replaced})
 
     @contextmanager
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
@@ -340,20 +366,20 @@ class SparseHandle:
             queries: of every head that it is measured with, evenly spaced.
 
         Raises:
-            ConfigError: the pipeline was restored.
+            ConfigError: the pipeline was restored, or other processors were set since.
         """
-        self._check()
+        self._check_processors()
         found: dict[str, list[Tensor]] = {}
         for part in self._parts:
-            part.forward.probe, part.forward.recalls = queries, {}
+            part.queries, part.recalls = queries, {}
         try:
             with torch.compiler.set_stance("force_eager"):
                 yield found
         finally:
             for part in self._parts:
                 names = {layer.name: _key(part, layer) for layer in part.layers}
-                found |= {names[name]: calls for name, calls in part.forward.recalls.items()}
-                part.forward.probe, part.forward.recalls = 0, {}
+                found |= {names[name]: calls for name, calls in part.recalls.items()}
+                part.queries, part.recalls = 0, {}
 
     def __enter__(self) -> SparseHandle:
         self._check()

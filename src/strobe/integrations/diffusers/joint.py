@@ -17,7 +17,7 @@ from strobe.attention.dense.api import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError
-from strobe.integrations.diffusers.forward import Rope
+from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.processors import SparseProcessor, heads_apart
 
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -35,20 +35,20 @@ class JointProcessor(SparseProcessor):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
         attention_mask: Tensor | None = None,
-        image_rotary_emb: Rope | None = None,
+        image_rotary_emb: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """Return video `[B, S, dim]` and text `[B, N, dim]`, as the processor that it replaces.
 
         Args:
-            attention_mask: not read; the forward's own arguments say how many text tokens there are.
+            attention_mask: not read; the forward pass says how many text tokens there are.
         """
+        running = self.pass_of(image_rotary_emb)
         video, text = self._operands(attn, hidden_states, encoder_hidden_states)
         q, k, v = video
-        if image_rotary_emb is not None:
-            q, k = (apply_rotary_emb(each, image_rotary_emb, sequence_dim=1) for each in (q, k))
+        q, k = (apply_rotary_emb(each, running.rope, sequence_dim=1) for each in (q, k))
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast computes norms in float32
         text = (text[0].to(v.dtype), text[1].to(v.dtype), text[2])
-        out, text_out = self._joint((q, k, v), text)
+        out, text_out = self._joint((q, k, v), text, running)
         out, text_out = out.flatten(2, 3), text_out.flatten(2, 3)
         if getattr(attn, "to_out", None) is not None:
             out = attn.to_out[1](attn.to_out[0](out))
@@ -67,16 +67,16 @@ class JointProcessor(SparseProcessor):
         text = _projected(attn, text_states, (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj))
         return _normed(video, attn.norm_q, attn.norm_k), _normed(text, attn.norm_added_q, attn.norm_added_k)
 
-    def _joint(self, video: Operands, text: Operands) -> tuple[Tensor, Tensor]:
+    def _joint(self, video: Operands, text: Operands, running: Pass) -> tuple[Tensor, Tensor]:
         """Compute both outputs, with one call for samples whose texts have the same length."""
         if self.split:
             raise ConfigError(
                 f"{self.name}: joint attention over several processes is not supported; diffusers has no plan for it either"
             )
-        dense = self.sparsity == 0
-        fine = None if dense else self.attend(*video, return_lse=True)
+        dense = self.sparsity_in(running) == 0
+        fine = None if dense else self.attend(*video, running, return_lse=True)
         outs, texts = [], []
-        for rows, length in _groups(self.forward.text_lengths, video[0].shape[0]):
+        for rows, length in _groups(running.text_lengths, video[0].shape[0]):
             q, k, v = (each[rows] for each in video)
             text_q, text_k, text_v = (each[rows, :length] for each in text)
             keys, values = torch.cat([k, text_k], dim=1), torch.cat([v, text_v], dim=1)

@@ -16,7 +16,7 @@ from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.exchange import HeadExchange
-from strobe.integrations.diffusers.forward import Forward, Rope, Triple, grid_of
+from strobe.integrations.diffusers.forward import Pass, Rope, Seen, SparseOptions, Triple, grid_of
 
 
 class SparseProcessor:
@@ -31,12 +31,13 @@ class SparseProcessor:
     Args:
         name: of the layer, as `attn_processors` spells it.
         replaced: the processor in whose place this stands.
-        forward: what the layers of a transformer share.
+        options: those of `sparsify`.
+        seen: facts of the passes so far, which `explain` takes the grid from.
         dense: the layer is dense in every step.
     """
 
-    def __init__(self, name: str, replaced: Any, forward: Forward, *, dense: bool) -> None:
-        self.name, self.replaced, self.forward, self.dense = name, replaced, forward, dense
+    def __init__(self, name: str, replaced: Any, options: SparseOptions, seen: Seen, *, dense: bool) -> None:
+        self.name, self.replaced, self.options, self.seen, self.dense = name, replaced, options, seen, dense
         self.gate_owner: Any = None  # what holds `to_gate_compress`; None without a trained gate
 
     @property
@@ -61,15 +62,31 @@ class SparseProcessor:
         parallel = self._parallel_config
         return bool(parallel is not None and parallel.context_parallel_config is not None)
 
+    @staticmethod
+    def rope_of(pair: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Convert the rotary embedding of a forward pass, once for all layers, to what they take."""
+        return pair
+
     @property
     def usual_sparsity(self) -> float:
         """Share of the key tiles that are skipped in the steps that are not dense as a whole."""
-        return 0.0 if self.dense else self.forward.options.sparsity
+        return 0.0 if self.dense else self.options.sparsity
 
-    @property
-    def sparsity(self) -> float:
-        """Share of the key tiles that are skipped in this step."""
-        return 0.0 if self.forward.dense else self.usual_sparsity
+    def sparsity_in(self, running: Pass) -> float:
+        """Share of the key tiles that are skipped in a forward pass."""
+        return 0.0 if running.dense else self.usual_sparsity
+
+    def pass_of(self, rotary_emb: Any) -> Pass:
+        """Return the forward pass that an argument of the layer holds.
+
+        Raises:
+            ConfigError: the layer is called outside of its transformer's forward.
+        """
+        if not isinstance(rotary_emb, Pass):
+            raise ConfigError(
+                f"{self.name}: no grid of tokens is known; call the transformer, or the pipeline, not a layer of it"
+            )
+        return rotary_emb
 
     def check_arguments(self, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None) -> None:
         """Refuse arguments that sparse self-attention does not support.
@@ -104,24 +121,21 @@ class SparseProcessor:
             )
         return heads_apart(layer(hidden_states), heads)
 
-    def grid(self) -> Triple:
-        """Return the token grid of the video in time, height and width.
-
-        Raises:
-            ConfigError: the layer is called outside of its transformer's forward.
-        """
-        if self.forward.grid is None:
-            raise ConfigError(
-                f"{self.name}: no grid of tokens is known; call the transformer, or the pipeline, not a layer of it"
-            )
-        return self.forward.grid
-
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, gate: Tensor | None = None, rope: Rope | None = None, return_lse: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        running: Pass,
+        *,
+        gate: Tensor | None = None,
+        rope: Rope | None = None,
+        return_lse: bool = False,
     ) -> AttentionOutput:
         """Attend among a video's tokens, `[B, S, H, D]`, across the processes of context parallelism too.
 
         Args:
+            running: the forward pass.
             gate: weight of the coarse output.
             rope: (cos, sin), each `[S, D / 2]`, of the tokens of this process; rotates pairs of channels.
         """
@@ -129,11 +143,11 @@ class SparseProcessor:
             q, k = q.to(v.dtype), k.to(v.dtype)
         exchange = None
         if self.split:
-            t, h, w = self.grid()
+            t, h, w = running.grid
             exchange = HeadExchange(
                 self._parallel_config.context_parallel_config._flattened_mesh.get_group(), t * h * w, q.shape[2]
             )
-        sparsity = self.sparsity
+        sparsity = self.sparsity_in(running)
         dense = sparsity == 0 and gate is None
         if rope is not None and (dense or exchange is not None):
             (q, k), rope = rotate(q, k, rope), None
@@ -143,29 +157,29 @@ class SparseProcessor:
         if dense:
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            found = self._sparse(q, k, v, sparsity, gate, rope, return_lse)
+            found = self._sparse(q, k, v, running, gate, rope, return_lse)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
     def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, sparsity: float, gate: Tensor | None, rope: Rope | None, return_lse: bool
+        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
     ) -> AttentionOutput:
-        forward = self.forward
+        options = self.options
         found = video_sparse_attention(
             q,
             k,
             v,
-            grid=self.grid(),
-            tile=forward.options.tile,
-            sparsity=sparsity,
+            grid=running.grid,
+            tile=options.tile,
+            sparsity=self.sparsity_in(running),
             gate=gate,
             rope=rope,
-            forced=forward.options.forced,
-            impl=forward.options.impl,
+            forced=options.forced,
+            impl=options.impl,
             return_lse=return_lse,
-            probe=forward.probe,
+            probe=running.queries,
         )
         if found.recall is not None:
-            forward.recalls.setdefault(self.name, []).append(found.recall)
+            running.recalls.setdefault(self.name, []).append(found.recall)
         return AttentionOutput(out=found.out, lse=found.lse)
 
     def explain(self, attn: nn.Module, grid: Triple | None = None) -> Choice[Any]:
@@ -175,16 +189,18 @@ class SparseProcessor:
             attn: the attention module whose processor this is.
             grid: tokens in time, height and width; by default those of the last forward.
         """
-        grid = self.grid() if grid is None else grid_of(grid)
+        grid = self.seen.grid if grid is None else grid_of(grid)
+        if grid is None:
+            raise ConfigError(f"{self.name}: no grid of tokens is known; give grid=(T, H, W), or run the pipeline first")
+        options = self.options
         if self.usual_sparsity > 0:
-            self.forward.check_forced(grid)
+            options.check_forced(grid)
         with FakeTensorMode():
             q = torch.empty(
-                (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.forward.device or "cpu"
+                (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.seen.device or "cpu"
             )
         if self.usual_sparsity == 0 and self.gate_owner is None:
             return explain_dense(q, q, q)
-        options = self.forward.options
         return explain_video(
             q,
             q,
@@ -224,24 +240,33 @@ def dtype_of(attn: nn.Module) -> torch.dtype:
 class WanProcessor(SparseProcessor):
     """Self-attention of Wan: one projection or three, RMS norms over all heads, rope by pairs of channels."""
 
+    @staticmethod
+    def rope_of(pair: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Convert rotations `[1, S, 1, D]`, every angle twice, to (cos, sin), each `[S, D / 2]`.
+
+        Under a compiler they are views, so that no compiled layer copies them in a kernel of its own.
+        """
+        cos, sin = pair[0][0, :, 0, 0::2], pair[1][0, :, 0, 1::2]
+        return (cos, sin) if torch.compiler.is_compiling() else (cos.contiguous(), sin.contiguous())
+
     def __call__(
         self,
         attn: Any,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        rotary_emb: Rope | None = None,
+        rotary_emb: Any = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
         self.check_arguments(encoder_hidden_states, attention_mask)
+        running = self.pass_of(rotary_emb)
         if attn.fused_projections:
             q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
             q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
         heads = attn.heads
         q, k, v = heads_apart(attn.norm_q(q), heads), heads_apart(attn.norm_k(k), heads), heads_apart(v, heads)
-        rope = None if rotary_emb is None else self.forward.tables(rotary_emb)
-        out = self.attend(q, k, v, gate=self.gate(hidden_states, heads), rope=rope).out
+        out = self.attend(q, k, v, running, gate=self.gate(hidden_states, heads), rope=running.rope).out
         found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
         return found
 
@@ -255,7 +280,7 @@ class LTX2Processor(SparseProcessor):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        query_rotary_emb: Rope | None = None,
+        query_rotary_emb: Any = None,
         key_rotary_emb: Rope | None = None,
         perturbation_mask: Tensor | None = None,
         all_perturbed: bool | Tensor | None = None,
@@ -269,13 +294,12 @@ class LTX2Processor(SparseProcessor):
         if all_perturbed:  # the values are the result
             out = heads_apart(value, heads)
         else:
+            running = self.pass_of(query_rotary_emb)
             q, k = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(hidden_states))
-            if query_rotary_emb is not None:
-                turn = apply_interleaved_rotary_emb if attn.rope_type == "interleaved" else apply_split_rotary_emb
-                q = turn(q, query_rotary_emb)
-                k = turn(k, query_rotary_emb if key_rotary_emb is None else key_rotary_emb)
+            turn = apply_interleaved_rotary_emb if attn.rope_type == "interleaved" else apply_split_rotary_emb
+            q, k = turn(q, running.rope), turn(k, running.rope if key_rotary_emb is None else key_rotary_emb)
             q, k, v = heads_apart(q, heads), heads_apart(k, heads), heads_apart(value, heads)
-            out = self.attend(q, k, v, gate=self.gate(hidden_states, heads)).out
+            out = self.attend(q, k, v, running, gate=self.gate(hidden_states, heads)).out
             if perturbation_mask is not None:
                 out = torch.lerp(v, out, perturbation_mask.unsqueeze(-1))
         if attn.to_gate_logits is not None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from strobe.core.notebook import html_table
+
+_WORTH_SAYING: Final = 0.01
+"""As tiles are whole, fewer keys are skipped than was asked; a report says it from this share on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,12 +18,13 @@ class LayerReport:
     Args:
         component: name of the transformer in its pipeline; empty without a pipeline.
         layer: name of its attention module.
-        runs: `sparse` or `dense`, in the steps that are not dense as a whole.
-        impl: of the fine stage, or of dense attention; empty while no grid is known.
+        runs: `sparse` or `dense`, in the steps that are not dense as a whole; `replaced` where another processor was set since.
+        impl: of the fine stage, or of dense attention; empty while no grid is known; the class of a processor set since.
         tile: tokens of a tile in (time, height, width); None for a dense layer, or while no grid is known.
         selected: key tiles that every query tile sees; None likewise.
         tiles: key tiles that there are; None likewise.
         gated: the coarse output is added, weighed by a trained gate.
+        sparsity: share of the key tiles that was asked to be skipped; 0 for a dense layer.
     """
 
     component: str
@@ -30,10 +35,11 @@ class LayerReport:
     selected: int | None
     tiles: int | None
     gated: bool
+    sparsity: float
 
     @property
     def share(self) -> float | None:
-        """Share of the key tiles that a query tile sees; 1 for a dense layer, None while no grid is known."""
+        """Share of the key tiles that a query tile sees; 1 for a dense layer, None while it is not known."""
         if self.runs == "dense":
             return 1.0
         return None if self.selected is None or not self.tiles else self.selected / self.tiles
@@ -48,7 +54,7 @@ class SparseReport:
         grid: tokens in time, height and width; None before the first forward.
         dense_steps: denoise steps, counted from 0, in which every layer is dense.
         quality: what is known of it.
-        note: that the pipeline was restored, or that no step was sparse so far; empty if neither.
+        note: that no step was sparse so far; empty if one was.
     """
 
     layers: tuple[LayerReport, ...]
@@ -81,16 +87,26 @@ class SparseReport:
             first, last = rows[0], rows[-1]
             name = first.layer if len(rows) == 1 else f"{first.layer} to {last.layer}"
             where = f"{first.component}: {name}" if first.component else name
+            if first.runs == "replaced":
+                lines.append(f"  {where} ({len(rows)}): not strobe's any more: a {first.impl} was set since sparsify")
+                continue
             seen = "every key" if first.runs == "dense" else "unknown share of the key tiles"
             if first.share is not None and first.tile is not None:
                 tile = "x".join(map(str, first.tile))
                 seen = f"{first.selected} of {first.tiles} key tiles of {tile} ({first.share:.1%})"
-            gate = ", trained gate" if first.gated else ""
-            lines.append(f"  {where} ({len(rows)}): {first.runs}{', ' + first.impl if first.impl else ''}, {seen}{gate}")
+            runs = f"{first.runs}, {first.impl}" if first.impl else first.runs
+            lines.append(f"  {where} ({len(rows)}): {runs}, {seen}{', trained gate' if first.gated else ''}{_less(first)}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.note}Layers; quality: {self.quality}", self.rows())
+
+
+def _less(row: LayerReport) -> str:
+    """Say that a grid of few tiles allows less sparsity than was asked for."""
+    if row.runs != "sparse" or row.share is None or row.sparsity - (1 - row.share) < _WORTH_SAYING:
+        return ""
+    return f"; asked to skip {row.sparsity:.0%}, skips {1 - row.share:.0%}: the grid has {row.tiles} tiles"
 
 
 def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
@@ -105,4 +121,4 @@ def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
 
 
 def _facts(each: LayerReport) -> tuple[object, ...]:
-    return (each.component, each.runs, each.impl, each.tile, each.selected, each.tiles, each.gated)
+    return (each.component, each.runs, each.impl, each.tile, each.selected, each.tiles, each.gated, each.sparsity)

@@ -1,0 +1,71 @@
+"""The denoise step of a call of a transformer: told by the caller, or counted by the scheduler of the pipeline that calls."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import nn
+
+from strobe.core.errors import ConfigError
+from strobe.integrations.diffusers.find import bare
+
+KEY: Final = "denoise_step"
+"""What a caller tells the step by, in `attention_kwargs`."""
+
+
+def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
+    """Return the denoise step of a call, counted from 0. No tensor is read.
+
+    A step of a scheduler of order 2, such as Heun's, has two evaluations. Steps before the one that a pipeline begins with, as
+    video to video does, do not count.
+
+    Args:
+        transformer: what is called.
+        attention_kwargs: the argument of its forward.
+        kind: name of the class of pipelines, beside those of diffusers, whose scheduler counts.
+
+    Raises:
+        ConfigError: nobody tells the step.
+    """
+    told = (attention_kwargs or {}).get(KEY)
+    if type(told) is int and told >= 0:
+        return told
+    scheduler = _scheduler_of_caller(transformer, kind) if told is None else told
+    if scheduler is None:
+        raise ConfigError(
+            "dense_steps: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
+            f"attention_kwargs={{{KEY!r}: 0}}, with the number of the step or the scheduler that counts them"
+        )
+    if not hasattr(scheduler, "step_index"):
+        raise ConfigError(
+            f"dense_steps: got {scheduler!r:.60}, expected the number of the step, from 0, or a scheduler with a step_index, in "
+            f"attention_kwargs={{{KEY!r}: ...}}"
+        )
+    if scheduler.step_index is None:
+        return 0
+    count: int = (scheduler.step_index - (scheduler.begin_index or 0)) // scheduler.order
+    return count
+
+
+@torch.compiler.disable(reason="dense_steps: the pipeline that calls is looked for; tell the step in attention_kwargs instead")  # type: ignore[untyped-decorator]
+def _scheduler_of_caller(transformer: nn.Module, kind: str) -> Any:
+    """Return the scheduler of the pipeline whose call is running in this thread, the innermost that holds the transformer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, DiffusionPipeline) or name_of(caller) == kind:
+                held = getattr(caller, "__dict__", {})
+                if any(bare(each) is transformer for each in held.values()):
+                    return held.get("scheduler")
+        frame = frame.f_back
+    return None
+
+
+def name_of(pipe: Any) -> str:
+    """Return the full name of an object's class."""
+    return f"{type(pipe).__module__}.{type(pipe).__qualname__}"

@@ -1,0 +1,299 @@
+"""Facts of a call live in the call: two at once, two in one loss, computed again in backward, with a scheduler of its own."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanVideoToVideoPipeline,
+)
+from PIL import Image
+from torch import Tensor
+
+from strobe.core.errors import ConfigError
+from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers.fastwan import FastWanPipeline
+from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+
+STEP = "denoise_step"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        yield
+    torch._dynamo.reset()
+
+
+def sized(case: Case, frames: int, height: int, width: int, **more: Any) -> dict[str, Any]:
+    """Arguments of a case with latents of another size."""
+    latents = torch.randn(1, 4, frames, height, width, generator=torch.Generator().manual_seed(3))
+    return case.arguments | {"hidden_states": latents} | more
+
+
+def wide_and_tall() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    """As many tokens and tiles both ways, as 480 x 832 beside 832 x 480."""
+    case = wan(1, layers=2)
+    return case, sized(case, 4, 12, 20), sized(case, 4, 20, 12)
+
+
+def two_sizes() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = wan(1, layers=2)
+    return case, sized(case, 4, 12, 20), sized(case, 4, 12, 12)
+
+
+def two_grids() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = ltx2(batch=1)
+    return case, case.arguments, case.arguments | {"height": 7, "width": 6}
+
+
+def two_prompts() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = hunyuan(6, layers=1)
+    return case, case.arguments, hunyuan(2, layers=1).arguments
+
+
+def two_prompts_15() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = hunyuan15(6)
+    return case, case.arguments, hunyuan15(2).arguments
+
+
+def a_dense_step_beside() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = wan(1, layers=2)
+    return case, *(case.arguments | {"attention_kwargs": {STEP: step}} for step in (0, 1))
+
+
+BOTH: dict[str, Callable[[], tuple[Case, dict[str, Any], dict[str, Any]]]] = {
+    "wide and tall": wide_and_tall,
+    "two sizes": two_sizes,
+    "ltx-2, two grids": two_grids,
+    "hunyuan, two prompts": two_prompts,
+    "hunyuan 1.5, two prompts": two_prompts_15,
+    "a dense step": a_dense_step_beside,
+}
+
+
+@pytest.mark.parametrize("place", ["rope", "its last layer"])
+@pytest.mark.parametrize("name", BOTH)
+def test_a_call_in_another_thread_changes_nothing(name: str, place: str) -> None:
+    """The first call stands still before its rotary embedding, or in its last layer, until a second one is done."""
+    case, first, second = BOTH[name]()
+    with sparsify(case.model, sparsity=0.7, tile=(4, 3, 3), dense_steps=1 if name == "a dense step" else 0) as handle:
+        wanted = case.run(**first), case.run(**second)
+        beside: list[Tensor] = []
+
+        def meanwhile(*_: Any) -> None:
+            if threading.current_thread() is threading.main_thread():
+                thread = threading.Thread(target=lambda: beside.append(case.run(**second)))
+                thread.start()
+                thread.join()
+
+        module = case.model.rope if place == "rope" else list(handle.layers.values())[-1]
+        with module.register_forward_pre_hook(meanwhile):
+            found = case.run(**first)
+    assert torch.equal(found, wanted[0]) and torch.equal(beside[0], wanted[1])
+
+
+def gradients(name: str, how: str, **options: Any) -> dict[str, Tensor]:
+    """Gradients of one loss over both calls, in float64."""
+    case, *both = BOTH[name]()
+    model = case.model.double().requires_grad_(True).train()
+    if how == "reentrant":
+        model.enable_gradient_checkpointing(
+            lambda block, *args: torch.utils.checkpoint.checkpoint(block, *args, use_reentrant=True)
+        )
+    elif how != "kept":
+        model.enable_gradient_checkpointing()
+    wide = [{k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in each.items()} for each in both]
+    with sparsify(model, sparsity=0.5, tile=(4, 3, 3), **options):
+        if how == "compiled":
+            model.compile_repeated_blocks(fullgraph=True, backend="eager")
+        loss = sum(model(**each, return_dict=False)[0].square().mean() for each in wide)
+        if how == "another thread":
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
+        return {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
+
+
+LOSSES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "wide and tall": ("wide and tall", {}, ["reentrant", "not reentrant", "another thread"]),
+    "gates": ("wide and tall", {"gates": gates(2)}, ["reentrant", "not reentrant", "compiled"]),
+    "two sizes": ("two sizes", {}, ["reentrant", "not reentrant"]),
+    "ltx-2, two grids": ("ltx-2, two grids", {}, ["not reentrant"]),
+    "hunyuan, two prompts": ("hunyuan, two prompts", {}, ["reentrant", "not reentrant"]),
+    "a dense step": ("a dense step", {"dense_steps": 1}, ["reentrant", "not reentrant"]),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_checkpointing_two_calls_of_one_loss(loss: str) -> None:
+    name, options, ways = LOSSES[loss]
+    kept = gradients(name, "kept", **options)
+    largest = max(each.norm() for each in kept.values())
+    for way in ways:
+        found = gradients(name, way, **options)
+        assert found.keys() == kept.keys()
+        for key, wanted in kept.items():
+            assert (found[key] - wanted).norm() <= 1e-13 * largest, (way, key)
+
+
+# Dense steps.
+
+
+def clip(pipe: Any, steps: int = 4, **changes: Any) -> Tensor:
+    text = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(5))
+    given = {"prompt_embeds": text, "guidance_scale": 1.0, "height": 96, "width": 112, "output_type": "latent"}
+    given |= {"num_inference_steps": steps, "generator": torch.Generator().manual_seed(6)}
+    found: Tensor = pipe(
+        **given | ({} if isinstance(pipe, WanVideoToVideoPipeline) else {"num_frames": 17}) | changes, return_dict=False
+    )[0]
+    return found
+
+
+@pytest.fixture
+def seen() -> list[bool]:
+    """Whether each call of a watched transformer is dense."""
+    return []
+
+
+def watched(pipe: Any, seen: list[bool]) -> Any:
+    pipe.transformer.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[3].dense))
+    return pipe
+
+
+def another(pipe: Any, scheduler: Any, kind: type = WanPipeline) -> Any:
+    """A second pipeline over the same transformer."""
+    made = kind(tokenizer=None, text_encoder=None, vae=pipe.vae, scheduler=scheduler, transformer=pipe.transformer)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def copied(pipe: Any) -> Any:
+    made = copy.copy(pipe)
+    made.scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return made
+
+
+def to_video(pipe: Any) -> Any:
+    return another(
+        pipe, UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True), WanVideoToVideoPipeline
+    )
+
+
+PIPELINES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], int, list[bool]]] = {
+    "the same": (lambda pipe: pipe, {}, 2, [True, True, False, False]),
+    "a copy with its own scheduler": (copied, {}, 2, [True, True, False, False]),
+    "a second pipeline": (lambda pipe: another(pipe, FlowMatchEulerDiscreteScheduler()), {}, 2, [True, True, False, False]),
+    "FastWan": (FastWanPipeline.of, {"num_inference_steps": None}, 2, [True, True, False]),
+    "Heun, two evaluations a step": (lambda p: another(p, FlowMatchHeunDiscreteScheduler()), {}, 2, [True] * 4 + [False] * 3),
+    "video to video": (to_video, {"video": [Image.new("RGB", (112, 96))] * 17, "strength": 0.5}, 1, [True, False]),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_scheduler_of_the_calling_pipeline_counts(name: str, seen: list[bool]) -> None:
+    make, changes, dense, wanted = PIPELINES[name]
+    pipe = watched(wan_pipeline(), seen)
+    other = make(pipe)
+    with sparsify(pipe, sparsity=0.5, dense_steps=dense) as handle:
+        clip(pipe, 3)
+        seen.clear()
+        for _ in range(2):
+            clip(other, **changes)
+        assert seen == wanted * 2
+        assert f"dense in steps {', '.join(map(str, range(dense)))}" in str(handle.report())
+
+
+def test_two_pipelines_in_two_threads_count_alone() -> None:
+    pipe = wan_pipeline()
+    other = copied(pipe)
+    with sparsify(pipe, sparsity=0.5, dense_steps=1):
+        wanted, wanted_beside = clip(pipe, 2), clip(other, 3)
+        beside: list[Tensor] = []
+        thread = threading.Thread(target=lambda: beside.append(clip(other, 3)))
+        thread.start()
+        found = clip(pipe, 2)
+        thread.join()
+    assert torch.equal(found, wanted) and torch.equal(beside[0], wanted_beside)
+
+
+class Own:
+    """A pipeline that diffusers knows nothing of."""
+
+    def __init__(self, transformer: Any, scheduler: Any) -> None:
+        self.transformer, self.scheduler = transformer, scheduler
+
+    def sample(self, case: Case, told: dict[str, Any] | None = None) -> None:
+        self.scheduler.set_timesteps(3)
+        latents = case.arguments["hidden_states"]
+        for timestep in self.scheduler.timesteps:
+            flow = case.run(hidden_states=latents, timestep=timestep.expand(1), attention_kwargs=told)
+            latents = self.scheduler.step(flow, timestep, latents, return_dict=False)[0]
+
+
+def test_a_loop_of_ones_own_tells_the_step_or_is_refused(seen: list[bool]) -> None:
+    case, scheduler = wan(1, layers=1), FlowMatchEulerDiscreteScheduler()
+    own = watched(Own(case.model, scheduler), seen)
+    with sparsify(case.model, sparsity=0.5, dense_steps=[1]):
+        with pytest.raises(
+            ConfigError, match=r"no pipeline .* is calling it, so the step is not known; tell it: attention_kwargs"
+        ):
+            own.sample(case)
+        own.sample(case, {STEP: scheduler})
+        for step in range(3):
+            case.run(attention_kwargs={STEP: step})
+        assert seen == [False, True, False] * 2
+        for wrong in (-1, True, 1.0, "first", torch.ones(1)):
+            with pytest.raises(ConfigError, match="dense_steps: got .*, expected the number of the step, from 0, or a scheduler"):
+                case.run(attention_kwargs={STEP: wrong})
+    seen.clear()
+    with sparsify(own, sparsity=0.5, dense_steps=[1]):  # the class of what was made sparse is known to be a pipeline
+        own.sample(case)
+        assert seen == [False, True, False]
+
+
+def test_a_transformer_that_a_pipeline_does_not_hold_is_not_counted_by_it() -> None:
+    """A callback of another pipeline calls it."""
+    case, pipe = wan(1, layers=1), wan_pipeline()
+
+    def callback(*_: Any) -> dict[str, Any]:
+        case.run()
+        return {}
+
+    with (
+        sparsify(case.model, sparsity=0.5, dense_steps=1),
+        pytest.raises(ConfigError, match="no pipeline of diffusers that holds"),
+    ):
+        clip(pipe, 1, callback_on_step_end=callback)
+
+
+def test_dense_steps_of_a_model_compiled_as_a_whole() -> None:
+    """In a pipeline its graph breaks where the step is asked for; told the step it is one graph."""
+    pipe, case = wan_pipeline(), wan(1, layers=1)
+    pipe.transformer = case.model
+    with sparsify(pipe, sparsity=0.5, dense_steps=1):
+        wanted = clip(pipe, 2)
+        both = [case.run(attention_kwargs={STEP: step}) for step in range(2)]
+        assert (both[0] - both[1]).abs().max() > 1e-3
+        whole = torch.compile(case.model, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            found = [whole(**case.arguments, attention_kwargs={STEP: step}).sample for step in range(2)]
+            with pytest.raises(torch._dynamo.exc.Unsupported, match="tell the step in attention_kwargs"):
+                whole(**case.arguments)
+        assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, both, strict=True))
+        pipe.transformer = torch.compile(case.model, backend="eager")
+        assert (clip(pipe, 2) - wanted).abs().max() <= 1e-5
