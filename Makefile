@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
+.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full lint type bench docs pictures lock clean
 
 setup: $(READY)
 
@@ -50,10 +50,16 @@ serve: setup
 	$(BIN)/strobe serve
 
 # A CPU build of torch brings no Triton; the kernels' tests run in its interpreter. Tests start hundreds of processes, each of which
-# would compile the package again where the environment forbids Python to keep its bytecode.
+# would compile the package again where the environment forbids Python to keep its bytecode. The first of two tiers: see `test-all`.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# The first tier and then what it leaves out, Ray among it; `make test test-all` runs each test once. tests/support/tiers.py says
+# which tests those are.
+test-all: test
+	$(PYTEST) --tier rest
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup

@@ -48,4 +48,4 @@ def test_the_browser_is_installed_where_it_can_be(tmp_path: Path) -> None:
 
 def test_continuous_integration_runs_it_before_the_tests() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert lines.index("bash .ci/chromium") < lines.index("make test")
+    assert lines.index("bash .ci/chromium") < lines.index("make test test-all")
