@@ -78,14 +78,14 @@ class Omni:
             return [each.to_ndarray(format="rgb24") for each in container.decode(video=0)]
 
 
-def test_a_client_of_vllm_omni_gets_its_frames(running: Running, run: Run) -> None:
+def test_a_client_of_vllm_omni_gets_its_frames(bundled: Running, run: Run) -> None:
     async def stream() -> Omni:
-        async with connect(f"{running.ws}/v1/realtime/video", max_size=None) as socket:
+        async with connect(f"{bundled.ws}/v1/realtime/video", max_size=None) as socket:
             client = Omni(socket)
             sampler = {"width": 640, "height": 384, "fps": 16, "guidance_scale": 1.0, "num_inference_steps": 4}
             await client.start(model="shapes", prompt=CIRCLE, num_frames=15, seed=42, **sampler)
             await client.until("session.done")
-            await until_left(running)
+            await until_left(bundled)
             return client
 
     client = run(stream())
@@ -203,9 +203,9 @@ class Sglang:
 
 
 @pytest.mark.parametrize(("kind", "most"), [("raw", 0.0), ("jpeg", 40.0), ("webp", 60.0)])
-def test_a_client_of_sglang_gets_its_frames(running: Running, run: Run, kind: str, most: float) -> None:
+def test_a_client_of_sglang_gets_its_frames(bundled: Running, run: Run, kind: str, most: float) -> None:
     async def stream() -> tuple[Sglang, str]:
-        async with connect(f"{running.ws}/v1/realtime_video/generate", max_size=None) as socket:
+        async with connect(f"{bundled.ws}/v1/realtime_video/generate", max_size=None) as socket:
             client = Sglang(socket)
             await client.send(type="nonsense")
             assert "invalid generate request" in (await client.until("error"))["content"]
@@ -215,7 +215,7 @@ def test_a_client_of_sglang_gets_its_frames(running: Running, run: Run, kind: st
             await client.until("chunk_stats")
             with pytest.raises(ConnectionClosed):
                 await client.until("anything")
-            await until_left(running)
+            await until_left(bundled)
             return client, socket.close_reason or ""
 
     client, reason = run(stream())
@@ -226,9 +226,9 @@ def test_a_client_of_sglang_gets_its_frames(running: Running, run: Run, kind: st
     assert all(each["encoding"] == kind for each in client.headers)
 
 
-def test_a_client_of_sglang_steers(running: Running, run: Run) -> None:
+def test_a_client_of_sglang_steers(bundled: Running, run: Run) -> None:
     async def stream() -> Sglang:
-        async with connect(f"{running.ws}/v1/realtime_video/generate", max_size=None) as socket:
+        async with connect(f"{bundled.ws}/v1/realtime_video/generate", max_size=None) as socket:
             client = Sglang(socket)
             green = np.full((64, 64, 3), (0, 200, 0), np.uint8)
             picture, _ = new_encoder("jpeg", 64, 64, 16).encode(green)

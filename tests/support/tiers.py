@@ -6,8 +6,8 @@ The first tier is what a person runs before each commit. A test leaves it by its
     @pytest.mark.few(2)          its first two cases are in the first tier, the others in the rest
     @pytest.mark.few("a", "b")   the cases with these ids are in the first tier
 
-A test that needs a GPU is always in the first tier, and is no case of `few`. What Hypothesis draws is in both, with fewer examples
-in the first. A test that is named by its own id (`pytest tests/x.py::test_y`) runs in every tier.
+A test that needs a GPU is always in the first tier, and is no case of `few`. What Hypothesis draws is in both, in the first with
+fewer examples. A test that is named by its own id (`pytest tests/x.py::test_y`) runs in every tier.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A model small enough to stream many frame blocks in a second. Random weights: values mean nothing, equality does.
 
-`TINY` is it as a family: where a test adds it to `strobe.engine.load.OURS`, `--model tiny` takes it, with every word of the bundled
-model's prompts.
+`TINY` is its family: where a test adds it to `strobe.engine.load.OURS`, `--model tiny` takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,14 +45,20 @@ def tiny_model(words: Sequence[str] = ("red", "green", "blue", "circle", "square
     return Model(name="tiny", weights_hash="0" * 64, dit=dit, text=text, vae=vae, defaults=DEFAULTS)
 
 
+def well_read_model() -> Model:
+    """The tiny model with every word of the bundled model's prompts, and frames of so many tokens that sparse presets take them."""
+    model = tiny_model(VOCABULARY, 24)
+    return replace(model, defaults=replace(model.defaults, frame_size=(64, 128)))
+
+
 def _load(name: str, given: Weights) -> Model:
     assert given == Weights()
-    return tiny_model(VOCABULARY, 24)
+    return well_read_model()
 
 
 def _parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
     assert frame_size is None
-    return _load(name, Weights()).parts
+    return well_read_model().parts
 
 
 def _no_folder(folder: Path) -> bool:
