@@ -207,6 +207,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.rest
 def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> None:
     environment = {"PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
@@ -228,6 +229,7 @@ def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> No
     assert "turbo" in run(script, "presets", "show")
 
 
+@pytest.mark.rest
 def test_an_extra_that_is_not_installed_is_named(installed: Path, tmp_path: Path) -> None:
     for arguments, extra in ((["serve"], "serve"), (["profile", "dit", "--model", "wan-1.3b"], "diffusers")):
         done = subprocess.run([str(installed / "bin" / "strobe"), *arguments], cwd=tmp_path, env={"PATH": ""},

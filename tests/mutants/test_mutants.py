@@ -88,6 +88,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return Project(root=tmp_path, name="toy", results=tmp_path / "results.jsonl")
 
 
+@pytest.mark.rest
 def test_survivors_are_found_and_counted(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--number", "3", "--packages", "room"], project)
     first = project.entries()
@@ -127,6 +128,7 @@ def test_the_page_of_the_docs_is_of_the_results() -> None:
     assert docs.read_text(encoding="utf-8") == page(read(ROOT / "tests" / "mutants" / "results.jsonl").values(), PACKAGES)
 
 
+@pytest.mark.rest
 def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
     """They run no other line of its module."""
     (project.root / "src/toy/room/sizes.py").write_text("MOST = 3\n\n\ndef twice(x):\n    return 2 * x\n")
@@ -137,6 +139,7 @@ def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
     assert (found["before"], found["outcome"], found["test"]) == ("3", "killed", "tests/room/test_sizes.py::test_most")
 
 
+@pytest.mark.rest
 def test_what_fails_without_a_mutant_is_left_out(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "\n\ndef test_wrong():\n    clamp(2)\n    assert False\n"
     (project.root / "tests/room/test_clamp.py").write_text(TESTS + wrong)
@@ -160,6 +163,7 @@ def test_a_copy_has_every_package(tmp_path: Path) -> None:
     assert found == {"src/toy/runs/run.py", "src/toy/build/page.py"}
 
 
+@pytest.mark.rest
 def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "--packages", "room"], project)
     (kept,) = (project.root / "build/mutants/room").iterdir()
@@ -177,6 +181,7 @@ def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys
     assert "6 of 9 mutants killed" in said
 
 
+@pytest.mark.rest
 def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     (project.root / "src/toy/room/clamp.py").write_text("def count(x):\n    while x > 0:\n        x -= 1\n    return x\n")
     (project.root / "tests/room/test_clamp.py").write_text(
@@ -189,6 +194,7 @@ def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPa
     assert outcomes["x += 1"] == outcomes["pass"] == "hung" and outcomes["return None"] == "killed", outcomes
 
 
+@pytest.mark.rest
 def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("1/2", "2/2"):
         main(["run", "--packages", "room", "--shard", part, "--out", str(tmp_path / part[0])], project)
@@ -202,6 +208,7 @@ def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Pat
     assert len(project.entries()) == 9
 
 
+@pytest.mark.rest
 def test_nothing_begins_after_the_given_time(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "--packages", "room"], project)
     main(["run", "--packages", "room", "--seconds", "0"], project)

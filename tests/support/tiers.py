@@ -68,3 +68,15 @@ def _places(items: Sequence[pytest.Item], *, whole: bool) -> Iterator[tuple[pyte
 def _is_drawn(item: pytest.Item) -> bool:
     """Return whether Hypothesis draws the examples of a test."""
     return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+
+
+def rest_while_gated(operator: str, impl: str) -> pytest.MarkDecorator:
+    """Return the marker of a comparison in Triton's interpreter: in the rest while the kernels are those whose gate a GPU passed,
+    in the first tier as soon as their sources change."""
+    from strobe.attention.dense.eight import api as eight
+    from strobe.attention.impls import GATES
+    from strobe.attention.sparse import impls as sparse
+
+    (found,) = (each for each in (*eight.IMPLS, *sparse.IMPLS) if (each.operator, each.name) == (operator, impl))
+    gated = any((gate.operator, gate.impl, gate.kernel) == (operator, impl, found.kernel) for gate in GATES)
+    return pytest.mark.rest if gated else pytest.mark.few(1)

@@ -46,7 +46,7 @@ def tiny_model(words: Sequence[str] = ("red", "green", "blue", "circle", "square
 
 
 def well_read_model() -> Model:
-    """The tiny model with every word of the bundled model's prompts, and frames of so many tokens that sparse presets take them."""
+    """The tiny model with every word of the bundled model's prompts, and frames large enough for sparse presets."""
     model = tiny_model(VOCABULARY, 24)
     return replace(model, defaults=replace(model.defaults, frame_size=(64, 128)))
 

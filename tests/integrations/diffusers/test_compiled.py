@@ -65,6 +65,7 @@ def stock_graphs(case: Case, **options: Any) -> int:
     return found
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
     """Older compilers compile whatever is read into the graph: a name would give every layer a graph of its own."""
@@ -81,6 +82,7 @@ def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
             processor.name = own
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
     case = FAMILIES[name]()
@@ -98,6 +100,7 @@ def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
             assert counter.frame_count == stock, "nothing is compiled again"
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_dense_layers_are_one_graph_more(name: str) -> None:
     case, counter = FAMILIES[name](), counter_of()
@@ -109,6 +112,7 @@ def test_dense_layers_are_one_graph_more(name: str) -> None:
         assert counter.frame_count == stock + 1
 
 
+@pytest.mark.few("wan-False")
 @pytest.mark.parametrize(("name", "dynamic"), [*((name, None) for name in FAMILIES), ("wan", False)])
 def test_two_sparsities_over_the_same_weights(name: str, dynamic: bool | None) -> None:
     """The second is compiled once more for each kind of block, whatever its number of layers; taking turns compiles nothing."""
