@@ -59,6 +59,7 @@ test: setup
 # The first tier and then what it leaves out, Ray among it; `make test test-all` runs each test once. tests/support/tiers.py says
 # which tests those are.
 test-all: test
+	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
 	$(PYTEST) --tier rest
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
@@ -132,6 +133,7 @@ lock:
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
 	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra ray --constraint requirements/dev.lock -o requirements/ray.lock
 	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
 
 clean:

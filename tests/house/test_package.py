@@ -68,17 +68,21 @@ def test_a_lock_is_names_versions_and_hashes(path: Path) -> None:
 
 
 def test_the_locks_satisfy_what_the_project_asks_for() -> None:
-    runtime, serve, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "serve", "dev"))
+    names = ("runtime", "serve", "dev", "ray")
+    runtime, serve, dev, ray = (locked(ROOT / "requirements" / f"{name}.lock") for name in names)
     assert dev.items() >= serve.items() >= runtime.items()
+    assert {name: pin for name, pin in ray.items() if name in dev}.items() <= dev.items(), "it is installed beside dev.lock"
     wanted = {(spec, "runtime") for spec in PROJECT["project"]["dependencies"]} | {
         (spec, "dev") for spec in PROJECT["dependency-groups"]["dev"]
     }
     extras = PROJECT["project"]["optional-dependencies"]
-    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]}
+    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]} | {
+        (spec, "ray") for spec in extras["ray"]
+    }
     for spec, lock in wanted:
         requirement = Requirement(spec)
         if requirement.name != "torch":
-            pin = {"runtime": runtime, "serve": serve, "dev": dev}[lock][canonicalize_name(requirement.name)]
+            pin = {"runtime": runtime, "serve": serve, "dev": dev, "ray": ray}[lock][canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(pin), f"{spec}: {lock}.lock has {pin}"
 
 

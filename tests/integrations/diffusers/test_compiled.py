@@ -149,6 +149,7 @@ def test_recalls_are_measured_without_compiling() -> None:
     assert all(torch.equal(again[key][0], found[key][0]) for key in handle.layers)
 
 
+@pytest.mark.rest
 def test_a_whole_wan_is_one_graph() -> None:
     """Compiled before it was made sparse: what was compiled is not used for the other."""
     case = wan(1)
@@ -170,6 +171,7 @@ def test_a_whole_wan_is_one_graph() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.rest
 def test_the_measured_passes_of_a_layer_are_equal_compiled_and_not() -> None:
     script = Path(__file__).parents[2] / "support" / "host_of_a_layer.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
