@@ -84,10 +84,12 @@ transport: setup
 	PYTHONPATH=tests/support $(BIN)/python tests/support/measure_transport.py
 
 # Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
+# TIER=first runs those against the tests of `make test` alone.
+TIER ?= all
 SEED ?= 0
 NUMBER ?= 40
 mutants: setup
-	$(BIN)/python tests/support/mutants.py run --seed $(SEED) --number $(NUMBER)
+	$(BIN)/python tests/support/mutants.py run --tier $(TIER) --seed $(SEED) --number $(NUMBER)
 
 # Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
 TIME ?= 600

@@ -79,6 +79,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
         "src/toy/__init__.py": "",
         "src/toy/room/__init__.py": "",
         "src/toy/room/clamp.py": SOURCE,
+        "tests/conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--tier')\n",
         "tests/room/conftest.py": "import toy.room.clamp",
         "tests/room/test_clamp.py": TESTS,
         "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n",
@@ -117,15 +118,16 @@ def test_the_page_says_why_each_survivor_lives(project: Project) -> None:
     main(["run", "--packages", "room"], project)
     survivor = next(key for key, entry in project.entries().items() if entry["outcome"] == "survived")
     main(["survivor", survivor, "only a GPU would notice"], project)
-    said = page(({**entry, "path": "src/strobe/room/clamp.py"} for entry in project.entries().values()), ("room",))
-    assert "| room | 6 | 3 | 66.7 | 0 |" in said and "| all | 6 | 3 | 66.7 | 0 |" in said
+    said = page(({**entry, "path": "src/strobe/room/clamp.py"} for entry in project.entries().values()), (), ("room",))
+    assert "| room | 6 | 3 | 66.7 | 0 | - |" in said and "| all | 6 | 3 | 66.7 | 0 | - |" in said
     assert said.count("| room/clamp.py:") == 3 and said.count("only a GPU would notice |") == 1
     assert said.count("a test is missing |") == 2
 
 
 def test_the_page_of_the_docs_is_of_the_results() -> None:
     docs = ROOT / "docs" / "mutants.md"
-    assert docs.read_text(encoding="utf-8") == page(read(ROOT / "tests" / "mutants" / "results.jsonl").values(), PACKAGES)
+    whole, first = (read(ROOT / "tests" / "mutants" / f"{name}.jsonl").values() for name in ("results", "first"))
+    assert docs.read_text(encoding="utf-8") == page(whole, first, PACKAGES)
 
 
 @pytest.mark.rest
@@ -166,7 +168,7 @@ def test_a_copy_has_every_package(tmp_path: Path) -> None:
 @pytest.mark.rest
 def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "--packages", "room"], project)
-    (kept,) = (project.root / "build/mutants/room").iterdir()
+    (kept,) = (project.root / "build/mutants/all/room").iterdir()
     found = json.loads(gzip.decompress(kept.read_bytes()))
     assert [test for test, _ in found["tests"]] == [f"tests/room/test_clamp.py::test_{name}" for name in ("high", "low", "kept")]
     flag = project.root / "elsewhere"  # a map that was made where the test passed
@@ -192,6 +194,13 @@ def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPa
     main(["run", "--packages", "room"], project)
     outcomes = {entry["after"]: entry["outcome"] for entry in project.entries().values()}
     assert outcomes["x += 1"] == outcomes["pass"] == "hung" and outcomes["return None"] == "killed", outcomes
+
+
+@pytest.mark.rest
+def test_the_first_tier_runs_the_mutants_that_all_tests_ran(project: Project) -> None:
+    main(["run", "--number", "2", "--packages", "room"], project)
+    main(["run", "--tier", "first", "--packages", "room"], project)
+    assert read(project.results.with_name("first.jsonl")).keys() == project.entries().keys() and len(project.entries()) == 2
 
 
 @pytest.mark.rest
