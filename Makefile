@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
+.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -50,10 +50,17 @@ serve: setup
 	$(BIN)/strobe serve
 
 # A CPU build of torch brings no Triton; the kernels' tests run in its interpreter. Tests start hundreds of processes, each of which
-# would compile the package again where the environment forbids Python to keep its bytecode.
+# would compile the package again where the environment forbids Python to keep its bytecode. The first of two tiers: see `test-all`.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
 test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# The first tier and then what it leaves out, Ray among it; `make test test-all` runs each test once. tests/support/tiers.py says
+# which tests those are.
+test-all: test
+	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
+	$(PYTEST) --tier rest
 
 # Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
 # NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
@@ -90,10 +97,12 @@ transport: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/measure_transport.py
 
 # Wrong lines that tests should notice: NUMBER of those that have not run, drawn by SEED; results add up in tests/mutants/results.jsonl.
+# TIER=first runs those against the tests of `make test` alone.
+TIER ?= all
 SEED ?= 0
 NUMBER ?= 40
 mutants: setup
-	$(BIN)/python tools/mutants.py run --seed $(SEED) --number $(NUMBER)
+	$(BIN)/python tools/mutants.py run --tier $(TIER) --seed $(SEED) --number $(NUMBER)
 
 # Readers of foreign files on damaged input for TIME seconds; what fails is kept in fuzz-findings/. One target: FUZZ="--target traces".
 TIME ?= 600
@@ -160,6 +169,7 @@ lock:
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
 	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra ray --constraint requirements/dev.lock -o requirements/ray.lock
 	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
 
 clean:

@@ -26,11 +26,13 @@ class Maps:
         root: of the checkout.
         name: of its package.
         folder: where they are kept.
+        tier: of the tests.
     """
 
     root: Path
     name: str
     folder: Path
+    tier: str
 
     def make(self, packages: Iterable[str], pool: Pool) -> None:
         """Make those that are missing, those of the longest files first, and keep each at once."""
@@ -95,7 +97,9 @@ class Maps:
             old.unlink()
         name = file.relative_to(self.root).as_posix()
         source, beside = warm.root / "src" / self.name / package, kept.resolve().with_suffix(".partial")
-        done = warm.run(["-p", "covered", f"--covered={source}", f"--covered-to={beside}", name], warm.left())
+        done = warm.run(
+            ["-p", "covered", f"--covered={source}", f"--covered-to={beside}", f"--tier={self.tier}", name], warm.left()
+        )
         if beside.exists() and name not in load(beside)["failed"]:
             beside.replace(kept)
         elif done["code"] is not None or warm.left() > 0:

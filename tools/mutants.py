@@ -14,6 +14,9 @@ must pass without the mutant, else it is left out from then on. Which tests run 
 under a tracer; that is kept in `build/mutants` (`--map`) until a source of the package, what its tests share or that file
 changes, and can be taken to another machine with the same checkout.
 
+`--tier first` runs them against the first tier of the tests (see tests/support/tiers.py): the same mutants that ran against all,
+with results in a file of their own, `first.jsonl`.
+
 `--processes N` run at a time, each in a copy of the checkout; `--shard 2/5` takes the second fifth of what is drawn; after
 `--seconds S` nothing more is begun, and what has not ended does not count. What comes of each mutant is added at once to
 `results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts. `merge`, with or without files,
@@ -29,7 +32,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +46,15 @@ from warm_pytest import Answer, Warm
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
     "engine", "cache", "attention", "eightbit", "perf/trace", "perf/analysis", "perf/measure", "perf/records",
+    "serve", "integrations", "models", "bench", "quality",
 )  # fmt: skip
 SLACK_S, SLOWER = 30, 4
 """A run may take so many seconds, and so many times as long as its tests took under the tracer; then it hangs. A mutant that
 hangs counts as killed if the same tests end without it."""
 FIRST, ALIKE = 60, 4
 """Tests that a mutant runs first, and how many of them may be the same function; all others follow if none of them fails."""
+FIRST_RESULTS = "first.jsonl"
+"""Beside the results of the whole suite: those of its first tier."""
 NO_TESTS = 5
 """Exit code of pytest when no test was chosen."""
 LISTED = ("survived", "equivalent")
@@ -64,11 +70,13 @@ class Project:
         root: of the checkout: `src/NAME` and, mirroring it, `tests`.
         name: of its package.
         results: one JSON object per line.
+        tier: of the tests that run.
     """
 
     root: Path
     name: str
     results: Path
+    tier: str = "all"
 
     def entries(self) -> dict[str, Entry]:
         """Read the result of each mutant so far, by key."""
@@ -77,7 +85,7 @@ class Project:
     def candidates(self, packages: Iterable[str], pool: Pool, maps: Path) -> dict[str, tuple[Mutant, Tests]]:
         """List all mutants on lines that tests run, by key, with these tests and their seconds, the fastest first."""
         found = {}
-        held = Maps(self.root, self.name, maps)
+        held = Maps(self.root, self.name, maps / self.tier, self.tier)
         held.make(packages, pool)
         for package in packages:
             covered = held.covered(package)
@@ -112,24 +120,24 @@ def limit(tests: Tests, warm: Warm) -> float:
     return min(SLACK_S + SLOWER * sum(seconds for _, seconds in tests), warm.left())
 
 
-def passes(tests: list[str], limit_s: float, warm: Warm, sound: dict[str, bool]) -> bool:
+def passes(tests: list[str], limit_s: float, warm: Warm, workers: Pool) -> bool:
     """Return whether tests pass without a mutant, in time; each is asked once."""
-    named = " ".join(tests)
+    named, sound = " ".join(tests), workers.sound
     if named not in sound:
-        code = warm.run(["-x"], limit_s, only=tests)["code"]
+        code = warm.run(["-x", f"--tier={workers.tier}"], limit_s, only=tests)["code"]
         if code is None:
             return False
         sound[named] = code == 0
     return sound[named]
 
 
-def outcome(mutant: Mutant, tests: Tests, warm: Warm, sound: dict[str, bool]) -> tuple[str, str]:
+def outcome(mutant: Mutant, tests: Tests, warm: Warm, workers: Pool) -> tuple[str, str]:
     """Run the tests of a mutant: "killed", "hung" or "survived", and the test that failed; empty if nothing can be said."""
-    passed = 0
+    passed, sound = 0, workers.sound
     for part in batches(tests):
         while part := [test for test in part if sound.get(test[0], True)]:
             limit_s = limit(part, warm)
-            answer = wrong(mutant, part, warm, limit_s)
+            answer = wrong(mutant, part, warm, limit_s, workers.tier)
             passed += answer["passed"]
             if answer["code"] in (0, NO_TESTS):
                 break
@@ -139,7 +147,7 @@ def outcome(mutant: Mutant, tests: Tests, warm: Warm, sound: dict[str, bool]) ->
             failed = next(iter(answer["failed"]), "")
             asked = [test for test, _ in part if test == failed or test.split("::")[0] == failed] or [test for test, _ in part]
             hung = answer["code"] is None
-            if passes(asked, limit_s, warm, sound):
+            if passes(asked, limit_s, warm, workers):
                 return ("hung", "") if hung else ("killed", failed)
             if hung or warm.left() <= 0:
                 return "", ""  # the machine is too busy to know
@@ -148,13 +156,13 @@ def outcome(mutant: Mutant, tests: Tests, warm: Warm, sound: dict[str, bool]) ->
     return ("survived", "") if passed else ("", "")
 
 
-def wrong(mutant: Mutant, tests: Tests, warm: Warm, limit_s: float) -> Answer:
+def wrong(mutant: Mutant, tests: Tests, warm: Warm, limit_s: float, tier: str) -> Answer:
     """Run tests until one fails, with a mutant in place of its source."""
     path = warm.root / mutant.path
     original = path.read_bytes()
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        return warm.run(["-x"], limit_s, only=[test for test, _ in tests])
+        return warm.run(["-x", f"--tier={tier}"], limit_s, only=[test for test, _ in tests])
     finally:
         path.write_bytes(original)
 
@@ -166,7 +174,7 @@ def run(workers: Pool, chosen: list[tuple[Mutant, Tests]], seed: int, results: P
         (mutant, tests), began = pair, time.perf_counter()
         if warm.left() <= 0:
             return None
-        result, test = outcome(mutant, tests, warm, workers.sound)
+        result, test = outcome(mutant, tests, warm, workers)
         if not result:
             return None
         took = round(time.perf_counter() - began, 1)
@@ -249,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--processes", "--jobs", type=int, default=2)
+    parser.add_argument("--tier", choices=["first", "all"], default="all", help="of the tests")
     parser.add_argument("--shard", default="1/1", help="k/n: the k-th of n parts of what is drawn")
     parser.add_argument("--seconds", type=float, help="in which to end")
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
@@ -260,7 +269,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: list[str], project: Project) -> None:
     """Run the command line of the module."""
     parser, began = _parser(), time.monotonic()
-    asked, entries = parser.parse_args(words), project.entries()
+    asked, whole = parser.parse_args(words), project.entries()
+    if asked.tier == "first":
+        project = replace(project, tier="first", results=project.results.with_name(FIRST_RESULTS))
+    entries = project.entries()
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     results = asked.out / "results.jsonl" if asked.out else project.results
@@ -270,7 +282,8 @@ def main(words: list[str], project: Project) -> None:
             parser.error(f"{key} is no survivor, or has no reason; `list` shows the survivors")
         add(results, entries[key] | {"outcome": "equivalent" if asked.what == "equivalent" else "survived", "reason": reason})
     elif asked.what == "page":
-        put(page(entries.values(), PACKAGES), project.root / "docs" / "testing.md")
+        first = read(project.results.with_name(FIRST_RESULTS)).values()
+        put(page(whole.values(), first, PACKAGES), project.root / "docs" / "testing.md")
     elif asked.what == "merge":
         for word in asked.words:
             for key, entry in read(Path(word)).items():
@@ -279,14 +292,15 @@ def main(words: list[str], project: Project) -> None:
         results.write_text(packed(entries.values()), encoding="utf-8")
     elif asked.what in ("run", "again", "map"):
         part, parts = map(int, asked.shard.split("/"))
-        with pool(project.root, asked.processes, asked.seconds) as workers:
+        with pool(project.root, asked.processes, asked.seconds, project.tier) as workers:
             found = project.candidates(asked.packages, workers, asked.map or project.root / "build" / "mutants")
             say(f"{len(found)} mutants on lines that tests run; {time.monotonic() - began:.0f} s so far")
             keys: list[str] = []
             if asked.what == "again":
                 keys = [key for key, entry in entries.items() if entry["outcome"] == "survived" and key in found]
             elif asked.what == "run":
-                fresh = sorted(found.keys() - entries.keys())
+                drawn = found.keys() if project.tier == "all" else found.keys() & whole.keys()
+                fresh = sorted(drawn - entries.keys())
                 keys = random.Random(asked.seed).sample(fresh, min(asked.number, len(fresh)))
                 say(f"{len(keys)} of {len(fresh)} mutants that have not run")
             run(workers, [found[key] for key in keys[part - 1 :: parts]], asked.seed, results)

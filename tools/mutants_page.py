@@ -10,21 +10,28 @@ HEAD = """## Mutants
 
 `make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
 `python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
+`make mutants TIER=first` runs mutants against the tests of `make test` alone; the last column counts how many of them ran, and were killed.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 
 
-def page(entries: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
-    """Return the section: counts by package."""
-    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in entries)
-    lines = [HEAD, "| package | killed | survived | killed, % | change nothing |", "|---|---:|---:|---:|---:|"]
+def page(entries: Iterable[dict[str, Any]], first: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
+    """Return the section: counts by package, of all tests and of the first tier alone."""
+    held = tuple(entries)
+    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in held)
+    same_keys = {entry["key"] for entry in held if entry["outcome"] == "equivalent"}
+    tried = [(_package(entry["path"], packages), _outcome(entry)) for entry in first if entry["key"] not in same_keys]
+    head = "| package | killed | survived | killed, % | change nothing | killed by `make test` |"
+    lines = [HEAD, head, "|---|---:|---:|---:|---:|---:|"]
     for name in (*packages, ""):
         killed, survived, same = (
             sum(number for (package, what), number in counts.items() if what == outcome and name in (package, ""))
             for outcome in OUTCOMES
         )
         share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else "-"
-        lines.append(f"| {name or 'all'} | {killed} | {survived} | {share} | {same} |")
+        ran = [outcome for package, outcome in tried if name in (package, "")]
+        by_first = f"{ran.count('killed')} of {len(ran)}" if ran else "-"
+        lines.append(f"| {name or 'all'} | {killed} | {survived} | {share} | {same} | {by_first} |")
     return "\n".join(lines) + "\n"
 
 

@@ -28,11 +28,13 @@ class Pool:
     Args:
         workers: the free ones.
         number: of all.
+        tier: of the tests that they run.
         sound: names of tests, and whether they pass without a mutant, as far as that is known.
     """
 
     workers: queue.SimpleQueue[Warm]
     number: int
+    tier: str
     sound: dict[str, bool] = field(default_factory=dict)
 
     def map(self, work: Any, items: Iterable[Any]) -> Iterator[Any]:
@@ -61,7 +63,7 @@ class Pool:
 
 
 @contextmanager
-def pool(root: Path, number: int, seconds: float | None) -> Iterator[Pool]:
+def pool(root: Path, number: int, seconds: float | None, tier: str) -> Iterator[Pool]:
     """Make copies of a checkout and start their processes; each of them stops what it runs when the seconds are over."""
     ends = None if seconds is None else time.monotonic() + seconds
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -77,7 +79,7 @@ def pool(root: Path, number: int, seconds: float | None) -> Iterator[Pool]:
         for each in held:
             workers.put(each)
         try:
-            yield Pool(workers, number)
+            yield Pool(workers, number, tier)
         finally:
             for each in held:
                 each.close()

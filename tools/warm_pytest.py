@@ -129,6 +129,7 @@ def _child(arguments: list[str], only: Sequence[str], folder: Path) -> None:
 
         plain = ["-q", "--tb=line", "-p", "no:cacheprovider", "--override-ini=addopts=--import-mode=importlib"]
         files = dict.fromkeys(test.split("::")[0] for test in only)
+        pytest.hookimpl(trylast=True)(Chosen.pytest_collection_modifyitems)  # first, cases of a test are counted
         plugins = [Noted(folder / "noted"), *([Chosen(only)] if only else [])]
         code = int(pytest.main([*plain, f"--basetemp={folder / 'tmp'}", *arguments, *files], plugins=plugins))
     finally:

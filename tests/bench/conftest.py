@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.core.shapes import VaeStride
 from strobe.core.spans import span
-from strobe.engine.config import ModelDefaults
 from strobe.engine.load import Model
-from strobe.models.text.words import WordEncoder
-from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
-from strobe.models.wan.config import WanConfig
-from strobe.models.wan.dit import CausalWan
 from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, Workload
+from tiny_model import tiny_model
 
 BLOCKS = 6
 
@@ -74,16 +69,4 @@ def fake() -> type[FakeCase]:
 
 @pytest.fixture(scope="session")
 def tiny() -> Model:
-    torch.manual_seed(7)
-    wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=6, latent_channels=4, num_heads=2, num_layers=2)
-    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
-    defaults = ModelDefaults(
-        frame_size=(32, 32),
-        fps=16,
-        stride=VaeStride(time=4, space=8),
-        frame_block=3,
-        timesteps=(1000.0, 750.0, 500.0, 250.0),
-        shift=5.0,
-    )
-    text = WordEncoder(["red", "green", "blue", "circle", "square", "moving"], dim=16, length=6)
-    return Model(name="tiny", weights_hash="0" * 64, dit=CausalWan(wan), text=text, vae=vae, defaults=defaults)
+    return tiny_model()

@@ -94,6 +94,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         open_executor("local", "host:1")
 
 
+@pytest.mark.rest
 def test_where_no_cluster_is_it_says_so_and_what_to_start() -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
     for address in ("127.0.0.1:1", "nowhere"):
@@ -101,6 +102,7 @@ def test_where_no_cluster_is_it_says_so_and_what_to_start() -> None:
             open_executor("ray", address)
 
 
+@pytest.mark.rest
 def test_cells_that_take_times_have_a_machine_each(cluster: Any) -> None:
     executor = open_executor("ray")
     program = (
@@ -122,6 +124,7 @@ def test_cells_that_take_times_have_a_machine_each(cluster: Any) -> None:
     assert executor.at_once(Resources()) == 4 and executor.at_once(SHARED) == 8
 
 
+@pytest.mark.rest
 def test_a_failure_and_a_timeout_bring_their_words_and_leave_nothing(cluster: Any, tmp_path: Path) -> None:
     executor = open_executor("ray")
     program = "import os, sys; print(open('given').read()); print(os.environ['HERE'], file=sys.stderr); sys.exit(3)"
@@ -148,6 +151,7 @@ def test_a_failure_and_a_timeout_bring_their_words_and_leave_nothing(cluster: An
     assert [left(str(tmp_path / name)) for name in "abc"] == [[], [], []]
 
 
+@pytest.mark.rest
 def test_what_the_cluster_cannot_do_is_refused_at_once(cluster: Any) -> None:
     executor = open_executor("ray")
     with pytest.raises(ConfigError, match=r"asks for 1 machine of 1 CPU and 8 GPU.*the cluster has .* 2 CPU, 0 GPU; .* 2 CPU"):
@@ -156,6 +160,7 @@ def test_what_the_cluster_cannot_do_is_refused_at_once(cluster: Any) -> None:
         executor.submit(Cell(argv=("true",), timeout_s=1, resources=Resources(nodes=3)))
 
 
+@pytest.mark.rest
 def test_one_world_over_two_machines(cluster: Any) -> None:
     executor = open_executor("ray")
     cell = Cell(
@@ -178,6 +183,7 @@ def test_one_world_over_two_machines(cluster: Any) -> None:
     assert found.status == "failed" and "a worker of the cluster cannot start it" in found.stderr
 
 
+@pytest.mark.rest
 def test_a_cell_outlives_the_machine_it_ran_on(cluster: Any, tmp_path: Path) -> None:
     """The last one: the cluster has one node afterwards."""
     executor = open_executor("ray")
@@ -197,6 +203,7 @@ def test_a_cell_outlives_the_machine_it_ran_on(cluster: Any, tmp_path: Path) -> 
     assert never.status == "lost" and "asks for 2 machines of 1 CPU" in never.stderr and never.code is None
 
 
+@pytest.mark.rest
 def test_traces_are_sent_to_the_machines_and_come_back_read(cluster: Any, tmp_path: Path) -> None:
     event = (
         '{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": %d, "dur": 5, "args": {"device": 0, "stream": 7}}'

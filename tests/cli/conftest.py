@@ -1,11 +1,22 @@
-"""The command line as a fixture."""
+"""The command line as a fixture, and a small model for it: `--model tiny`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from strobe.cli.main import main
+from strobe.engine import load
 from terminal import Result, Strobe, check_document
+from tiny_model import TINY
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "OURS", (*load.OURS, TINY))
+        yield
 
 
 @pytest.fixture

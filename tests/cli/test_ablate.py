@@ -14,7 +14,7 @@ from strobe.bench.cases import ablate as run
 from strobe.cli.main import main
 from terminal import Strobe
 
-CLIP = ("--device", "cpu", "--blocks", "4", "--switch", "block=2:a blue square moving up")
+CLIP = ("--model", "tiny", "--device", "cpu", "--blocks", "4", "--switch", "block=2:a blue square moving up")
 SMALL = ("--base", "turbo", "--rounds", "1", "--samples", "1", "--traced", "0", *CLIP)
 
 

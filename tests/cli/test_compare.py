@@ -21,7 +21,7 @@ from strobe.engine.load import shapes_defaults
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
-CLIP = ("--blocks", "5", "--switch", "block=1:a blue square moving up", "--device", "cpu")
+CLIP = ("--model", "tiny", "--blocks", "5", "--switch", "block=1:a blue square moving up", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,11 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
 
 def test_the_choice_and_what_was_measured(strobe: Strobe, hold: Hold) -> None:
     hold(24)
-    result = strobe("presets", "pick", "--device", "cpu", "--json")
+    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu", "--json")
     assert result.code == 0, result.err
     document = result.document
     assert (document["preset"], document["holds"], document["fps"], document["needed_fps"]) == ("balanced", True, 16, 20.8)
-    assert document["model"] == "shapes" and "balanced has the best quality" in document["why"]
+    assert document["model"] == "tiny" and "balanced has the best quality" in document["why"]
     taken, other, last = document["presets"]
     assert taken["blocks_ns"] == [500_000_000] * 2 and taken["slowest_fps"] == taken["median_fps"] == 24 and taken["spread"] == 1
     assert taken["reason"] == "" and other["blocks_ns"] is None and "not measured" in other["reason"] and "not" in last["reason"]
@@ -47,7 +47,7 @@ def test_the_choice_and_what_was_measured(strobe: Strobe, hold: Hold) -> None:
 
 def test_if_none_holds_the_exit_code_and_the_table_say_so(strobe: Strobe, hold: Hold) -> None:
     hold(10)
-    result = strobe("presets", "pick", "--device", "cpu", "--fps", 12)
+    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu", "--fps", 12)
     assert result.code == 1, result.err
     assert "no preset holds 12 FPS" in result.out and "balanced, the fastest" in result.out
     for words in ("turbo: its slowest frame block came at 10.0 FPS, below 15.6", "turbo_fp8: ", "no FP8 matrix units"):
@@ -65,7 +65,7 @@ def test_ctrl_c_shows_what_was_measured(strobe: Strobe, hold: Hold, monkeypatch:
         return opened(*arguments, **options)
 
     monkeypatch.setattr(module, "Session", interrupted)
-    result = strobe("presets", "pick", "--device", "cpu")
+    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu")
     assert result.code == 130
     slow = "presets "  # a line of progress, which a machine shows that takes long
     assert [line for line in result.err.splitlines() if not line.startswith(slow)] == [
@@ -78,13 +78,27 @@ def test_ctrl_c_shows_what_was_measured(strobe: Strobe, hold: Hold, monkeypatch:
 def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_path: Path, fps: float) -> None:
     hold(fps)
     out = tmp_path / "clip.mp4"
-    result = strobe("generate", PROMPT, "--preset", "realtime", "--blocks", 1, "--device", "cpu", "--json", "-o", out)
+    result = strobe(
+        "generate", PROMPT, "--model", "tiny", "--preset", "realtime", "--blocks", 1, "--device", "cpu", "--json", "-o", out
+    )
     assert result.code == 0 and out.exists()
     (line,) = [line for line in result.err.splitlines() if line.startswith("realtime: ")]
     assert ("balanced has the best quality" if fps == 24 else "no preset holds 16 FPS") in line
     assert result.document["preset"] == "balanced" and f"realtime: {result.document['picked']}" == line
     named = strobe(
-        "generate", PROMPT, "--preset", "balanced", "--blocks", 1, "--device", "cpu", "--json", "-o", tmp_path / "b.mp4"
+        "generate",
+        PROMPT,
+        "--model",
+        "tiny",
+        "--preset",
+        "balanced",
+        "--blocks",
+        1,
+        "--device",
+        "cpu",
+        "--json",
+        "-o",
+        tmp_path / "b.mp4",
     )
     assert named.document["picked"] is None and (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
 

@@ -17,7 +17,7 @@ from strobe.perf.measure import stopwatch
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
-STREAM = ("turbo", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
+STREAM = ("turbo", "--model", "tiny", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
 CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--calls", "3", "--active", "2", "--device", "cpu")
 
 
@@ -124,7 +124,7 @@ def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
 
 
 def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:
-    quick = ("turbo", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
+    quick = ("turbo", "--model", "tiny", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
     result = strobe("profile", "stream", *quick, "--attention", "both", "-o", tmp_path / "out", "--json")
     assert result.code == 0, result.err
     run = read_run(tmp_path / "out")
@@ -185,7 +185,9 @@ def test_a_call_that_cannot_be_measured_starts_nothing(strobe: Strobe, tmp_path:
 
 def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_path: Path) -> None:
     page = tmp_path / "deep" / "kernel_profile.md"
-    result = strobe("profile", "kernels", "--iterations", "6", "--preset", "turbo", "--device", "cpu", "-o", page, "--json")
+    result = strobe(
+        "profile", "kernels", "--model", "tiny", "--iterations", "6", "--preset", "turbo", "--device", "cpu", "-o", page, "--json"
+    )
     assert result.code == 0, result.err
     step = result.document["step"]
     assert step["n"] == 6

@@ -34,6 +34,7 @@ SAYS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -49,6 +50,7 @@ def test_a_wrong_argument_of_the_wan_example_is_one_line(given: tuple[str, str],
     assert says in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.few("vsa_calls.py")
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_an_example_runs(example: str, tmp_path: Path) -> None:
     launcher = TORCHRUN if example == "custom_profiling.py" else ()

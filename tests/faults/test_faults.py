@@ -20,6 +20,7 @@ SEEDS = {
 TRIES = [(kind, seed) for kind in KINDS for seed in SEEDS.get(kind.name, range(3))]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("kind", "seed"), TRIES, ids=[f"{kind.name} {seed}" for kind, seed in TRIES])
 def test_a_fault_is_survived(kind: Kind, seed: int, tmp_path: Path) -> None:
     kind.attempt(seed, tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import math
+import os
 import time
 from itertools import islice
 from pathlib import Path
@@ -16,6 +18,7 @@ from strobe.core.errors import DataError, StrobeError
 from targets import Mutator, Target, kept, targets
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", targets())
 def test_every_seed_and_every_former_finding_is_read_or_refused(name: str, tmp_path: Path) -> None:
     target = targets()[name]()
@@ -45,14 +48,14 @@ def _check(data: bytes, folder: Path) -> None:
         case b"grow":
             bytearray(MEMORY_BYTES + (4 << 30))  # more than the process may free meanwhile
         case b"die":
-            import os
-
+            faulthandler.disable()  # it ends on purpose: no stack
             os.abort()
 
 
 TARGET = Target((b"fine",), (), _check)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
@@ -80,6 +83,7 @@ def test_a_batch_ends_with_the_time(tmp_path: Path) -> None:
     assert run_batch(TARGET, [b"fine"] * 7, tmp_path, -math.inf) == (1, b"", "")
 
 
+@pytest.mark.rest
 def test_processes_draw_different_inputs_and_their_counts_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

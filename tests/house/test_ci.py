@@ -50,4 +50,4 @@ def test_programs_are_installed_where_it_can_be(tmp_path: Path) -> None:
 
 def test_continuous_integration_runs_it_before_the_tests() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert lines.index("bash .ci/programs") < lines.index("make test")
+    assert lines.index("bash .ci/programs") < lines.index("make test test-all")

@@ -70,17 +70,21 @@ def test_a_lock_is_names_versions_and_hashes(path: Path) -> None:
 
 
 def test_the_locks_satisfy_what_the_project_asks_for() -> None:
-    runtime, serve, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in ("runtime", "serve", "dev"))
+    names = ("runtime", "serve", "dev", "ray")
+    runtime, serve, dev, ray = (locked(ROOT / "requirements" / f"{name}.lock") for name in names)
     assert dev.items() >= serve.items() >= runtime.items()
+    assert {name: pin for name, pin in ray.items() if name in dev}.items() <= dev.items(), "it is installed beside dev.lock"
     wanted = {(spec, "runtime") for spec in PROJECT["project"]["dependencies"]} | {
         (spec, "dev") for spec in PROJECT["dependency-groups"]["dev"]
     }
     extras = PROJECT["project"]["optional-dependencies"]
-    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]}
+    wanted |= {(spec, "serve") for extra in ("serve", "hub") for spec in extras[extra]} | {
+        (spec, "ray") for spec in extras["ray"]
+    }
     for spec, lock in wanted:
         requirement = Requirement(spec)
         if requirement.name != "torch":
-            pin = {"runtime": runtime, "serve": serve, "dev": dev}[lock][canonicalize_name(requirement.name)]
+            pin = {"runtime": runtime, "serve": serve, "dev": dev, "ray": ray}[lock][canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(pin), f"{spec}: {lock}.lock has {pin}"
 
 
@@ -240,6 +244,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.rest
 def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> None:
     environment = {"PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
@@ -261,6 +266,7 @@ def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> No
     assert "turbo" in run(script, "presets", "show")
 
 
+@pytest.mark.rest
 def test_an_extra_that_is_not_installed_is_named(installed: Path, tmp_path: Path) -> None:
     for arguments, extra in ((["serve"], "serve"), (["profile", "dit", "--model", "wan-1.3b"], "diffusers")):
         done = subprocess.run([str(installed / "bin" / "strobe"), *arguments], cwd=tmp_path, env={"PATH": ""},

@@ -9,6 +9,8 @@ import pytest
 from manual_text import PAGES, ROOT, Command, Snippet, commands, snippets
 from sandbox import furnish, run, run_snippet
 
+pytestmark = pytest.mark.rest
+
 COMMANDS = list(
     {
         command.text: command

@@ -80,6 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
         "src/toy/__init__.py": "",
         "src/toy/room/__init__.py": "",
         "src/toy/room/clamp.py": SOURCE,
+        "tests/conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--tier')\n",
         "tests/room/conftest.py": "import toy.room.clamp",
         "tests/room/test_clamp.py": TESTS,
         "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n",
@@ -89,6 +90,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return Project(root=tmp_path, name="toy", results=tmp_path / "results.jsonl")
 
 
+@pytest.mark.rest
 def test_survivors_are_found_and_counted(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--number", "3", "--packages", "room"], project)
     first = project.entries()
@@ -115,14 +117,16 @@ def test_survivors_are_found_and_counted(project: Project, capsys: pytest.Captur
 
 def test_the_page_counts_by_package(project: Project) -> None:
     main(["run", "--packages", "room"], project)
-    said = page(({**entry, "path": "src/strobe/room/clamp.py"} for entry in project.entries().values()), ("room",))
-    assert "| room | 6 | 3 | 66.7 | 0 |" in said and "| all | 6 | 3 | 66.7 | 0 |" in said
+    said = page(({**entry, "path": "src/strobe/room/clamp.py"} for entry in project.entries().values()), (), ("room",))
+    assert "| room | 6 | 3 | 66.7 | 0 | - |" in said and "| all | 6 | 3 | 66.7 | 0 | - |" in said
 
 
 def test_the_page_of_the_docs_is_of_the_results() -> None:
-    assert section("Mutants") == page(read(ROOT / "tests" / "mutants" / "results.jsonl").values(), PACKAGES)
+    whole, first = (read(ROOT / "tests" / "mutants" / f"{name}.jsonl").values() for name in ("results", "first"))
+    assert section("Mutants") == page(whole, first, PACKAGES)
 
 
+@pytest.mark.rest
 def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
     """They run no other line of its module."""
     (project.root / "src/toy/room/sizes.py").write_text("MOST = 3\n\n\ndef twice(x):\n    return 2 * x\n")
@@ -133,6 +137,7 @@ def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
     assert (found["before"], found["outcome"], found["test"]) == ("3", "killed", "tests/room/test_sizes.py::test_most")
 
 
+@pytest.mark.rest
 def test_what_fails_without_a_mutant_is_left_out(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "\n\ndef test_wrong():\n    clamp(2)\n    assert False\n"
     (project.root / "tests/room/test_clamp.py").write_text(TESTS + wrong)
@@ -156,9 +161,10 @@ def test_a_copy_has_every_package(tmp_path: Path) -> None:
     assert found == {"src/toy/runs/run.py", "src/toy/build/page.py"}
 
 
+@pytest.mark.rest
 def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "--packages", "room"], project)
-    (kept,) = (project.root / "build/mutants/room").iterdir()
+    (kept,) = (project.root / "build/mutants/all/room").iterdir()
     found = json.loads(gzip.decompress(kept.read_bytes()))
     assert [test for test, _ in found["tests"]] == [f"tests/room/test_clamp.py::test_{name}" for name in ("high", "low", "kept")]
     flag = project.root / "elsewhere"  # a map that was made where the test passed
@@ -173,6 +179,7 @@ def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys
     assert "6 of 9 mutants killed" in said
 
 
+@pytest.mark.rest
 def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     (project.root / "src/toy/room/clamp.py").write_text("def count(x):\n    while x > 0:\n        x -= 1\n    return x\n")
     (project.root / "tests/room/test_clamp.py").write_text(
@@ -185,6 +192,14 @@ def test_one_that_hangs_is_killed(project: Project, monkeypatch: pytest.MonkeyPa
     assert outcomes["x += 1"] == outcomes["pass"] == "hung" and outcomes["return None"] == "killed", outcomes
 
 
+@pytest.mark.rest
+def test_the_first_tier_runs_the_mutants_that_all_tests_ran(project: Project) -> None:
+    main(["run", "--number", "2", "--packages", "room"], project)
+    main(["run", "--tier", "first", "--packages", "room"], project)
+    assert read(project.results.with_name("first.jsonl")).keys() == project.entries().keys() and len(project.entries()) == 2
+
+
+@pytest.mark.rest
 def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("1/2", "2/2"):
         main(["run", "--packages", "room", "--shard", part, "--out", str(tmp_path / part[0])], project)
@@ -198,6 +213,7 @@ def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Pat
     assert len(project.entries()) == 9
 
 
+@pytest.mark.rest
 def test_nothing_begins_after_the_given_time(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     main(["map", "--packages", "room"], project)
     main(["run", "--packages", "room", "--seconds", "0"], project)

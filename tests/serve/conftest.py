@@ -1,4 +1,4 @@
-"""A server on the bundled model for the tests of this folder."""
+"""A server on the tiny model for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from live_server import Running, serving
+from strobe.engine.load import load
 
 T = TypeVar("T")
 
@@ -16,6 +17,13 @@ T = TypeVar("T")
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
     with serving(suspend_s=1.0, resume_s=60.0) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Running]:
+    """A server on the bundled model, whose pictures are such that an encoder keeps them."""
+    with serving(load("shapes"), suspend_s=1.0, resume_s=60.0) as here:
         yield here
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from live_server import Running, in_shots, serving
+from strobe.engine.load import load
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
@@ -21,7 +22,7 @@ SCRIPTS = Path(__file__).with_name("page_checks.js").read_text()
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Running]:
-    with serving(suspend_s=5.0) as running:
+    with serving(load("shapes"), suspend_s=5.0) as running:
         yield running
 
 
@@ -244,7 +245,7 @@ def test_jpeg_where_there_is_no_decoder(browser: Any, here: Running) -> None:
 
 def test_a_token_is_asked_for(browser: Any) -> None:
     token = "correct horse battery"
-    with serving(token=token) as closed:
+    with serving(load("shapes"), token=token) as closed:
         context = browser.new_context()
         page = context.new_page()
         page.goto(closed.http)

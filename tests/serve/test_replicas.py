@@ -187,6 +187,7 @@ def jpegs(blocks: int, *switches: strobe.Switch) -> list[bytes]:
     return [encoder.encode(frame)[0] for frame in frames]
 
 
+@pytest.mark.rest
 def test_a_killed_replica_loses_no_stream_and_not_a_bit(served: tuple[subprocess.Popen[str], str]) -> None:
     _, url = served
 
@@ -213,6 +214,7 @@ def test_a_killed_replica_loses_no_stream_and_not_a_bit(served: tuple[subprocess
     assert [picture.data for picture in found] == expected[: len(found)]
 
 
+@pytest.mark.rest
 def test_replicas_that_end_tell_their_viewers_that_the_streams_are_kept(served: tuple[subprocess.Popen[str], str]) -> None:
     process, url = served
 

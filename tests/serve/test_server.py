@@ -22,6 +22,7 @@ from strobe.serve.client import RefusedError, Viewer, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
+from tiny_model import well_read_model
 
 CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
@@ -52,7 +53,7 @@ async def answer(viewer: Viewer, kind: type) -> Any:
 
 def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0) -> list[bytes]:
     """The pictures that a stream of the same prompts comes to."""
-    with strobe.Session(CIRCLE, preset="turbo", seed=seed, device="cpu") as session:
+    with strobe.Session(CIRCLE, preset="turbo", model=well_read_model(), seed=seed, device="cpu") as session:
         frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
     encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
     return [encoder.encode(frame)[0] for frame in frames]
@@ -99,9 +100,9 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
     assert [picture.data for picture in found] == expected[: len(found)]
 
 
-def test_h264_pictures_decode_to_the_frames(running: Running, run: Run) -> None:
+def test_h264_pictures_decode_to_the_frames(bundled: Running, run: Run) -> None:
     async def stream() -> list[Picture]:
-        async with watch(running.ws, prompt=CIRCLE, codec="h264") as viewer:
+        async with watch(bundled.ws, prompt=CIRCLE, codec="h264") as viewer:
             return await pictures(viewer, 9)
 
     decoder = av.CodecContext.create("h264", "r")
@@ -261,9 +262,9 @@ def test_recording_and_recipe(running: Running, run: Run) -> None:
     assert recipe.prompts[0].text == CIRCLE and recipe.preset == "turbo" and recipe.versions["strobe"] == strobe.__version__
 
 
-def test_a_start_image_is_decoded_within_bounds(running: Running, run: Run) -> None:
+def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> None:
     async def opened(image: str) -> Any:
-        async with watch(running.ws, prompt=CIRCLE, image=image) as viewer:
+        async with watch(bundled.ws, prompt=CIRCLE, image=image) as viewer:
             return (await pictures(viewer, 1))[0]
 
     green = np.full((64, 64, 3), (0, 200, 0), np.uint8)

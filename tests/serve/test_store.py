@@ -15,7 +15,7 @@ import torch
 
 import strobe
 from strobe.core.errors import DataError, SessionError
-from strobe.engine.load import Model, load
+from strobe.engine.load import Model
 from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
@@ -24,6 +24,7 @@ from strobe.serve.protocol import PromptEntry
 from strobe.serve.spares import SpareSessions
 from strobe.serve.store import Place, SavedStream, Store
 from strobe.serve.streams import LiveStream
+from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 SECRET = "nobody-guesses-this-secret"
@@ -31,7 +32,7 @@ SECRET = "nobody-guesses-this-secret"
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load("shapes")
+    return well_read_model()
 
 
 @pytest.fixture

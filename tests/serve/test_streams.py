@@ -12,19 +12,20 @@ import strobe
 from fake_gpu import FakeGpu
 from live_server import in_shots
 from strobe.core.errors import ConfigError, SessionError
-from strobe.engine.load import Model, load
+from strobe.engine.load import Model
 from strobe.engine.presets import preset
 from strobe.serve.block import GpuClock
 from strobe.serve.protocol import MARKS
 from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import LiveStream, Origin
+from tiny_model import well_read_model
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load("shapes")
+    return well_read_model()
 
 
 @pytest.fixture(scope="module", params=[0, 2])

@@ -19,6 +19,7 @@ from strobe.serve import protocol
 from strobe.serve.client import RefusedError, Viewer, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
+from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 Run = Callable[[Any], Any]
@@ -62,7 +63,7 @@ async def answer(viewer: Viewer, kind: type, found: list[Picture] | None = None)
 
 def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0, first: str = CIRCLE) -> list[bytes]:
     """The pictures of the stream that is never interrupted."""
-    with strobe.Session(first, preset="turbo", seed=seed, device="cpu") as session:
+    with strobe.Session(first, preset="turbo", model=well_read_model(), seed=seed, device="cpu") as session:
         frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
     encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
     return [encoder.encode(frame)[0] for frame in frames]
@@ -195,8 +196,8 @@ def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Runni
     welcome = run(resumed(viewer))
     assert not welcome.bit_equal and "device: NVIDIA H200 then, cpu" in welcome.note and "torch: 0.1 then" in welcome.note
     viewer = run(opened())
-    altered(viewer, weights="0" * 64)
-    with pytest.raises(RefusedError, match="weights 000000000000"):
+    altered(viewer, weights="1" * 64)
+    with pytest.raises(RefusedError, match="weights 111111111111"):
         run(resumed(viewer))
     with pytest.raises(RefusedError, match="no stream has that secret"):
         run(resumed_by(other.ws, "x" * 32))

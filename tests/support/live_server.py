@@ -1,4 +1,4 @@
-"""A server in a thread of its own, on the bundled model."""
+"""A server in a thread of its own, on a model that makes a frame block in milliseconds unless another is given."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from strobe.engine.load import Model, load
 from strobe.serve.app import Server
 from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings
+from tiny_model import well_read_model
 
 
 class Running:
@@ -48,7 +49,7 @@ def in_shots() -> Model:
 @contextmanager
 def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) -> Iterator[Running]:
     listening = socket.create_server((settings.get("host", "127.0.0.1"), 0))
-    model = model or load("shapes")
+    model = model or replace(well_read_model(), name="shapes")  # whose words and examples the server offers
     given = ServeSettings(port=0, **settings)
     server = Server(lambda: model, torch.device("cpu"), preset=preset, settings=given)
     running = Listening(server, given, log_level="error")
@@ -63,6 +64,7 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
                     break
             except httpx.TransportError:
                 pass
+            assert server.error is None, server.failure
             assert time.monotonic() < ends, "the server did not get ready"
             time.sleep(0.05)
         assert server.hub is not None

@@ -12,6 +12,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -255,8 +256,9 @@ def every_verb() -> Iterator[tuple[tuple[str, ...], App]]:
         yield from (((name, each), _app((name, each))) for each in inner) if inner else (((name,), _app((name,))),)
 
 
+@cache
 def every_flag() -> frozenset[str]:
-    """Names of the flags of all verbs; loads them all."""
+    """Names of the flags of all verbs; loads them all, once in a process."""
     return frozenset(name for _, verb in every_verb() for name in flags_of(verb.assemble_argument_collection()))
 
 

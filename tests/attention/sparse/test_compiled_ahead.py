@@ -42,6 +42,7 @@ EVERYTHING = {
 ASKED = EVERYTHING if os.environ.get("HYPOTHESIS_PROFILE") == "hunt" else MOST
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("which", ASKED)
 def test_no_kernel_asks_for_what_a_card_has_not(which: str, tmp_path: Path) -> None:
     changes = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

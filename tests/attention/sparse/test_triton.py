@@ -19,11 +19,13 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.device import Card
 from strobe.core.errors import ImplUnavailableError
+from tiers import rest_while_gated
 
 SCRIPT = Path(__file__).parents[2] / "support" / "triton_on_cpu.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@rest_while_gated("sparse", "triton")
 @needs_triton
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_kernels_equal_the_reference(device: str) -> None:

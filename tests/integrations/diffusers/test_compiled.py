@@ -65,6 +65,7 @@ def stock_graphs(case: Case, **options: Any) -> int:
     return found
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
     """Older compilers compile whatever is read into the graph: a name would give every layer a graph of its own."""
@@ -81,6 +82,7 @@ def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
             processor.name = own
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
     case = FAMILIES[name]()
@@ -98,6 +100,7 @@ def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
             assert counter.frame_count == stock, "nothing is compiled again"
 
 
+@pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_dense_layers_are_one_graph_more(name: str) -> None:
     case, counter = FAMILIES[name](), counter_of()
@@ -109,6 +112,7 @@ def test_dense_layers_are_one_graph_more(name: str) -> None:
         assert counter.frame_count == stock + 1
 
 
+@pytest.mark.few("wan-False")
 @pytest.mark.parametrize(("name", "dynamic"), [*((name, None) for name in FAMILIES), ("wan", False)])
 def test_two_sparsities_over_the_same_weights(name: str, dynamic: bool | None) -> None:
     """The second is compiled once more for each kind of block, whatever its number of layers; taking turns compiles nothing."""
@@ -145,6 +149,7 @@ def test_recalls_are_measured_without_compiling() -> None:
     assert all(torch.equal(again[key][0], found[key][0]) for key in handle.layers)
 
 
+@pytest.mark.rest
 def test_a_whole_wan_is_one_graph() -> None:
     """Compiled before it was made sparse: what was compiled is not used for the other."""
     case = wan(1)
@@ -166,6 +171,7 @@ def test_a_whole_wan_is_one_graph() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.rest
 def test_the_measured_passes_of_a_layer_are_equal_compiled_and_not() -> None:
     script = Path(__file__).parents[3] / "tools" / "host_of_a_layer.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -24,6 +24,7 @@ from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.rounded import ORDER, hadamard
+from tiers import rest_while_gated
 
 SUPPORT = Path(__file__).parents[3] / "support"
 HOPPER = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="some card")
@@ -152,6 +153,7 @@ def test_what_is_kept_is_what_it_says() -> None:
 # ----------------------------------------------------------------------------------------------------------------- the kernels
 
 
+@rest_while_gated("eightbit", "triton")
 @needs_triton
 def test_the_kernels_equal_the_reference() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
@@ -166,6 +168,7 @@ def test_the_kernels_equal_the_reference() -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@rest_while_gated("eightbit", "gluon")
 @needs_triton
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_the_kernels_compile_for_hopper(dtype: str, tmp_path: Path) -> None:

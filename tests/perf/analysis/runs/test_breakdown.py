@@ -53,6 +53,23 @@ def test_calls_and_kernels_are_counted() -> None:
     assert (first.busy_ns, later.busy_ns) == (2 * 2 * 130, 2 * (LAYERS - 1) * 130)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("layers", [None, range(1), range(1, LAYERS), range(LAYERS + 5)])
+@pytest.mark.parametrize("stages", [None, ("denoise_step",), SIDES, ("commit", "commit"), ("vae_decode", "nothing"), ()])
+def test_a_sum_is_that_of_the_amounts(stages: tuple[str, ...] | None, layers: range | None, deep: bool) -> None:
+    found = breakdown(stream(Recorder(), blocks=2))
+    paths = {place.path[:size] for place in found.amounts for size in range(len(place.path) + 1)}
+    assert len(paths) > 5
+    for path in (*paths, ("nothing",)):
+        expected = Amount()
+        for place, amount in found.amounts.items():
+            inside = place.path[: len(path)] == path if deep else place.path == path
+            there = inside and (stages is None or place.stage in stages) and (layers is None or place.layer in layers)
+            if there:
+                expected += amount if place.path == path else replace(amount, calls=0)
+        assert found.of(stages, path, deep=deep, layers=layers) == expected
+
+
 def test_gaps_lie_between_pieces() -> None:
     """The host is slow: before each kernel the device waits for it, but within no kernel."""
     to = Recorder(pause=500)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
 from typing import Final, NamedTuple
 
 from strobe.core.spans import (
@@ -60,6 +62,7 @@ class Place(NamedTuple):
         return Place(self.stage, self.path)
 
 
+@lru_cache(maxsize=1 << 16)  # a trace has hundreds of thousands of events on few paths
 def place_of(path: Path) -> Place:
     """Parse a path of regions, with numbers of layers, as a place."""
     if path in (OUTSIDE, NOT_LINKED):
@@ -150,6 +153,10 @@ class Breakdown:
     gaps: tuple[Gap, ...]
     beside_ns: Mapping[str, int]
     replays: Replays | None = field(default=None)
+    _sums: Mapping[tuple[Path, bool], Mapping[tuple[str, int | None], Amount]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sums", _sums(self.amounts))
 
     @property
     def pieces(self) -> tuple[Place, ...]:
@@ -165,17 +172,30 @@ class Breakdown:
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
-        chosen = None if stages is None else frozenset(stages)
-        found = Amount()
-        for place, amount in self.amounts.items():
-            inside = place.path[: len(path)] == path if deep else place.path == path
-            if not inside or (chosen is not None and place.stage not in chosen):
-                continue
-            if layers is None or (place.layer is not None and place.layer in layers):
-                found += amount if place.path == path else Amount(
-                    events=amount.events, busy_ns=amount.busy_ns, idle_ns=amount.idle_ns, sum_ns=amount.sum_ns
-                )  # fmt: skip
-        return found
+        sums = self._sums.get((path, deep), {})
+        if stages is not None and layers is not None:
+            keys: Iterable[tuple[str, int | None]] = product(frozenset(stages), layers)
+        else:
+            chosen = None if stages is None else frozenset(stages)
+            keys = (
+                (stage, layer)
+                for stage, layer in sums
+                if (chosen is None or stage in chosen) and (layers is None or (layer is not None and layer in layers))
+            )
+        return sum((sums[key] for key in keys if key in sums), Amount())
+
+
+def _sums(amounts: Mapping[Place, Amount]) -> dict[tuple[Path, bool], dict[tuple[str, int | None], Amount]]:
+    """Add up amounts once for all that is asked of them: by path, with the pieces inside it or without, by stage and layer."""
+    found: defaultdict[tuple[Path, bool], defaultdict[tuple[str, int | None], Amount]] = defaultdict(lambda: defaultdict(Amount))
+    for place, amount in amounts.items():
+        key = place.stage, place.layer
+        found[place.path, False][key] += amount
+        found[place.path, True][key] += amount
+        inner = replace(amount, calls=0)
+        for size in range(len(place.path)):
+            found[place.path[:size], True][key] += inner
+    return {path: dict(sums) for path, sums in found.items()}
 
 
 def order(path: Path) -> tuple[tuple[int, str], ...]:
@@ -274,4 +294,4 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
 
 def layers_of(found: Breakdown) -> Sequence[int]:
     """Return the numbers of the layers that occur."""
-    return sorted({place.layer for place in found.amounts if place.layer is not None})
+    return sorted({layer for _, layer in found._sums.get(((), True), {}) if layer is not None})

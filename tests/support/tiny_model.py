@@ -1,0 +1,68 @@
+"""A model small enough to stream many frame blocks in a second. Random weights: values mean nothing, equality does.
+
+`TINY` is its family: where a test adds it to `strobe.engine.load.OURS`, `--model tiny` takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from strobe.core.shapes import VaeStride
+from strobe.engine.config import ModelDefaults
+from strobe.engine.family import Family
+from strobe.engine.load import Model, Parts
+from strobe.engine.weights import Weights
+from strobe.models.shapes.grammar import VOCABULARY
+from strobe.models.text.words import WordEncoder
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+
+DEFAULTS = ModelDefaults(
+    frame_size=(32, 32),
+    fps=16,
+    stride=VaeStride(time=4, space=8),
+    frame_block=3,
+    timesteps=(1000.0, 750.0, 500.0, 250.0),
+    shift=5.0,
+)
+
+
+def tiny_model(words: Sequence[str] = ("red", "green", "blue", "circle", "square", "moving"), length: int = 6) -> Model:
+    torch.manual_seed(7)
+    wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=length, latent_channels=4, num_heads=2, num_layers=2)
+    text = WordEncoder(words, dim=16, length=length)
+    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+    dit = CausalWan(wan)
+    with torch.no_grad():
+        for parameter in (*dit.parameters(), *vae.parameters()):
+            if parameter.dim() > 1:
+                parameter.mul_(1.5)  # so that prompts, history and memories show in the result
+    return Model(name="tiny", weights_hash="0" * 64, dit=dit, text=text, vae=vae, defaults=DEFAULTS)
+
+
+def well_read_model() -> Model:
+    """The tiny model with every word of the bundled model's prompts, and frames large enough for sparse presets."""
+    model = tiny_model(VOCABULARY, 24)
+    return replace(model, defaults=replace(model.defaults, frame_size=(64, 128)))
+
+
+def _load(name: str, given: Weights) -> Model:
+    assert given == Weights()
+    return well_read_model()
+
+
+def _parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
+    assert frame_size is None
+    return well_read_model().parts
+
+
+def _no_folder(folder: Path) -> bool:
+    return False
+
+
+TINY = Family(name="tiny", models=("tiny",), holds=_no_folder, load=_load, parts=_parts)
