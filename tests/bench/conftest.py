@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stand_ins import stands_in_for
+from strobe.bench.case import Case
 from strobe.core.shapes import VaeStride
 from strobe.core.spans import span
 from strobe.engine.config import ModelDefaults
@@ -21,6 +23,7 @@ from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, 
 BLOCKS = 6
 
 
+@stands_in_for(Case)
 class FakeCase:
     """Every frame block is two denoise steps of nothing. `at_block(name, clip, block)` is called in each block."""
 
