@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
+from stand_ins import stands_in_for
 from strobe.core import spans
 from strobe.core.errors import ConfigError
-from strobe.core.spans import NAMES, TRACEABLE, check_regions, recording, span
+from strobe.core.spans import NAMES, TRACEABLE, Recorder, check_regions, recording, span
 
 
+@stands_in_for(Recorder)
 class Listener:
     """Writes down what is entered and left."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core import spans
@@ -292,8 +294,9 @@ def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
 def test_recording_marks_no_regions(ring: RingCache) -> None:
     seen = []
 
+    @stands_in_for(spans.Recorder)
     class Marks:
-        def region(self, name: str, index: int | None) -> Any:
+        def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
             seen.append(name)
             return spans._NULL
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
@@ -180,8 +181,9 @@ class TestOrder:
 def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool, overlap_decode: bool) -> None:
     names: list[str] = []
 
+    @stands_in_for(spans.Recorder)
     class Names:
-        def region(self, name: str, index: int | None) -> AbstractContextManager[None]:
+        def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
             names.append(name)
             return nullcontext()
 

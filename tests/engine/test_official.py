@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
@@ -25,6 +26,7 @@ from strobe.engine.load import Model
 from strobe.engine.noise import BlockNoise
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
+from strobe.engine.texts import TextEncoder
 from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
@@ -44,6 +46,7 @@ def golden() -> dict[str, Tensor]:
     return load_file(DATA)
 
 
+@stands_in_for(TextEncoder)
 class GoldenText:
     """A text encoder that knows two prompts: the names of two tensors of the golden."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core.errors import SessionError, WeightsError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.load import Model
@@ -21,6 +22,7 @@ LONG_S = 60.0
 """More than anything here takes; a test that waits so long has failed."""
 
 
+@stands_in_for(TextEncoder)
 class SlowEncoder:
     """An encoder that takes until it is let go, once for each prompt."""
 

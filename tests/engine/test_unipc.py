@@ -13,12 +13,14 @@ import torch
 from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, resolve
 from strobe.engine.load import Model
 from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
+from strobe.engine.transformer import Transformer
 from strobe.engine.unipc import correction, denoise_unipc, prediction
 
 EXACT = tolerance("rounding", "float32")
@@ -37,15 +39,16 @@ def official(steps: int, shift: float) -> tuple[list[float], list[int]]:
     return sigmas.astype(np.float32).tolist(), (sigmas * 1000).astype(np.int64).tolist()
 
 
+@stands_in_for(Transformer)
 class Curved:
     """A flow that is no function of the level alone, so that every order of a step shows."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, Any]] = []
 
-    def flow(self, x: Tensor, timestep: float, text: Any, cache: Any) -> Tensor:
+    def flow(self, latents: Tensor, timestep: float, text: Any, cache: Any) -> Tensor:
         self.told.append((timestep, text))
-        x = x.double()
+        x = latents.double()
         return torch.tanh(1.3 * x + timestep / 1000 + 0.7 * x.roll(1, -1))
 
 

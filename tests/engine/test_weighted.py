@@ -9,20 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.engine.load import Model, load
 from strobe.engine.prompt_file import read_prompts, switches_of
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
+from strobe.engine.texts import TextEncoder
 from strobe.engine.weighted import encode_prompts, prompts_ready, read_weights
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import CHOICES
-from strobe.models.text.cache import PromptEncoder
+from strobe.models.text.cache import Embedder, PromptEncoder
 from strobe.models.text.memory import PromptMemory
 
 BOTH = "(red circle:3) (blue square:1)"
 
 
+@stands_in_for(Embedder)
 class Rows:
     """An embedder of bfloat16 rows, one for each word; counts what it embeds."""
 
@@ -107,6 +110,7 @@ def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None
 def test_a_stream_follows_the_blend_wherever_it_is_said(make: Callable[..., Session], tiny: Model) -> None:
     """First prompt, prompt, switch and file make the film of a model whose encoder knows the blend as a word of its own."""
 
+    @stands_in_for(TextEncoder)
     class Told:
         """Encodes "blend" as the blend that was worked out by hand."""
 

@@ -19,9 +19,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 import strobe
+from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
+from strobe.serve.app import Server
 from strobe.serve.client import Viewer, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
@@ -57,6 +59,7 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
     monkeypatch.setattr(replicas, "SILENCE_S", 0.3)
     monkeypatch.setattr(replicas, "HEALTH_S", 0.02)
 
+    @stands_in_for(Server)
     class Told:
         def __init__(self) -> None:
             self.drained, self.failure = False, ""

@@ -97,7 +97,7 @@ async def guest(hub: Hub, origin: Origin) -> AsyncIterator[Guest]:
 
 
 async def _open(hub: Hub, origin: Origin) -> Channel:
-    device = hub.device
+    device = hub.worker
 
     def refused(reason: str, error: StrobeError) -> StrobeError:
         hub.metrics.refused.labels(reason).inc()

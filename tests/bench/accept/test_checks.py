@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.bench.accept import clips, equal, order
 from strobe.bench.accept.behaviour import check_frames, check_latents, check_prompt
 from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.accept.weights import check_weights
+from strobe.cache.kv import CacheStep, KVCache
 from strobe.engine.load import Model, load
 from strobe.engine.presets import balanced, preset
 from strobe.engine.session import Session
@@ -166,14 +168,15 @@ def test_streaming_equals_one_pass_and_a_cache_that_loses_a_frame_does_not(
     found = named(equal.check_equal(tiny, config, "red circle", latents, 0))
     assert found["streaming_against_one_pass"].passed and found["streamed_frames_against_one_call"].passed
 
+    @stands_in_for(KVCache)
     class Forgets:
         """A cache in which the first frame block was never written."""
 
         def __init__(self, *arguments: object) -> None:
             self.inner = whole(*arguments)  # type: ignore[arg-type]
 
-        def at(self, first: int, count: int) -> object:
-            step = self.inner.at(first, count)
+        def at(self, first_frame: int, num_frames: int) -> CacheStep:
+            step = self.inner.at(first_frame, num_frames)
             self.inner.values[:, :, : 3 * 4].zero_()
             return step
 

@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, DataError
-from strobe.models.text.cache import Key, PromptCache, PromptEncoder
+from strobe.models.text.cache import Embedder, Key, PromptCache, PromptEncoder
 
 DIM, LENGTH = 6, 8
 
 
+@stands_in_for(Embedder)
 class Fake:
     """Rows that say which prompt and encoder they are of; counts its work."""
 

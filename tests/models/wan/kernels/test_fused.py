@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stand_ins import stands_in_for
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.kv import CacheShape, RingCache
@@ -18,6 +19,7 @@ from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys
 from strobe.models.wan.linears import Fp8Linear
 from strobe.models.wan.rope import rotate_temporal
 
@@ -111,10 +113,11 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
     """What only knows `write` and `reach` gets keys and values as the plain pass gives them."""
     seen: list[tuple[Tensor, Tensor]] = []
 
+    @stands_in_for(KeyValueStep)
     class Step:
         reach = None
 
-        def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
             seen.append((k.clone(), v.clone()))
             return torch.cat((k, 2 * k), 1), torch.cat((v, -v), 1)
 
