@@ -52,16 +52,21 @@ def test_the_autoencoder(compiled: bool) -> None:
         torch.testing.assert_close(again.cpu(), vae.cpu().encode(expected), rtol=0, atol=tolerance("latents", "float32"))
 
 
+@pytest.fixture(scope="module")
+def full() -> Model:
+    """Random weights at full size, drawn once: that takes a minute."""
+    return load("longlive-2", Weights(random=True))
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["balanced", "low_memory"])
-def test_memory_at_full_size(name: str) -> None:
-    """Random weights at 704x1280: what is allocated at most is predicted, and not three times over."""
-    model = load("longlive-2", Weights(random=True))
+def test_memory_at_full_size(full: Model, name: str) -> None:
+    """At 704x1280 what is allocated at most is predicted, and not three times over."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with Session("x", model=model, preset=name, device="cuda") as session:
-        predicted = sum(part.num_bytes for part in predict(model.parts, session.config))
+    with Session("x", model=full, preset=name, device="cuda") as session:
+        predicted = sum(part.num_bytes for part in predict(full.parts, session.config))
         for _ in session.stream(6):
             pass
     peak = torch.cuda.max_memory_allocated() - before

@@ -6,10 +6,12 @@ Each line of the file that `STROBE_TEST_EVENTS` names is a test and its phase: `
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -50,6 +52,16 @@ class Events:
         if report.failed:
             lacks = _OPTIONAL.search(report.longreprtext)
             self._write(report.nodeid, "skipped" if lacks else "failed", 0.0, lacks[1] if lacks else report.longreprtext)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+    """Torch keeps what a test had on the card; beside other processes that is what they lack."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def pytest_configure(config: pytest.Config) -> None:
