@@ -174,6 +174,27 @@ def test_a_coincidence_is_a_caution_above_the_answer(strobe: Strobe, tmp_path: P
     assert "1.25x [1.25, 1.25] for the stage; 1.51x [1.51, 1.51] for the traced step" in result.out
 
 
+def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
+    """Two logs and two traces without a flag tell of kernels by their names; with flags, and the calls of a stage, of the stage."""
+    guide = write_guide(tmp_path)
+    inputs = (
+        "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--baseline-trace", guide["fa_trace"],
+        "--candidate-trace", guide["vsa_trace"],
+    )  # fmt: skip
+    plain = strobe(*inputs).out
+    assert plain.splitlines()[0] == (
+        "The attention kernels are 3.45x faster, the stage 1.25x faster. Attention kernels save 6.773 ms of a step of 12.94 ms; "
+        "other kernels take 2.352 ms back, copies 0.05000."
+    )
+    changed_most = "flash_fwd_kernel 9.535 ms (gone); _attn_fwd_sparse 2.762 ms (new); vectorized_gather_kernel 1.552 ms (new)."
+    assert f"Changed most in a step: {changed_most}" in plain
+    told = (*inputs, "--focal-baseline", FA, "--focal-candidate", VSA, "--section", SECTION, "--calls-per-stage", "432")
+    assert strobe(*told).out.splitlines()[0] == (
+        "The focal kernel is 3.45x faster, the stage 1.25x faster. The focal kernel saves 2926 ms of a stage of 7201 ms, other "
+        "kernels 172.8; the section around the focal kernel takes 1189 ms back, time that was not traced 442.3, copies 21.60."
+    )
+
+
 def test_sides_that_are_not_comparable_have_two_columns_and_no_headline(strobe: Strobe, tmp_path: Path) -> None:
     sides = write_model_trace(tmp_path / "a.json", "Bert"), write_model_trace(tmp_path / "b.json", "ViT", faster=2)
     result = against(strobe, *sides, "-o", tmp_path / "page")

@@ -138,7 +138,7 @@ def speedup(
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
-    _show(report, failed, list(written.values()), output)
+    _show(study, report, failed, list(written.values()), output)
     output.emit({**document, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
 
@@ -264,11 +264,14 @@ def _figures(report: Report) -> dict[str, Figure | None]:
     return {level: found.get(level) for level in LEVELS}
 
 
-def _show(report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
-    """Print what fits a terminal: the levels, the accounts and the notes; then the banners, and the answer last."""
+def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
+    """Print the answer in two sentences, then what fits a terminal: levels, accounts, notes, banners, and the answer's table."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER
+    from strobe.perf.report.speedup_page.answer import story
 
+    if told := story(study):
+        output.show(told, "")
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)
     for name in ("speedups", "ledger"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Final
 
 from strobe.perf.analysis.ledger.account import Line
-from strobe.perf.analysis.ledger.answer import Answer
-from strobe.perf.analysis.ledger.parts import NAMELESS, trace_part
+from strobe.perf.analysis.ledger.answer import Answer, PartLine
+from strobe.perf.analysis.ledger.parts import NAMELESS, Part, trace_part
 from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelName
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
@@ -17,13 +18,21 @@ from strobe.perf.report.blocks.waterfall import Drop, waterfall
 from strobe.perf.report.model import Block, Figure, Notes, Section, Table
 from strobe.perf.report.speedup_page.ledger import line_title, no_account
 from strobe.perf.report.speedup_page.study import SpeedupStudy
-from strobe.perf.report.text import significant
+from strobe.perf.report.text import shorten, significant
 
 _OUTERMOST: Final[tuple[LevelName, ...]] = ("e2e", "stage", "step", "attention", "section", "kernel")
 _WHERE: Final[dict[LevelName, str]] = {
     "e2e": "end to end", "stage": "for the stage", "step": "for the traced step", "attention": "for the attention call",
     "section": "for the section", "kernel": "for the focal kernel",
 }  # fmt: skip
+_NAMES: Final[dict[LevelName, str]] = {
+    "e2e": "whole run", "stage": "stage", "step": "traced step", "attention": "attention call", "section": "section",
+    "kernel": "focal kernel",
+}  # fmt: skip
+_LEVELS: Final = 2
+"""Fewest measured levels of which the first sentence tells."""
+_TOLD: Final = 3
+"""Parts and kernels that the first sentences name."""
 _SIDES: Final = ("baseline", "candidate")
 
 
@@ -34,12 +43,81 @@ def answer_section(study: SpeedupStudy) -> Section:
     if found is None:
         lead = f"{headline(study)} No account of the time: {no_account(study)}."
     else:
-        lead = f"{headline(study)} {_took(study, found)}"
+        lead = " ".join(filter(None, (story(study), headline(study), _took(study, found))))
         blocks.append(_figure(study, found) if study.comparable else _table(study, found))
+        blocks += [Notes((most,))] if (most := changed_most(study)) else []
     unknown = tuple(not_known(study))
     blocks += [Notes(unknown)] if unknown else []
     title = "Where the saving comes from" if study.comparable else "What each side took"
     return Section(ANSWER, title, lead, tuple(blocks))
+
+
+def story(study: SpeedupStudy) -> str:
+    """Return the answer in two sentences: kernel and outermost level, then what a unit saves and what takes time back.
+
+    Empty where nothing is comparable, or only one level was measured.
+    """
+    found = study.answer
+    known = [study.level(name) for name in reversed(_OUTERMOST) if study.level(name).ratio is not None]
+    if not study.comparable or found is None or len(known) < _LEVELS:
+        return ""
+    inner, outer = known[0], known[-1]
+    said = f"The {_NAMES[inner.level]} is {_faster(inner.ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+    attention = next((line for line in found.lines if line.parts == (Part.OTHER_ATTENTION,)), None)
+    if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
+        ratio = attention.baseline_ns / attention.candidate_ns
+        said = f"The attention kernels are {_faster(ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+    lines = sorted(found.lines, key=lambda line: -abs(line.saved_ns))
+    gains = [line for line in lines if line.saved_ns > 0][:_TOLD]
+    losses = [line for line in lines if line.saved_ns < 0][:_TOLD]
+    unit = f"a {found.unit} of {_ms(found.baseline_ns)} ms"
+    if not gains:
+        return f"{said} Nothing in {unit} became faster; {_taken(losses)}." if losses else f"{said} Nothing in {unit} changed."
+    first, *others = gains
+    saved = f"{_name(first)} {_verb('save', first)} {_ms(first.saved_ns)} ms of {unit}"
+    saved += "".join(f", {_name(line)} {_ms(line.saved_ns)}" for line in others)
+    return f"{said} {saved[0].upper()}{saved[1:]}{f'; {_taken(losses)}' if losses else ''}."
+
+
+def _taken(losses: Sequence[PartLine]) -> str:
+    first, *others = losses
+    more = "".join(f", {_name(line)} {_ms(-line.saved_ns)}" for line in others)
+    return f"{_name(first)} {_verb('take', first)} {_ms(-first.saved_ns)} ms back{more}"
+
+
+def _verb(word: str, line: PartLine) -> str:
+    return word if _name(line).endswith("s") else f"{word}s"
+
+
+def _name(line: PartLine) -> str:
+    if line.parts == (Part.UNNAMED,):
+        return "time that was not traced"
+    name = line_name(line)
+    return f"the {name}" if line.parts[0] in (Part.FOCAL, Part.SECTION) and len(line.parts) == 1 else name
+
+
+def _ms(ns: Fraction) -> str:
+    return significant(float(ns) / 1e6)
+
+
+def _faster(ratio: Fraction | float | None) -> str:
+    times = float(ratio or 0)
+    return f"{times:.2f}x faster" if times >= 1 else f"{times:.2f}x as fast"
+
+
+def changed_most(study: SpeedupStudy) -> str:
+    """Return the kernels whose time in a unit changed most, by name; empty where none did or sides are not comparable."""
+    if not study.accounts or not study.comparable:
+        return ""
+    account = study.accounts[0][1]
+    found, effects = study.answer, [each for each in account.ledger.effects if each.saved_ns][:_TOLD]
+    said = []
+    for each in effects:
+        before, after = _ms(account.per_unit(each.baseline_ns)), _ms(account.per_unit(each.candidate_ns))
+        here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
+        times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
+        said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
+    return f"Changed most in a {found.unit}: {'; '.join(said)}." if said and found is not None else ""
 
 
 def headline(study: SpeedupStudy) -> str:
