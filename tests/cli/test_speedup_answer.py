@@ -175,7 +175,7 @@ def test_a_coincidence_is_a_caution_above_the_answer(strobe: Strobe, tmp_path: P
 
 
 def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
-    """Two logs and two traces without a flag tell of kernels by their names; with flags, and the calls of a stage, of the stage."""
+    """Two logs and two traces without a flag tell of kernels by name; with the calls of a stage, of the stage."""
     guide = write_guide(tmp_path)
     inputs = (
         "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--baseline-trace", guide["fa_trace"],

@@ -196,11 +196,14 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 
 
 def _summary(report: model.Report) -> Iterator[Text | str]:
-    """Yield what fits a terminal: the banners and the main tables."""
+    """Yield what fits a terminal: the answer, the banners and the main tables."""
     from strobe.perf.report.model import Notes, Table
+    from strobe.perf.report.trace_page.answer import ANSWER
 
+    first = [section for section in report.sections if section.id == ANSWER]
+    yield from (item for section in first for block in section.blocks if isinstance(block, Notes) for item in (*block.items, ""))
     yield from banner_texts(report.banners)
-    for section in report.sections:
+    for section in (each for each in report.sections if each.id != ANSWER):
         tables = [block for block in section.blocks if isinstance(block, Table)]
         yield from (
             table_text(tables[at], _LONG.get(section.id, _ROWS), notes=section.id in _NOTED)

@@ -92,6 +92,8 @@ def _verb(word: str, line: PartLine) -> str:
 def _name(line: PartLine) -> str:
     if line.parts == (Part.UNNAMED,):
         return "time that was not traced"
+    if line.parts == (Part.WAITING,):
+        return "less waiting for the host" if line.saved_ns > 0 else "waiting for the host"
     name = line_name(line)
     return f"the {name}" if line.parts[0] in (Part.FOCAL, Part.SECTION) and len(line.parts) == 1 else name
 

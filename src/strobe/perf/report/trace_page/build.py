@@ -8,6 +8,7 @@ from typing import Final
 from strobe.perf.report.blocks.page import page
 from strobe.perf.report.model import Report, Section
 from strobe.perf.report.trace_page.activity import activity_section
+from strobe.perf.report.trace_page.answer import answer_section
 from strobe.perf.report.trace_page.banners import trace_banners
 from strobe.perf.report.trace_page.collectives import collectives_section
 from strobe.perf.report.trace_page.critical_path import critical_path_section
@@ -29,6 +30,7 @@ from strobe.perf.report.trace_page.timeline import timeline_section
 from strobe.perf.report.trace_study import TraceStudy
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
+    answer_section,
     overview_section,
     activity_section,
     device_kernels,

@@ -81,12 +81,16 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
+def name_of(one: WhatIf) -> str:
+    """Return the name of what a what-if leaves out."""
+    return one.name or {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}.get(one.kind, one.kind)
+
+
 def _what_if(label: str, found: CriticalPath) -> Table:
-    names = {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}
     fields: tuple[Field[WhatIf], ...] = (
         Field(
             "if this took no time",
-            lambda one: Code(one.name) if one.kind == KERNEL else Text(one.name or names.get(one.kind, one.kind)),
+            lambda one: Code(one.name) if one.kind == KERNEL else Text(name_of(one)),
         ),
         Field("kind", lambda one: one.kind if one.kind in (KERNEL, KIND) else "lag"),
         exact_time("removed", lambda one: one.removed_ns, "its time in the whole trace, on the path and beside it"),

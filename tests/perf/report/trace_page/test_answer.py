@@ -1,0 +1,56 @@
+"""The sentences that a trace's page and terminal begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from strobe.perf.report.model import Notes
+from strobe.perf.report.trace_page.build import build_trace_report
+from strobe.perf.report.trace_study import TraceOptions, load_trace_study
+from synthetic import event, kernel, launch
+
+
+def write(path: Path, lengths: list[int]) -> Path:
+    """Steps of an attention kernel of so many microseconds and a product of 100, then 100 idle, launched late."""
+    events, at = [], 1000
+    for step, length in enumerate(lengths):
+        number = 2 * step + 1
+        events += [launch(str(at - 10), "5", number), launch(str(at - 5), "5", number + 1)]
+        events += [event("user_annotation", f"ProfilerStep#{step}", str(at - 20), str(length + 200))]
+        events += [kernel("flash_fwd_kernel", str(at), str(length), number)]
+        events += [kernel("sm90_gemm_128x128", str(at + length), "100", number + 1)]
+        at += length + 200
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def sentences(path: Path) -> list[str]:
+    report = build_trace_report(load_trace_study((path,), TraceOptions()))
+    first = report.sections[0]
+    assert first.id == "answer"
+    return [item for block in first.blocks if isinstance(block, Notes) for item in block.items]
+
+
+def test_what_the_time_is_and_why_the_device_was_idle(tmp_path: Path) -> None:
+    said = sentences(write(tmp_path / "t.json", [300] * 6))
+    assert said[0].startswith("device 0: busy for 82.8 % of 2.900 ms; ")  # 6 x 400 of 5 x 500 + 400
+    assert said[1] == "Of the busy time: attention 75.0 %, matrix products 25.0 %."
+    assert said[2] == "Most time: flash_fwd_kernel 75.0 %, sm90_gemm 25.0 %."
+    assert said[3].startswith("Idle for 0.5000 ms, ") and "because the launch call had not started yet (host_late)" in said[3]
+
+
+def test_the_slowest_step_is_named(tmp_path: Path) -> None:
+    even, uneven = (
+        sentences(write(tmp_path / f"{n}.json", lengths)) for n, lengths in enumerate(([300] * 6, [300, 300, 800, 300, 300, 300]))
+    )
+    assert not any("the slowest" in line for line in even)
+    (line,) = (line for line in uneven if "the slowest" in line)
+    assert "steps of 0.5000 ms, the median; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
+
+
+def test_a_trace_of_the_host_alone_has_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps({"traceEvents": [launch("1", "5", 1)]}))
+    report = build_trace_report(load_trace_study((path,), TraceOptions()))
+    assert "answer" not in {section.id for section in report.sections}
