@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError, unknown_choice
-from strobe.lint.document import CodeLine, Document, DocumentSection, lines_table, read_markdown
+from strobe.lint.document import Document, DocumentSection, Sentence, lines_table, read_markdown
 from strobe.lint.quantity import readable
 from strobe.lint.rules import RULES
 from strobe.lint.study import Claim, LintStudy, Options, Rule
@@ -51,7 +51,7 @@ def _study(path: Path, options: Options) -> LintStudy:
 def _printed(text: str, path: str) -> Document:
     numbered = [(number, line) for number, line in enumerate(readable(text).splitlines(), 1)]
     table = lines_table(numbered, DocumentSection())
-    code = tuple(CodeLine(text=line, line=number, section=DocumentSection()) for number, line in numbered)
+    code = tuple(Sentence(text=line, line=number, section=DocumentSection()) for number, line in numbered)
     return Document(path=path, tables=(table,) if table else (), code=code)
 
 
@@ -75,4 +75,4 @@ def _findings(study: LintStudy, rules: Sequence[Rule]) -> tuple[Claim, ...]:
 
 
 def _ignored(document: Document, finding: Claim) -> bool:
-    return any(each.rule in ("*", finding.rule) and each.first <= finding.place.line <= each.last for each in document.ignored)
+    return any(rule in ("*", finding.rule) and finding.place.line in lines for lines, rule in document.ignored)
