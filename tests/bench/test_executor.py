@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strobe.bench.executor import Cell, LocalExecutor, Resources
-from strobe.bench.executor.local import MARK, alive
+from strobe.bench.executor.processes import MARK, alive
 from strobe.core.errors import ConfigError
 
 PARALLEL = Resources(exclusive=False)

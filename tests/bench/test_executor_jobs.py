@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from strobe.bench.executor import Cell, Finished, Handle, LocalExecutor, Resources
-from strobe.bench.executor.local import Job, Running, alive, spread
+from strobe.bench.executor.local import Job, Running, spread
+from strobe.bench.executor.processes import alive
 from strobe.bench.tree.request import How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError

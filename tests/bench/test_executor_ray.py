@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from strobe.bench.executor import Cell, Resources, open_executor
-from strobe.bench.executor.local import MARK
+from strobe.bench.executor.processes import MARK
 from strobe.bench.traces import spread_reading
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.perf.report.trace_study import load_trace_study

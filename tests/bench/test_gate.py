@@ -19,19 +19,19 @@ CELL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity
 
 def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(CELL, tile="auto", data="normal", dtype=torch.float32, device=torch.device("cpu"), seed=0)
-    assert ours.build("fine:flex", inputs).impl == "flex"
+    assert ours.build_ours("fine:flex", inputs).impl == "flex"
     monkeypatch.setattr(gate, "card_of", lambda _: A100)
     for name in ("fine:flex", "tiled:flex"):
         with pytest.raises(ImplUnavailableError, match="no number is taken of it here: its gate has not been run on compute cap"):
-            ours.build(name, inputs)
-    assert ours.build("fine:cpu", inputs).impl == "cpu"  # it has no gate
+            ours.build_ours(name, inputs)
+    assert ours.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
     flex = next(impl for impl in IMPLS if impl.name == "flex")
     green = Gate(
         operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
         kernel=flex.kernel,
     )  # fmt: skip
     monkeypatch.setattr(gate, "GATES", (green,))
-    assert ours.build("fine:flex", inputs).impl == "flex"
+    assert ours.build_ours("fine:flex", inputs).impl == "flex"
 
 
 def test_peers_name_the_cards_that_they_run_on() -> None:

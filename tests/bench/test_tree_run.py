@@ -10,7 +10,8 @@ import torch
 
 from strobe.attention.types import AttentionOutput
 from strobe.bench.executor import Cell, Finished, LocalExecutor
-from strobe.bench.executor.local import Running, alive
+from strobe.bench.executor.local import Running
+from strobe.bench.executor.processes import alive
 from strobe.bench.tree import candidates
 from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from strobe.lint.check import lint_text
-from strobe.lint.study import Finding, Options
+from strobe.lint.study import Claim, Options
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Page:
                 return number + 1
         raise AssertionError((row, column, self.text))
 
-    def lint(self) -> tuple[Finding, ...]:
+    def lint(self) -> tuple[Claim, ...]:
         """What the linter says of it."""
         return lint_text(self.text, "page.md", self.options)
 
@@ -97,10 +97,10 @@ def page() -> Callable[[int], Page]:
 
 
 @pytest.fixture
-def only() -> Callable[[Page], Finding]:
+def only() -> Callable[[Page], Claim]:
     """The one finding of a page."""
 
-    def one(made: Page) -> Finding:
+    def one(made: Page) -> Claim:
         found = made.lint()
         assert len(found) == 1, "\n".join(map(str, found)) + "\n" + made.text
         return found[0]

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from strobe.lint.study import Options
-
 SEEDS = range(6)
 
 
@@ -140,42 +138,6 @@ def test_fps_from_nothing(seed: int, page: Any, only: Any) -> None:
     found = only(made)
     assert (found.rule, found.place.line, found.place.row, found.place.column) == ("fps-latency", line, "Faster", "FPS")
     assert number(found.corrected) == pytest.approx(made.truth["frames"] / made.truth["mean Faster"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("head", "rates", "right"),
-    [
-        ("FPS", ("9.1", "12.0"), (9.93, 13.95)),
-        ("FPS", ("9.93", "13.95"), None),
-        ("FPS", ("39.7", "55.8"), None),
-        ("pixel FPS", ("39.7", "55.8"), None),
-        ("pixel FPS", ("9.93", "13.95"), (39.74, 55.81)),
-        ("latent FPS", ("39.7", "55.8"), (9.93, 13.95)),
-    ],
-)
-def test_the_frames_of_a_block_are_given(
-    head: str, rates: tuple[str, str], right: tuple[float, float] | None, page: Any, clean: Any
-) -> None:
-    made = (
-        page(0).say("# Presets").table(("Preset", "Mean", head), [["fast", "302 ms", rates[0]], ["faster", "215 ms", rates[1]]])
-    )
-    clean(made)  # two rows that contradict each other do not say which is right
-    made.options = Options(frames_per_block=3)
-    if right is None:
-        return clean(made)
-    found = made.lint()
-    assert [(each.rule, each.place.row) for each in found] == [("fps-latency", "fast"), ("fps-latency", "faster")]
-    assert [number(each.corrected) for each in found] == pytest.approx(right, rel=2e-3)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_throughput_of_another_batch(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    serving(made)
-    line = made.put("8", "Throughput (images/s)", f"{1000 * 4 / made.truth['latency 8']:.2f}")
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row) == ("fps-latency", line, "8")
-    assert number(found.corrected) == pytest.approx(8000 / made.truth["latency 8"], rel=1e-3)
 
 
 @pytest.mark.parametrize(

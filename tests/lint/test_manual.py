@@ -10,7 +10,7 @@ import pytest
 from strobe.core.errors import ConfigError
 from strobe.lint.check import chosen_rules, lint_text
 from strobe.lint.rules import RULES
-from strobe.lint.study import Options, Rule, Shape, options_of
+from strobe.lint.study import Options, Rule, options_of
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### `([\w-]+)`\n(.*?)(?=^### `|\Z)", MANUAL, re.MULTILINE | re.DOTALL))
@@ -18,9 +18,9 @@ SECTIONS = dict(re.findall(r"^### `([\w-]+)`\n(.*?)(?=^### `|\Z)", MANUAL, re.MU
 
 def _options(section: str) -> Options:
     flags = dict(re.findall(r"--([\w-]+) ([\w.-]+)", section.partition("Wrong:")[0]))
-    height, width = map(int, flags["size"].split("x")) if "size" in flags else (None, None)
+    size = tuple(map(int, flags["size"].split("x"))) if "size" in flags else None
     window = int(flags["window"]) if "window" in flags else None
-    return options_of(Shape(height=height, width=width), model=flags.get("model"), window=window, device=flags.get("device"))
+    return options_of(size=size, model=flags.get("model"), window=window, device=flags.get("device"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -50,29 +50,20 @@ def test_rules_are_chosen_by_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "given", "words"),
+    ("given", "words"),
     [
-        (Shape(), {"model": "wan-1.3"}, "did you mean 'wan-1.3b'"),
-        (Shape(), {"device": "V100"}, "unknown device 'V100'"),
-        (Shape(height=480), {"model": "wan-1.3b"}, "give height and width"),
-        (Shape(height=480, width=832), {}, "without --model"),
-        (Shape(), {"window": 12}, "without --model"),
-        (Shape(grid="3,30"), {"model": "wan-1.3b"}, "such as 3,30,52"),
-        (Shape(grid="3,30,52", height=480, width=832), {"model": "wan-1.3b"}, "give one of them"),
-        (Shape(grid="3,30,52", frames_per_block=4), {"model": "wan-1.3b"}, "give one of them"),
-        (Shape(frames_per_block=0), {}, "positive"),
-        (Shape(), {"model": "wan-1.3b", "window": -1}, "positive"),
+        ({"model": "wan-1.3"}, "did you mean 'wan-1.3b'"),
+        ({"device": "V100"}, "unknown device 'V100'"),
+        ({"size": (480, 832)}, "without --model"),
+        ({"window": 12}, "without --model"),
+        ({"model": "wan-1.3b", "window": -1}, "positive"),
     ],
 )
-def test_what_was_measured_is_checked(shape: Shape, given: dict[str, object], words: str) -> None:
+def test_what_was_measured_is_checked(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        options_of(shape, **({"model": None, "window": None, "device": None} | given))
+        options_of(**({"model": None, "size": None, "window": None, "device": None} | given))  # type: ignore[arg-type]
 
 
-def test_a_grid_is_a_size() -> None:
-    by_grid, by_size = (
-        options_of(shape, model="wan-1.3b", window=12, device="h100")
-        for shape in (Shape(grid="3,30,52"), Shape(height=480, width=832))
-    )
-    assert by_grid.tokens_per_frame == by_size.tokens_per_frame == 30 * 52
-    assert by_grid.frames_per_block == 3 and by_size.frames_per_block is None and by_grid.device is by_size.device is not None
+def test_a_size_is_tokens() -> None:
+    found = options_of(model="wan-1.3b", size=(480, 832), window=12, device="h100")
+    assert found.tokens_per_frame == 30 * 52 and found.device is not None

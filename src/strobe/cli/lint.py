@@ -15,7 +15,7 @@ from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.lint.document import Place
-    from strobe.lint.study import Finding, Options
+    from strobe.lint.study import Claim, Options
 
 FOUND = 1
 
@@ -27,16 +27,12 @@ class Measured:
 
     Args:
         model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
-        grid: F,H,W: latent frames made at a time, and rows and columns of tokens in one latent frame.
-        frames_per_block: latent frames made at a time: ties FPS to the time of a frame block.
         size: height x width in pixels, such as 480x832.
         window: latent frames attended in self-attention, the ones made included.
-        device: the GPU, e.g. h100, "A100 80GB SXM"; by default the one that the document names.
+        device: the GPU, e.g. h100, "A100 80GB SXM".
     """
 
     model: str | None = None
-    grid: str | None = None
-    frames_per_block: Annotated[int | None, Parameter(alias="--frames")] = None
     size: str | None = None
     window: int | None = None
     device: str | None = None
@@ -45,13 +41,11 @@ class Measured:
         """Return the options of the rules.
 
         Raises:
-            ConfigError: an unknown model or device, half a size, or a size that contradicts the grid.
+            ConfigError: an unknown model or device, or a size without a model.
         """
-        from strobe.lint.study import Shape, options_of
+        from strobe.lint.study import options_of
 
-        height, width = parse_size(self.size) or (None, None)
-        shape = Shape(grid=self.grid, frames_per_block=self.frames_per_block, height=height, width=width)
-        return options_of(shape, model=self.model, window=self.window, device=self.device)
+        return options_of(model=self.model, size=parse_size(self.size), window=self.window, device=self.device)
 
 
 def lint(
@@ -83,7 +77,7 @@ def lint(
     if not files:
         raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")
     rules, options = chosen_rules(ignore, only), measured.options()
-    found: list[Finding] = []
+    found: list[Claim] = []
     with output.progress("lint") as advance:
         for number, file in enumerate(files):
             advance(number, len(files), file.name)
@@ -98,7 +92,7 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _text(finding: Finding) -> Text:
+def _text(finding: Claim) -> Text:
     place = finding.place
     where = f"{place.path}:{place.line}" if place.line else place.path
     inside = ", ".join(part for part in (place.table, place.row, place.column) if part)
@@ -116,7 +110,7 @@ def _text(finding: Finding) -> Text:
     )
 
 
-def _json(finding: Finding) -> dict[str, Any]:
+def _json(finding: Claim) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "severity": finding.severity,

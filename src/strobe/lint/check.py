@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError, unknown_choice
-from strobe.lint.document import CodeLine, Document, DocumentSection, lines_table, read_markdown
+from strobe.lint.document import Document, DocumentSection, Sentence, lines_table, read_markdown
 from strobe.lint.quantity import readable
 from strobe.lint.rules import RULES
-from strobe.lint.study import Claim, Finding, LintStudy, Options, Rule
+from strobe.lint.study import Claim, LintStudy, Options, Rule
 
 MARKDOWN: Final = (".md", ".markdown")
 PRINTED: Final = (".txt", ".log", ".out")
 
 
-def lint_text(text: str, path: str, options: Options | None = None, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+def lint_text(text: str, path: str, options: Options | None = None, rules: Sequence[Rule] = RULES) -> tuple[Claim, ...]:
     """Hold the claims of a Markdown document to the rules.
 
     Args:
@@ -26,7 +27,7 @@ def lint_text(text: str, path: str, options: Options | None = None, rules: Seque
     return _findings(LintStudy(document=read_markdown(text, path), options=options or Options()), rules)
 
 
-def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+def lint_file(path: Path, options: Options | None = None, rules: Sequence[Rule] = RULES) -> tuple[Claim, ...]:
     """Hold the claims of a file to the rules: Markdown, or printed output.
 
     Raises:
@@ -50,7 +51,7 @@ def _study(path: Path, options: Options) -> LintStudy:
 def _printed(text: str, path: str) -> Document:
     numbered = [(number, line) for number, line in enumerate(readable(text).splitlines(), 1)]
     table = lines_table(numbered, DocumentSection())
-    code = tuple(CodeLine(text=line, line=number, section=DocumentSection()) for number, line in numbered)
+    code = tuple(Sentence(text=line, line=number, section=DocumentSection()) for number, line in numbered)
     return Document(path=path, tables=(table,) if table else (), code=code)
 
 
@@ -67,23 +68,11 @@ def chosen_rules(ignore: Collection[str], only: Collection[str]) -> tuple[Rule, 
     return tuple(rule for rule in RULES if rule.id not in ignore and (not only or rule.id in only))
 
 
-def _findings(study: LintStudy, rules: Sequence[Rule]) -> tuple[Finding, ...]:
-    found = [_finding(rule, claim) for rule in rules for claim in rule.check(study)]
+def _findings(study: LintStudy, rules: Sequence[Rule]) -> tuple[Claim, ...]:
+    found = [replace(claim, rule=rule.id, severity=rule.severity) for rule in rules for claim in rule.check(study)]
     kept = [finding for finding in found if not _ignored(study.document, finding)]
     return tuple(sorted(kept, key=lambda finding: finding.place.line))
 
 
-def _finding(rule: Rule, claim: Claim) -> Finding:
-    return Finding(
-        rule=rule.id,
-        severity=rule.severity,
-        place=claim.place,
-        said=claim.said,
-        corrected=claim.corrected,
-        why=claim.why,
-        also=claim.also,
-    )
-
-
-def _ignored(document: Document, finding: Finding) -> bool:
-    return any(each.rule in ("*", finding.rule) and each.first <= finding.place.line <= each.last for each in document.ignored)
+def _ignored(document: Document, finding: Claim) -> bool:
+    return any(rule in ("*", finding.rule) and finding.place.line in lines for lines, rule in document.ignored)

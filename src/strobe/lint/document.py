@@ -135,32 +135,14 @@ class Sentence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CodeLine:
-    """A line of a code block in some language: read for settings, not for claims."""
-
-    text: str
-    line: int
-    section: DocumentSection
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ignored:
-    """Lines that a comment in the document takes out of one rule (or all, `*`)."""
-
-    first: int
-    last: int
-    rule: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A file as tables, sentences and code."""
+    """A file as tables, sentences and lines of code; `ignored`: lines that a comment takes out of one rule (or all, `*`)."""
 
     path: str
     tables: tuple[Table, ...] = ()
     sentences: tuple[Sentence, ...] = ()
-    code: tuple[CodeLine, ...] = ()
-    ignored: tuple[Ignored, ...] = ()
+    code: tuple[Sentence, ...] = ()
+    ignored: tuple[tuple[range, str], ...] = ()
 
     def place(self, line: int, table: Table | None = None, row: str = "", column: str = "") -> Place:
         """Return a place in this document."""
@@ -369,7 +351,7 @@ class _Reader:
         self.num_headings = 0
         self.tables: list[Table] = []
         self.sentences: list[Sentence] = []
-        self.code: list[CodeLine] = []
+        self.code: list[Sentence] = []
         self.open_items: list[str] = []
         self.items: list[_Text] = []
         self.intro = ""
@@ -439,7 +421,7 @@ class _Reader:
             if table:
                 self.tables.append(table)
         if language not in _UNREAD:
-            self.code += [CodeLine(text=text, line=number, section=self.section) for number, text in body]
+            self.code += [Sentence(text=text, line=number, section=self.section) for number, text in body]
 
     def _table(self, node: SyntaxTreeNode) -> None:
         head, *rows = [row for part in node.children for row in part.children]
@@ -535,8 +517,8 @@ def _list_table(items: Sequence[_Text], section: DocumentSection, parent: str) -
     )
 
 
-def _ignored(text: str) -> Iterator[Ignored]:
-    """Yield the comments `<!-- strobe lint: ignore RULE -->`: each covers its own line and the block that follows."""
+def _ignored(text: str) -> Iterator[tuple[range, str]]:
+    """Yield lines and rules of `<!-- strobe lint: ignore RULE -->`: each covers its own line and the block that follows."""
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         for found in _IGNORE.finditer(line):
@@ -546,4 +528,4 @@ def _ignored(text: str) -> Iterator[Ignored]:
             while last < len(lines) and lines[last].strip():
                 last += 1
             for rule in re.split(r"[,\s]+", found["rules"].strip()):
-                yield Ignored(first=number, last=last, rule=rule)
+                yield range(number, last + 1), rule

@@ -9,16 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape, parse_dtype
+from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.lint.document import Document, DocumentSection, Place, Row, Table, TableCell
 from strobe.lint.quantity import Metric, Quantity, Unit, is_metric, key, metric_of
 
 _MAKERS: Final = frozenset({"nvidia", "amd", "geforce", "instinct", "gpu", "tesla", "rtx"})
-_SEVERAL: Final = re.compile(
-    r"(?i)\b(?:[2-9]|\d{2,})\s?[x×]\s?(?:nvidia|amd|[abhl]\d{2,3})|"
-    r"\b(?:[2-9]|\d{2,})\s+(?:x\s+)?(?:nvidia |amd )?(?:[abhl]\d{2,3}s?\b|gpus?\b|devices\b)|\baggregate"
-)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -46,20 +42,6 @@ def device_named(text: str) -> DevicePeaks | None:
 
 def _speed(device: DevicePeaks) -> tuple[int, int]:
     return max(device.flops_per_s.values()), device.bandwidth_bytes_per_s
-
-
-def only_device(texts: Iterable[str]) -> DevicePeaks | None:
-    """Return the device of a document that names devices of one family only: its most exact name."""
-    found = [device for text in texts if (device := device_named(text)) is not None]
-    families = {_words(device.name)[0] for device in found}
-    if len(families) != 1:
-        return None
-    return max(found, key=_speed)
-
-
-def several_devices(text: str) -> bool:
-    """Return True if the text speaks of more than one device, so that its rates may be sums."""
-    return _SEVERAL.search(text) is not None
 
 
 _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
@@ -245,7 +227,6 @@ _BASES: Final = re.compile(
     r"sum of|exclusive|inclusive|compiled|eager)\b"
 )
 _VALUE_KEYS: Final = frozenset({"value", "", "result", "measured", "measurement"})
-DTYPE: Final = re.compile(r"(?i)\b(?:bf16|bfloat16|fp16|float16|half|fp8\w*|float8\w*|f8\w*|int8|tf32|fp32|float32)\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,14 +234,12 @@ class Options:
     """Facts about a measurement that the document itself does not state.
 
     Args:
-        frames_per_block: latent frames made at a time; with the stride of the VAE it ties FPS to the time of a block.
         model: the transformer whose time is claimed.
         tokens_per_frame: tokens of one latent frame.
         window: latent frames attended in self-attention, those computed included.
         device: the GPU that ran.
     """
 
-    frames_per_block: int | None = None
     model: TransformerShape | None = None
     tokens_per_frame: int | None = None
     window: int | None = None
@@ -330,28 +309,6 @@ class LintStudy:
                 return lower[0]
         return ""
 
-    @cached_property
-    def device(self) -> DevicePeaks | None:
-        """The given device, or the only one that the document names."""
-        return self.options.device or only_device(self._texts)
-
-    def device_of(self, *texts: str) -> DevicePeaks | None:
-        """Return the device that a row, caption or sentence names, or that of the document."""
-        return next((device for text in texts if (device := device_named(text)) is not None), self.device)
-
-    @cached_property
-    def _texts(self) -> tuple[str, ...]:
-        document = self.document
-        cells = [cell.text for table in document.tables for row in table.rows for cell in row.cells]
-        heads = [title for table in document.tables for title in (*table.header, table.caption, *table.section.titles)]
-        return (*cells, *heads, *(sentence.text for sentence in document.sentences))
-
-    @cached_property
-    def dtype(self) -> str | None:
-        """The only dtype the document names, or None."""
-        found = {parse_dtype(word) for text in self._texts for word in DTYPE.findall(text)}
-        return found.pop() if len(found) == 1 else None
-
     def _figures_of(self, view: View) -> Iterator[Figure]:
         basis = " ".join(sorted({found.lower() for found in _BASES.findall(view.table.caption)}))
         owner = self.config_of(view.table.section) if not view.by_columns else ""
@@ -377,116 +334,51 @@ class LintStudy:
         return self.document.place(entry.cell.line, view.table, row, column)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """A size in pixels, or as a grid `F,H,W` of latent frames and tokens."""
-
-    grid: str | None = None
-    frames_per_block: int | None = None
-    height: int | None = None
-    width: int | None = None
-
-
-def options_of(shape: Shape, *, model: str | None, window: int | None, device: str | None) -> Options:
-    """Validate the user's statements and derive tokens and frames from them.
-
-    Raises:
-        ConfigError: an unknown model or device, half a size, a size without a model, or numbers that are not positive.
-        ShapeError: a size that is not a multiple of the model's stride and patch.
-    """
-    for name, value in (
-        ("frames-per-block", shape.frames_per_block),
-        ("window", window),
-        ("height", shape.height),
-        ("width", shape.width),
-    ):
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{name} {value}: give a positive number")
-    transformer = None if model is None else _model(model)
-    if transformer is None and (
-        window is not None or shape.grid is not None or shape.height is not None or shape.width is not None
-    ):
-        raise ConfigError(f"a size or --window says nothing without --model; known: {', '.join(TRANSFORMERS)}")
-    frames, tokens = _grid(shape, transformer)
-    return Options(
-        frames_per_block=frames,
-        model=transformer,
-        tokens_per_frame=tokens,
-        window=window,
-        device=None if device is None else _device(device),
-    )
-
-
-def _model(name: str) -> TransformerShape:
-    if name not in TRANSFORMERS:
-        raise unknown_choice("model", name, TRANSFORMERS)
-    return TRANSFORMERS[name]
-
-
-def _device(name: str) -> DevicePeaks:
-    found = device_named(name)
-    if found is None:
-        raise unknown_choice("device", name, (device.name for device in DEVICES))
-    return found
-
-
-def _grid(shape: Shape, model: TransformerShape | None) -> tuple[int | None, int | None]:
-    """Return the latent frames made at a time, and the tokens of one of them."""
-    sizes = (shape.height, shape.width)
-    if shape.grid is not None:
-        parts = shape.grid.split(",")
-        if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-            raise ConfigError(f"--grid {shape.grid}: give latent frames, rows and columns of tokens, such as 3,30,52")
-        if sizes != (None, None):
-            raise ConfigError("--grid and --size both give the size; give one of them")
-        frames, rows, columns = (int(part) for part in parts)
-        if shape.frames_per_block not in (None, frames):
-            raise ConfigError(
-                f"--grid {shape.grid} has {frames} frames, --frames-per-block {shape.frames_per_block}; give one of them"
-            )
-        return frames, rows * columns
-    if sizes == (None, None):
-        return shape.frames_per_block, None
-    if model is None or shape.height is None or shape.width is None:
-        raise ConfigError("give height and width")
-    return shape.frames_per_block, model.tokens_per_frame(shape.height, shape.width)
-
-
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One claim that does not hold.
+def options_of(*, model: str | None, size: tuple[int, int] | None, window: int | None, device: str | None) -> Options:
+    """Validate the user's statements and derive tokens from them.
 
-    Args:
-        rule: id of the rule.
-        severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
-        place: where the claim stands.
-        said: the claim as printed.
-        corrected: correct value, or the information that has to be added.
-        why: the numbers that show it.
-        also: other places with the same claim, or the place that contradicts it.
+    Raises:
+        ConfigError: an unknown model or device, a size or a window without a model, or a window that is not positive.
+        ShapeError: a size that is not a multiple of the model's stride and patch.
     """
-
-    rule: str
-    severity: Severity
-    place: Place
-    said: str
-    corrected: str
-    why: str
-    also: tuple[Place, ...] = ()
+    if window is not None and window <= 0:
+        raise ConfigError(f"--window {window}: give a positive number")
+    if model is None and (window is not None or size is not None):
+        raise ConfigError(f"--size and --window say nothing without --model; known: {', '.join(TRANSFORMERS)}")
+    if model is not None and model not in TRANSFORMERS:
+        raise unknown_choice("model", model, TRANSFORMERS)
+    ran = None if device is None else device_named(device)
+    if device is not None and ran is None:
+        raise unknown_choice("device", device, (each.name for each in DEVICES))
+    transformer = None if model is None else TRANSFORMERS[model]
+    tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
+    return Options(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A finding without the id and severity of its rule."""
+    """One claim that does not hold.
+
+    Args:
+        place: where it stands.
+        said: the claim as printed.
+        corrected: correct value, or the information that has to be added.
+        why: the numbers that show it.
+        also: other places with the same claim, or the place that contradicts it.
+        rule: id of the rule that found it.
+        severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
+    """
 
     place: Place
     said: str
     corrected: str
     why: str
     also: tuple[Place, ...] = ()
+    rule: str = ""
+    severity: Severity = "error"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
-from strobe.bench.executor import leash
+from strobe.bench.executor import leash, processes
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.environment import cpu_cores
 
@@ -142,58 +141,6 @@ class Executor(Protocol):
         ...
 
 
-MARK: Final = "STROBE_CELL"
-"""Variable that names the cell a process belongs to."""
-
-
-def alive(mark: str) -> list[int]:
-    """Return the ids of this user's processes that carry a mark and have not ended."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for place in Path("/proc").iterdir():
-        if not place.name.isdigit():
-            continue
-        with suppress(OSError):
-            carries = wanted in (place / "environ").read_bytes().split(b"\0")
-            if carries and (place / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                found.append(int(place.name))
-    return sorted(found)
-
-
-def end(mark: str, grace_s: float) -> int:
-    """End all processes with a mark: by SIGTERM, after `grace_s` by SIGKILL. Return their number.
-
-    New ones may be born meanwhile, so it goes on until there is none.
-    """
-    first = alive(mark)
-    send(first, signal.SIGTERM)
-    send(first, signal.SIGCONT)  # one that is stopped would not hear it
-    deadline = time.monotonic() + grace_s
-    while (left := alive(mark)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    while left:
-        send(left, signal.SIGKILL)
-        time.sleep(0.02)
-        left = alive(mark)
-    return len(first)
-
-
-def send(processes: list[int], number: signal.Signals) -> None:
-    """Send a signal to each that is still there."""
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, number)
-
-
-if __name__ == "__main__":
-    if os.fork():  # what ends with its parent's children does not end the keeper
-        os._exit(0)
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    end(sys.argv[1], float(sys.argv[2]))
-    shutil.rmtree(sys.argv[3], ignore_errors=True)
-
-
 T = TypeVar("T")
 Job: TypeAlias = Generator[Cell, Finished, T]
 """Generator around one cell: yields the cell, receives its `Finished`, returns a result."""
@@ -305,7 +252,7 @@ class LocalExecutor:
             raise ConfigError(f"cell: got {cell.resources.nodes} machines, this executor has one; use the executor ray")
         mark, folder, running = uuid4().hex, Path(tempfile.mkdtemp(prefix="strobe-cell-")), None
         keeper = subprocess.Popen(
-            [*_BARE, str(Path(__file__)), mark, str(self._grace_s), str(folder)],
+            [*_BARE, str(Path(processes.__file__)), mark, str(self._grace_s), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -348,7 +295,7 @@ class LocalExecutor:
 
     def _close(self, running: Running, status: Status) -> Finished:
         wall_s = time.monotonic() - running.started
-        swept = end(running.mark, self._grace_s)
+        swept = processes.end(running.mark, self._grace_s)
         running.process.kill()  # one that is so young that it has no mark yet
         code = running.process.wait()
         texts = [_tail(file) for file in running.output]
@@ -367,7 +314,7 @@ def _start(cell: Cell, mark: str, folder: Path, keeper: subprocess.Popen[bytes])
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
     output = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115  # closed when the cell is
-    settings = [f"{name}={value}" for name, value in {**cell.env, MARK: mark}.items()]
+    settings = [f"{name}={value}" for name, value in {**cell.env, processes.MARK: mark}.items()]
     process = subprocess.Popen(
         [*_BARE, str(Path(leash.__file__)), str(os.getpid()), "env", *settings, *cell.argv],
         cwd=folder,

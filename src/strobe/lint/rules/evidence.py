@@ -11,10 +11,10 @@ from itertools import combinations
 from typing import Final
 
 from strobe.core.printable import first_of
-from strobe.lint.document import VALUE, DocumentSection, Place, Table, TableCell
-from strobe.lint.quantity import QUALITY, Quantity, key, quantities
+from strobe.lint.document import DocumentSection, Table, TableCell
+from strobe.lint.quantity import QUALITY, key, quantities
 from strobe.lint.rules.tables import frames_of_block
-from strobe.lint.rules.units import levels, rank_of
+from strobe.lint.rules.units import Level, levels, rank_of
 from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, SeriesEntry, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
@@ -51,23 +51,20 @@ class Samples:
     text: str
 
 
-def samples_needed(percentile: float) -> int:
-    """Return the fewest samples whose largest exceeds the percentile at 99 % confidence: 459 for p99, 90 for p95."""
-    if percentile == 99:
-        return P99_SAMPLES
-    return math.ceil(math.log(0.01) / math.log(percentile / 100))
-
-
 def percentile_samples(study: LintStudy) -> Iterator[Claim]:
-    """Find percentiles from p99 on with too small a stated number of samples."""
+    """Find p99s, and percentiles beyond, with too small a stated number of samples."""
     stated = list(_statements(study))
     groups: dict[tuple[int, str, Samples], list[Figure]] = {}
     for figure in study.figures:
-        level = _level(figure.series.metric.statistic)
-        if level is None or level < 99 or figure.series.metric.kind not in ("time", "number", "rate", "memory"):
+        if not figure.series.metric.statistic.startswith("p99") or figure.series.metric.kind not in (
+            "time",
+            "number",
+            "rate",
+            "memory",
+        ):
             continue
         found = _samples_of(figure, stated)
-        if found is not None and found.n < samples_needed(level):
+        if found is not None and found.n < P99_SAMPLES:
             groups.setdefault((id(figure.view), figure.series.metric.title, found), []).append(figure)
     for (_, _, found), figures in groups.items():
         yield _claim(study, figures, found)
@@ -75,8 +72,7 @@ def percentile_samples(study: LintStudy) -> Iterator[Claim]:
 
 def _claim(study: LintStudy, figures: list[Figure], found: Samples) -> Claim:
     first = figures[0]
-    title, level = first.series.metric.title, _level(first.series.metric.statistic)
-    assert level is not None
+    title = first.series.metric.title
     blocks = _blocks(study, found)
     return Claim(
         place=first.place,
@@ -84,7 +80,7 @@ def _claim(study: LintStudy, figures: list[Figure], found: Samples) -> Claim:
         corrected=f"max of {blocks or found.n}",
         why=f"{found.text} (line {found.line})"
         + (f", {blocks} frame blocks" if blocks else "")
-        + f"; {first.series.metric.statistic} needs {samples_needed(level)} samples",
+        + f"; {first.series.metric.statistic} needs {P99_SAMPLES} samples",
         also=tuple(figure.place for figure in figures[1:]),
     )
 
@@ -93,14 +89,6 @@ def _blocks(study: LintStudy, found: Samples) -> int:
     """Convert a number of frames to frame blocks, since latencies are measured per block."""
     size = frames_of_block(study)
     return found.n // size if size and re.search(r"(?i)\bframes?$", found.text) else 0
-
-
-def _level(statistic: str) -> float | None:
-    found = re.fullmatch(r"p(\d{2,3}(?:\.\d+)?)", statistic)
-    if not found:
-        return None
-    digits = found[1]
-    return float(f"{digits[:2]}.{digits[2:]}") if len(digits) == 3 and "." not in digits else float(digits)
 
 
 def _samples_of(figure: Figure, stated: list[Samples]) -> Samples | None:
@@ -323,8 +311,6 @@ def _copied(study: LintStudy, view: View, series: Series, entries: tuple[SeriesE
     )
 
 
-_STAGE: Final = re.compile(r"(?i)(?<![A-Za-z])(?:stages?|denois\w+|e2e|end[- ]to[- ]end|pipeline)(?![A-Za-z])")
-_CALL: Final = re.compile(r"(?i)(?<![A-Za-z])(?:attention|attn|kernels?|sections?|per call|one call)(?![A-Za-z])")
 _COUNTED: Final = re.compile(
     r"(?i)\b\d[\d,]*\s+(?:attention |kernel )?(?:calls|launches|invocations)\b|\b(?:calls|launches|invocations|"
     r"calls[_ ]per[_ ]stage|n)\s*[=:|]\s*\d|\b\d+\s+(?:layers?|blocks?)\s*[x×*]\s*\d+|"
@@ -334,42 +320,36 @@ APART: Final = 20
 """Ratio of a stage time to a call time above which the stage holds many calls."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Versus:
-    """The times of two variants at one level."""
-
-    stage: bool
-    label: str
-    one: Quantity
-    two: Quantity
-    place: Place
-    names: tuple[str, str]
-
-
 def calls_per_stage(study: LintStudy) -> Iterator[Claim]:
     """Find documents that compare two variants per call and per stage without the number of calls in a stage."""
     if _counted(study):
         return
-    pairs = list(_pairs(study))
-    stages, calls = [pair for pair in pairs if pair.stage], [pair for pair in pairs if not pair.stage]
-    for stage in stages[:1]:
-        fitting = [call for call in calls if call.names == stage.names and call.one.value * APART < stage.one.value]
-        attention = next((call for call in fitting if "attention" in call.label.lower()), fitting[0] if fitting else None)
-        if attention is None:
+    every = sorted(levels(study), key=lambda level: (level.place.line, sorted(level.variant)))
+    pairs = [
+        (one, two)
+        for one, two in combinations(every, 2)
+        if one.view is two.view and one.rank == two.rank and one.variant != two.variant
+    ]
+    for one, two in [pair for pair in pairs if pair[0].rank >= 5][:1]:
+        variants = one.variant, two.variant
+        inside = [pair for pair in pairs if pair[0].rank <= 2 and (pair[0].variant, pair[1].variant) == variants]
+        inside = [pair for pair in inside if pair[0].quantity.value * APART < one.quantity.value]
+        if not inside:
             return
-        saved, call = stage.one.value - stage.two.value, attention.one.value - attention.two.value
-        implied = (
-            f"; if the calls were all that changed, {float(saved / call):.1f} calls would explain the stage"
-            if saved * call > 0
-            else ""
-        )
+        call, other = max(inside, key=lambda pair: pair[0].rank)
+        saved, each = one.quantity.value - two.quantity.value, call.quantity.value - other.quantity.value
+        implied = f"; if the calls were all that changed, {float(saved / each):.1f} calls would explain the stage"
         yield Claim(
-            place=stage.place,
-            said="; ".join(f"{each.label}: {each.one.text} and {each.two.text}" for each in (stage, attention)),
+            place=one.place,
+            said="; ".join(f"{_of(a)}: {a.quantity.text} and {b.quantity.text}" for a, b in ((one, two), (call, other))),
             corrected="record the number of calls per stage",
-            why=f"nothing ties the time per call to the time of the stage{implied}",
-            also=(attention.place,),
+            why=f"nothing ties the time per call to the time of the stage{implied if saved * each > 0 else ''}",
+            also=(call.place,),
         )
+
+
+def _of(level: Level) -> str:
+    return level.view.table.caption or level.label
 
 
 def _counted(study: LintStudy) -> bool:
@@ -388,47 +368,6 @@ def _counted(study: LintStudy) -> bool:
         for row in table.rows
         for cell in row.cells
     )
-
-
-def _pairs(study: LintStudy) -> Iterator[_Versus]:
-    """Yield the levels that the document gives for two variants: two items of a list, or two columns of a row."""
-    for view in study.views:
-        times = [
-            figure
-            for figure in study.figures
-            if figure.view is view and figure.quantity.dimension == "time" and figure.quantity.plain
-        ]
-        if view.table.origin == "list" and len(times) == 2:
-            yield from _versus(view.table.caption, times[0], times[1])
-        elif view.table.origin == "table" and view.by_columns:
-            rows: dict[int, list[Figure]] = {}
-            for figure in times:
-                if figure.series.metric.statistic in ("", "mean"):
-                    rows.setdefault(figure.entry.position, []).append(figure)
-            for figures in rows.values():
-                if len(figures) == 2:
-                    yield from _versus(figures[0].entry.key, figures[0], figures[1])
-
-
-def _versus(label: str, one: Figure, two: Figure) -> Iterator[_Versus]:
-    stage, call = _STAGE.search(label), _CALL.search(label)
-    if (stage is None) == (call is None) and not (stage and call):
-        return
-    yield _Versus(
-        stage=call is None,
-        label=label,
-        one=one.quantity,
-        two=two.quantity,
-        place=one.place,
-        names=(_name(one), _name(two)),
-    )
-
-
-def _name(figure: Figure) -> str:
-    """Return the variant: the first word of a list item's label, or the column's head."""
-    text = figure.entry.key if figure.series.metric.title == VALUE else figure.series.metric.title
-    words = re.findall(r"[A-Za-z]\w*", text)
-    return words[0].lower() if words else ""
 
 
 RULES: Final = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -32,7 +34,6 @@ _UNIT: Final = r"(?:\s?(?:ns|µs|us|ms|s|GB|MB|GiB|MiB|KB|TB|%|FPS|fps)(?![\w/])
 """A unit, or a word or two such as `denoising steps`."""
 _TERM: Final = rf"(?:\(\s*)?{_NUMBER}{_UNIT}(?:\s*\))?"
 _EXPRESSION: Final = re.compile(rf"(?P<left>{_TERM}(?:\s*[-+*×x·/÷−–]\s*{_TERM})+)\s*(?:=|≈)\s*(?P<right>~?\s*[-+−]?{_NUMBER})")
-_TOKEN: Final = re.compile(rf"\s*(?:(?P<number>{_NUMBER}){_UNIT}|(?P<sign>[-+*×x·/÷−–()]))")
 _BEFORE: Final = re.compile(r"[\w)\]^.,]$|(?:[-+*×·/÷=^]|\bx)\s*$")
 SMALL: Final = 100
 """Limit below which a whole number in a formula is an exact count; larger ones may be rounded."""
@@ -52,10 +53,6 @@ class Expression:
     stop: int
 
 
-class _NotArithmetic(ValueError):
-    """The text looks like a formula and is not one."""
-
-
 def expressions(study: LintStudy) -> Iterator[Expression]:
     """Yield every formula of numbers alone in the document's sentences."""
     for sentence in study.document.sentences:
@@ -73,7 +70,7 @@ def expressions(study: LintStudy) -> Iterator[Expression]:
             )
             try:
                 value = _evaluate(found["left"])
-            except (_NotArithmetic, ZeroDivisionError):
+            except (ValueError, ZeroDivisionError):
                 continue
             if said is not None and _one_unit(found["left"], said):
                 yield Expression(
@@ -84,6 +81,45 @@ def expressions(study: LintStudy) -> Iterator[Expression]:
                     product=re.search(r"[*×x·]", found["left"]) is not None,
                     stop=said.stop,
                 )
+
+
+_OPERATORS: Final[dict[type[ast.operator], Callable[[Bounds, Bounds], Bounds]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def _evaluate(text: str) -> Bounds:
+    """Evaluate +, -, x, / and brackets with the interval of every printed number.
+
+    Raises:
+        ValueError: the text looks like a formula and is not one.
+        ZeroDivisionError: it divides by zero.
+    """
+    numbers: list[Bounds] = []
+
+    def operand(found: re.Match[str]) -> str:
+        number = quantities(found["number"])[0]
+        exact = number.decimals <= 0 and number.value < SMALL
+        numbers.append(exactly(number.value) if exact else exactly(number.value).wider(number.rounding))
+        return f"[{len(numbers) - 1}]"
+
+    def value(node: ast.expr) -> Bounds:
+        match node:
+            case ast.List(elts=[ast.Constant(value=int(index))]):
+                return numbers[index]
+            case ast.BinOp():
+                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(text)
+
+    signs = str.maketrans("×·÷−–x", "**/--*")
+    bare = re.sub(rf"(?P<number>{_NUMBER}){_UNIT}", operand, text.strip()).translate(signs)
+    try:
+        return value(ast.parse(bare, mode="eval").body)
+    except (SyntaxError, KeyError, IndexError) as error:
+        raise ValueError(text) from error
 
 
 def _units_in(left: str) -> set[str]:
@@ -109,63 +145,6 @@ def _scaled(value: Bounds, left: str, said: Quantity) -> Bounds:
     if said.dimension == "percent" and "%" not in left:
         scale = Fraction(100)
     return value * exactly(scale)
-
-
-def _evaluate(text: str) -> Bounds:
-    """Evaluate +, -, x, / and brackets with the interval of every printed number."""
-    tokens: list[Bounds | str] = []
-    position = 0
-    text = text.strip()
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if not found:
-            raise _NotArithmetic(text)
-        position = found.end()
-        tokens.append(_operand(found["number"]) if found["number"] else _SIGN.get(found["sign"], found["sign"]))
-    value, rest = _sum(tokens)
-    if rest:
-        raise _NotArithmetic(text)
-    return value
-
-
-_SIGN: Final = {"×": "*", "x": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}
-
-
-def _operand(text: str) -> Bounds:
-    number = next(iter(quantities(text)), None)
-    if number is None:
-        raise _NotArithmetic(text)
-    exact = number.decimals <= 0 and number.value < SMALL
-    return exactly(number.value) if exact else exactly(number.value).wider(number.rounding)
-
-
-def _sum(tokens: list[Bounds | str]) -> tuple[Bounds, list[Bounds | str]]:
-    value, tokens = _product(tokens)
-    while tokens and tokens[0] in ("+", "-"):
-        right, rest = _product(tokens[1:])
-        value, tokens = (value + right if tokens[0] == "+" else value - right), rest
-    return value, tokens
-
-
-def _product(tokens: list[Bounds | str]) -> tuple[Bounds, list[Bounds | str]]:
-    value, tokens = _factor(tokens)
-    while tokens and tokens[0] in ("*", "/"):
-        right, rest = _factor(tokens[1:])
-        value, tokens = (value * right if tokens[0] == "*" else value / right), rest
-    return value, tokens
-
-
-def _factor(tokens: list[Bounds | str]) -> tuple[Bounds, list[Bounds | str]]:
-    if not tokens:
-        raise _NotArithmetic("ends early")
-    head, *rest = tokens
-    if isinstance(head, Bounds):
-        return head, rest
-    if head == "(":
-        value, rest = _sum(rest)
-        if rest and rest[0] == ")":
-            return value, rest[1:]
-    raise _NotArithmetic(str(head))
 
 
 def formula(study: LintStudy) -> Iterator[Claim]:

@@ -33,12 +33,11 @@ class _Pair:
     series: Series
     entry: SeriesEntry
     rate: Quantity
-    batch: Fraction
 
     @property
     def frames(self) -> Bounds:
-        """Rate x latency, per sample of the batch."""
-        return self.rate.bounds * self.time.bounds / exactly(self.batch)
+        """Rate x latency."""
+        return self.rate.bounds * self.time.bounds
 
     @property
     def whole(self) -> int | None:
@@ -53,7 +52,7 @@ class _Pair:
 
     def agrees(self, frames: int) -> bool:
         """Return True if the rate is `frames` / latency, as printed or within 1 %."""
-        expected = frames * self.batch / self.time.value
+        expected = frames / self.time.value
         return self.frames.low <= frames <= self.frames.high or abs(self.rate.value - expected) <= FLOOR * expected
 
 
@@ -67,7 +66,6 @@ class _Consensus:
 
 
 def _pairs(view: View) -> Iterator[_Pair]:
-    sizes = _batches(view)
     for series in view.of_kind("rate"):
         for latency in view.of_kind("time"):
             if latency.metric.statistic in ("spread", "sum") or _PER_FRAME.search(latency.metric.title):
@@ -82,18 +80,7 @@ def _pairs(view: View) -> Iterator[_Pair]:
                         series=series,
                         entry=entry,
                         rate=rate,
-                        batch=sizes.get(entry.position, Fraction(1)),
                     )
-
-
-def _batches(view: View) -> dict[int, Fraction]:
-    """Return the samples made at once, by row, if the table has a column of them."""
-    names = ("batch", "batch size", "batch_size", "bs", "concurrency")
-    if view.by_columns and view.table.header[0].lower() in names:
-        cells = enumerate(row.cells[0] for row in view.table.rows)
-        return {number: cell.quantity.value for number, cell in cells if cell.quantity and cell.quantity.value > 0}
-    found = next((series for series in view.series if series.metric.title.lower() in names), None)
-    return {entry.position: figure.value for entry, figure in found.figures if figure.value > 0} if found else {}
 
 
 def _consensus(pairs: Sequence[_Pair]) -> _Consensus | None:
@@ -111,46 +98,15 @@ def _consensus(pairs: Sequence[_Pair]) -> _Consensus | None:
     return best
 
 
-def _given(pairs: Sequence[_Pair], options: Sequence[int]) -> _Consensus | None:
-    """Return the latency that fits one of the allowed numbers of frames best."""
-    scored = [
-        (sum(pair.agrees(frames) for pair in pairs if key(pair.latency.metric.title) == label), label, frames)
-        for label in dict.fromkeys(key(pair.latency.metric.title) for pair in pairs)
-        for frames in options
-    ]
-    hits, label, frames = max(scored, key=lambda entry: entry[0])
-    if not hits:  # no row fits: then the mean is meant, or the only latency there is
-        labels = {key(pair.latency.metric.title): pair.latency.metric.statistic for pair in pairs}
-        means = [name for name, statistic in labels.items() if statistic == "mean"]
-        if len(labels) > 1 and len(means) != 1:
-            return None
-        label = means[0] if len(labels) > 1 else label
-        near = next(pair for pair in pairs if key(pair.latency.metric.title) == label)
-        frames = min(options, key=lambda count: abs(count - near.frames.middle))
-    return _Consensus(label, frames, hits)
-
-
-def _allowed(study: LintStudy, series: Series) -> list[int]:
-    """Return the frames of a block given by the options: latent or pixel, as the column says; both if it does not say."""
-    given = study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
-    if given is None:
-        return []
-    stride = study.options.model.stride.time if study.options.model else 4
-    title = series.metric.title.lower()
-    return [given] if "latent" in title else [given * stride] if "pixel" in title else [given, given * stride]
-
-
 def fps_latency(study: LintStudy) -> Iterator[Claim]:
-    """Compare every rate with the latency beside it, by the number of frames given or agreed on by the other rows."""
+    """Compare every rate with the latency beside it, by the number of frames that the other rows agree on."""
     tables = {id(view): list(_pairs(view)) for view in study.views}
     everything = [pair for pairs in tables.values() for pair in pairs]
     document = {label: _consensus(pairs) for label, pairs in _by_rate(everything)}
     wrong: list[tuple[_Pair, int, Sequence[_Pair]]] = []
     for pairs in tables.values():
         for label, group in _by_rate(pairs):
-            options = _allowed(study, group[0].series)
-            own = None if len(options) == 1 else _consensus(group)  # a column of pixel or latent FPS is held to what is given
-            agreed = own or (_given(group, options) if options else document[label])
+            agreed = _consensus(group) or document[label]
             if agreed:
                 wrong += [
                     (pair, agreed.frames, group)
@@ -161,9 +117,7 @@ def fps_latency(study: LintStudy) -> Iterator[Claim]:
 
 
 def frames_of_block(study: LintStudy) -> int | None:
-    """Return the frames made in one latency, as given or as implied by the document's rates and latencies."""
-    if study.options.frames_per_block or study.options.model:
-        return study.options.frames_per_block or (study.options.model.frame_block if study.options.model else None)
+    """Return the frames made in one latency, as the document's rates and latencies imply."""
     agreed = _consensus([pair for view in study.views for pair in _pairs(view)])
     return agreed.frames if agreed else None
 
@@ -188,7 +142,7 @@ def _claims(study: LintStudy, wrong: Iterable[tuple[_Pair, int, Sequence[_Pair]]
             for other in group
             if other.entry is pair.entry and other is not pair and other.frames.low <= frames <= other.frames.high
         ]
-        right = frames * pair.batch / pair.time.value
+        right = frames / pair.time.value
         switched = (
             f"; it is {frames} / {others[0].latency.metric.title} ({others[0].time.text}): the column changes its statistic"
             if others
@@ -851,7 +805,7 @@ def _unnamed(study: LintStudy, view: View, derived: Series, found: tuple[Series,
 RULES: Final = (
     Rule(
         id="fps-latency",
-        meaning="A rate is frames / latency: the number of frames is the one the other rows agree on, or `--frames-per-block`.",
+        meaning="A rate is frames / latency: the number of frames is the one the other rows agree on.",
         check=fps_latency,
     ),
     Rule(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from strobe.core.costs import Cost, CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
+from strobe.core.costs import CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
 from strobe.lint.document import VALUE, Place
 from strobe.lint.quantity import UNITS, Quantity, Unit, is_metric, listed, printed, statistic, time_printed, words
-from strobe.lint.study import DTYPE, Claim, LintStudy, Rule, Series, View
+from strobe.lint.study import Claim, LintStudy, Rule, Series, View
 
 _TIMED: Final = re.compile(r"(?i)\b(?:latency|latencies|duration|elapsed|runtime|run time|time|ttft|tpot|delay)\b")
 _NOT_TIMED: Final = re.compile(
@@ -230,20 +230,6 @@ def contained(study: LintStudy) -> Iterator[Claim]:
         )
 
 
-def _matrix_peak(study: LintStudy, device: DevicePeaks, *texts: str) -> tuple[int, str]:
-    """Return the peak of the nearest named dtype; without one, of the device's fastest dtype."""
-    for text in texts:
-        named = [dtype for word in DTYPE.findall(text) if (dtype := parse_dtype(word))]
-        peaks = [(peak, dtype) for dtype in named if (peak := device.peak_flops_per_s(dtype)) is not None]
-        if peaks:
-            peak, dtype = max(peaks)
-            return peak, f"{peak / 1e12:.4g} TFLOP/s in {dtype}"
-    if study.dtype and (peak_of := device.peak_flops_per_s(study.dtype)):
-        return peak_of, f"{peak_of / 1e12:.4g} TFLOP/s in {study.dtype}"
-    peak, dtype = max((peak, dtype) for dtype, peak in device.flops_per_s.items())
-    return peak, f"{peak / 1e12:.4g} TFLOP/s in {dtype}, its fastest"
-
-
 # ---------------------------------------------------------------------------------------------------- with a model's shape
 
 _BENIGN: Final = listed(
@@ -258,15 +244,17 @@ _PARTS: Final = (
     ("qkv_projection", r"qkv[\s_-]?proj\w*"),
     ("", r"(?:denois\w+[\s_-]step|forward[\s_-]pass|(?:dit|transformer)[\s_-](?:forward|pass))"),
 )
+_DTYPE: Final = re.compile(r"(?i)\b(?:bf16|bfloat16|fp16|float16|half|fp8\w*|float8\w*|f8\w*|int8|tf32|fp32|float32)\b")
 _TAKES: Final = re.compile(rf"(?i)\b(?:each|one|a|every|per)\s+(?P<what>{_PARTS[-1][1]})\s+(?:takes?|lasts?|needs?|is|costs?)\b")
 
 
 def below_floor(study: LintStudy) -> Iterator[Claim]:
     """Compare times of parts of a transformer with their FLOPs at the device's peak: one call of one layer at least."""
-    costs = _costs(study)
-    device = study.device
-    if costs is None or device is None:
+    options, device = study.options, study.options.device
+    if options.model is None or options.tokens_per_frame is None or options.window is None or device is None:
         return
+    parts = _pass(study, options.window)
+    costs = {part.name: part.each for part in parts} | {"": total(parts)}
     seen: set[tuple[int, Fraction]] = set()
     for label, said, place in _timed_parts(study):
         part = _part(label)
@@ -274,7 +262,7 @@ def below_floor(study: LintStudy) -> Iterator[Claim]:
             continue
         seen.add((place.line, said.value))
         flops = costs[part].flops
-        peak, what = _matrix_peak_or_half(study, device, label)
+        peak, what = _matrix_peak(device, label)
         if said.mark in ("", "about") and said.bounds.high > 0 and Fraction(flops) / said.bounds.high > peak:
             rate = float(Fraction(flops) / said.value)
             yield Claim(
@@ -288,28 +276,17 @@ def below_floor(study: LintStudy) -> Iterator[Claim]:
             )
 
 
-def _matrix_peak_or_half(study: LintStudy, device: DevicePeaks, label: str) -> tuple[int, str]:
+def _matrix_peak(device: DevicePeaks, label: str) -> tuple[int, str]:
     """Return the peak of the dtype that a label names, else of 16 bits, the default of such models."""
-    named = any(parse_dtype(word) for word in DTYPE.findall(label))
-    if named or study.dtype:
-        return _matrix_peak(study, device, label)
-    peak = device.peak_flops_per_s("bfloat16") or max(device.flops_per_s.values())
-    return peak, f"{peak / 1e12:.4g} TFLOP/s in bfloat16"
-
-
-def _costs(study: LintStudy) -> dict[str, Cost] | None:
-    """Return the cost of one call of each part, and of the whole pass under the empty name."""
-    options = study.options
-    if options.model is None or options.tokens_per_frame is None or options.window is None:
-        return None
-    parts = _pass(study, options.window)
-    return {part.name: part.each for part in parts} | {"": total(parts)}
+    named = next((dtype for word in _DTYPE.findall(label) if (dtype := parse_dtype(word))), "bfloat16")
+    peak = device.peak_flops_per_s(named) or max(device.flops_per_s.values())
+    return peak, f"{peak / 1e12:.4g} TFLOP/s in {named}"
 
 
 def _pass(study: LintStudy, window: int) -> tuple[CostItem, ...]:
     options = study.options
     assert options.model is not None and options.tokens_per_frame is not None
-    frames = options.frames_per_block or options.model.frame_block
+    frames = options.model.frame_block
     shape = PassShape(q_tokens=frames * options.tokens_per_frame, kv_tokens=max(window, frames) * options.tokens_per_frame)
     return transformer_pass(options.model, shape)
 
@@ -402,12 +379,12 @@ RULES: Final = (
         id="below-floor",
         meaning="A part of a transformer takes at least its FLOPs over the device's peak.",
         check=below_floor,
-        needs="--model, a size, --window and a device",
+        needs="--model, --size, --window and --device",
     ),
     Rule(
         id="window-free",
         meaning="A smaller attention window saves time in proportion to the FLOPs it removes, or the reason is said.",
         check=window_free,
-        needs="--model and a size",
+        needs="--model and --size",
     ),
 )
