@@ -82,7 +82,7 @@ def dense_attention(
     spec = check(q, k, v, softmax_scale, return_lse)
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     announce(choice)
-    with ambient(q):
+    with ambient(q, choice.impl.name):
         return choice.impl.run(q, k, v, spec)
 
 

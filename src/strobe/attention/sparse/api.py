@@ -54,7 +54,7 @@ def block_sparse_attention(
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     announce(choice)
     run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
-    with ambient(q):
+    with ambient(q, choice.impl.name):
         return run(q, k, v, selection, spec)
 
 

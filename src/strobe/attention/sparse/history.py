@@ -186,7 +186,7 @@ def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple
 def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
     """Attend over the history tiles that the queries' tiles select; the result is in tile order."""
     q_rows, kv_rows = _grids(history, q_tiles, q.device)
-    with ambient(q):
+    with ambient(q, plan.choice.impl.name):
         tiled, means = tile_queries(plan, q, q_rows)
         there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
         return select_and_attend(plan, there, q_rows, kv_rows)[0]

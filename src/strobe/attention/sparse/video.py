@@ -151,7 +151,7 @@ def video_sparse_attention(
         if key is not None:
             see_plan(key, found)
     tensors = q, k, v
-    with ambient(q):
+    with ambient(q, found.plan.choice.impl.name):
         spread, place = None if gate is None else _spread(gate, q), None
         if key is not None and not torch._C._len_torch_dispatch_stack():
             place = arrangement(tensors, rope, spread)
