@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import strobe
-from strobe.attention.impls import ambient
+from strobe.attention.around import ambient
 from strobe.compat import video_sparse_attn
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance

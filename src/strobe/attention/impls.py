@@ -10,10 +10,8 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,11 +19,10 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
 from strobe.core.device import Card
-from strobe.core.errors import DataError, ImplUnavailableError, StrobeError, unknown_choice
+from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
 from strobe.core.libraries import broken, install
 from strobe.core.settings import data_folder, keep_fa4_kernels
 
@@ -356,8 +353,8 @@ def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: S
     if name != "auto" and name not in [impl.name for impl in impls]:
         raise unknown_choice("impl", name, ["auto", *(impl.name for impl in impls)])
     if spec.dtype in EIGHT_BITS and name in ("auto", "sdpa", "cpu", "flex"):  # the others refuse it themselves
-        why = f'no kernel here computes {short(spec.dtype)}; convert q, k and v to bfloat16, or give impl="reference"'
-        raise ImplUnavailableError(name, why)
+        no_kernel = f'no kernel here computes {short(spec.dtype)}; convert q, k and v to bfloat16, or give impl="reference"'
+        raise ImplUnavailableError(name, no_kernel)
     known = GATES if gates is None else gates
     refused = {impl.name: impl.refuses(spec) for impl in impls}
     able = [impl for impl in impls if refused[impl.name] is None]
@@ -400,55 +397,3 @@ def _say(note: str) -> bool:
         _SAID.append(note)
         _warn(note)
     return True
-
-
-# ------------------------------------------------------------------------------------------------------------ around every call
-
-_AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
-
-
-def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
-    """Return a context with the tensor's device current and autocast off; under torch.compile it does nothing.
-
-    Args:
-        impl: that runs inside; what it cannot do inside of torch.func and forward-mode differentiation is then said in one line.
-    """
-    if torch.compiler.is_compiling():
-        return _AS_IT_IS
-    elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
-    around = _changed(tensor.device) if elsewhere or torch.is_autocast_enabled(tensor.device.type) else _AS_IT_IS
-    if impl in ("", "reference"):
-        return around
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    transformed = forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
-    return _transformed(impl, around, forward_mode) if transformed else around
-
-
-@contextmanager
-def _transformed(impl: str, around: AbstractContextManager[None], forward_mode: bool) -> Iterator[None]:
-    """Run an impl where torch.func or forward-mode differentiation looks at what it does.
-
-    Raises:
-        ImplUnavailableError: it has no rule for that; a kernel that takes addresses would drop the tangents of its inputs.
-    """
-    if forward_mode and impl not in ("sdpa", "cpu"):
-        raise _no_rule(impl, "it has no forward-mode derivative")
-    try:
-        with around:
-            yield
-    except RuntimeError as error:
-        if isinstance(error, StrobeError):
-            raise
-        raise _no_rule(impl, textwrap.shorten(str(error), 100, placeholder=" ...")) from error
-
-
-def _no_rule(impl: str, why: str) -> ImplUnavailableError:
-    return ImplUnavailableError(
-        impl, f'it has no rule for torch.func.grad, jvp or vmap or forward-mode derivatives here ({why}); give impl="reference"'
-    )
-
-
-@contextmanager
-def _changed(device: torch.device) -> Iterator[None]:
-    with torch.autocast(device.type, enabled=False), torch.cuda.device(device if device.type == "cuda" else -1):
-        yield

@@ -10,7 +10,8 @@ from operator import index
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.entries import looks
 from strobe.attention.sparse.layout import check_block

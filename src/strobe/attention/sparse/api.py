@@ -7,7 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient, announce
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice, announce
 from strobe.attention.sparse.entries import check_entries
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose

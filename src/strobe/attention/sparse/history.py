@@ -20,8 +20,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.dense import dense_attention
-from strobe.attention.impls import ambient
 from strobe.attention.sparse.coarse import Estimator, budget
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec, Tiled

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import EIGHT_BITS, Choice, ambient, announce
+from strobe.attention.around import ambient
+from strobe.attention.impls import EIGHT_BITS, Choice, announce
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.launch import dense

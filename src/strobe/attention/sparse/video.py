@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.coarse import Estimator, Forced, topk_of
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
