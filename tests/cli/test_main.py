@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import strobe as package
+from source import ROOT
 from strobe.cli import main as module
 from strobe.core.errors import ImplUnavailableError, ShapeError, StrobeError
 from terminal import Strobe
@@ -106,6 +107,23 @@ def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: l
     assert result.code == 2
     assert result.out == ""
     assert result.err.startswith("error: ") and words in result.err and result.err.count("\n") == 1
+
+
+TRACE = str(ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz")
+NOWHERE = [
+    ("demo", "--rounds", "1", "--device", "cpu", "--out"),
+    ("trace", TRACE, "-o"),
+    ("report", str(ROOT / "benchmarks" / "presets-h200"), "--output"),
+    ("bench", "tree", "--world-size", "1", "--seq-len", "64", "-o"),
+    ("profile", "attention", "--seq-q", "64", "--heads", "1", "--head-dim", "32", "--impls", "sdpa", "--device", "cpu", "-o"),
+]
+
+
+@pytest.mark.parametrize("arguments", NOWHERE, ids=[" ".join(words[:2]) for words in NOWHERE])
+def test_a_place_that_cannot_be_written_is_a_wrong_argument(strobe: Strobe, arguments: tuple[str, ...]) -> None:
+    result = strobe(*arguments, "/proc/x")
+    said = result.err.splitlines()[-1]
+    assert result.code == 2 and "cannot write /proc/x" in said and said.endswith("name another place"), result.err
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,23 @@ def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_pa
     assert levels["kernel"]["missing"] == "baseline: no trace given; candidate: no trace given" and logs.document["ledgers"] == []
     traces = strobe("speedup", "--baseline-trace", guide["fa_trace"], "--candidate-trace", guide["vsa_trace"], "--json").document
     assert {name for name in LEVELS if traces["levels"][name]["ratio"] is not None} == {"step"}
-    alone = strobe("speedup", "--baseline-log", guide["fa_log"], "--unit", "s", "-o", tmp_path)
-    assert alone.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
+    both = strobe(
+        "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s", "-o", tmp_path
+    )
+    assert both.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"baseline-log": "fa_log"}, "--baseline-log is of one: give --candidate-log too"),
+        ({"candidate-trace": "vsa_trace"}, "--candidate-trace is of one: give --baseline-trace too"),
+        ({"baseline-log": "fa_log", "candidate-trace": "vsa_trace"}, "give --candidate-log or --baseline-trace too"),
+    ],
+)
+def test_one_side_alone_is_no_speedup(strobe: Strobe, guide: dict[str, Path], given: dict[str, str], says: str) -> None:
+    result = strobe("speedup", *(word for flag, name in given.items() for word in (f"--{flag}", guide[name])))
+    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
 
 
 def write_host_trace(path: Path, steps_us: tuple[int, ...]) -> Path:

@@ -12,7 +12,6 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
 from strobe.core.device import Card
@@ -29,6 +27,8 @@ from strobe.core.libraries import broken, install
 from strobe.core.settings import data_folder, keep_fa4_kernels
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
+EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""What no kernel of dense and sparse attention computes."""
 Standing = Literal["free", "green", "red", "none"]
 
 # ---------------------------------------------------------------------------------------------- what is installed, what a card is
@@ -352,6 +352,9 @@ def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: S
     """
     if name != "auto" and name not in [impl.name for impl in impls]:
         raise unknown_choice("impl", name, ["auto", *(impl.name for impl in impls)])
+    if spec.dtype in EIGHT_BITS and name in ("auto", "sdpa", "cpu", "flex"):  # the others refuse it themselves
+        no_kernel = f'no kernel here computes {short(spec.dtype)}; convert q, k and v to bfloat16, or give impl="reference"'
+        raise ImplUnavailableError(name, no_kernel)
     known = GATES if gates is None else gates
     refused = {impl.name: impl.refuses(spec) for impl in impls}
     able = [impl for impl in impls if refused[impl.name] is None]
@@ -394,22 +397,3 @@ def _say(note: str) -> bool:
         _SAID.append(note)
         _warn(note)
     return True
-
-
-# ------------------------------------------------------------------------------------------------------------ around every call
-
-_AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
-
-
-def ambient(tensor: Tensor) -> AbstractContextManager[None]:
-    """Return a context with the tensor's device current and autocast off; under torch.compile it does nothing."""
-    if torch.compiler.is_compiling():
-        return _AS_IT_IS
-    elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
-    return _changed(tensor.device) if elsewhere or torch.is_autocast_enabled(tensor.device.type) else _AS_IT_IS
-
-
-@contextmanager
-def _changed(device: torch.device) -> Iterator[None]:
-    with torch.autocast(device.type, enabled=False), torch.cuda.device(device if device.type == "cuda" else -1):
-        yield

@@ -13,7 +13,7 @@ from typing import Final, get_args
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnknownOptionError
 
 import strobe
-from strobe.cli.console import styled, terminal
+from strobe.cli.console import OUT, styled, terminal
 from strobe.cli.defaults import fill_in
 from strobe.cli.help_page import HelpPage
 from strobe.cli.interrupted import terminates_as_interrupted
@@ -29,6 +29,8 @@ INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BROKEN_PIPE: Final = 141
 HELP: Final = ("--help", "-h")
+NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Why a folder cannot be made, or a file in it, whatever else the machine has."""
 GUIDANCE: Final = ("--negative", "--guidance", "--cfg")
 """Beginnings of flags that other programs have."""
 UNGUIDED: Final = "The models here are distilled without guidance, so none takes a negative prompt: say what to show."
@@ -150,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:
             sys.stderr.write(clean_lines(traceback.format_exc()))
-        code, message = explain(error)
+        code, message = explain(error, named_place(tokens))
         if says(code, error):
             rows = message.splitlines() if isinstance(error, WeightsError) else [message]  # whose message may be a table
             told = "\n  ".join(clean(" ".join(row.split())) for row in rows)
@@ -158,8 +160,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def explain(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the message for whatever ended a command."""
+def named_place(tokens: Sequence[str]) -> str:
+    """Return what a command line gives to `--out`; empty if nothing."""
+    flags = ("--out", *OUT)
+    for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
+        flag, _, value = token.partition("=")
+        if flag in flags:
+            return value or after
+    return ""
+
+
+def explain(error: BaseException, place: str = "") -> tuple[int, str]:
+    """Return the exit code and the message for whatever ended a command.
+
+    Args:
+        place: where the command was told to write; that this cannot be is a wrong argument.
+    """
+    failed = error.__cause__ if isinstance(error, StrobeError) else error
+    if place and isinstance(failed, OSError) and failed.errno in NO_PLACE and f"{failed.filename}".startswith(place):
+        said = f"cannot write {failed.filename}: {failed.strerror}; name another place"
+        return USAGE, str(error) if isinstance(error, StrobeError) else said
     match error:
         case CycloptsError():
             verb = " ".join(("strobe", *(error.command_chain or ())))

@@ -103,7 +103,7 @@ def speedup(
     strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
     ```
 
-    Every input is optional; a level that cannot be computed is listed as missing, with the reason.
+    Two logs or two traces are needed; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
         run: a folder that `strobe compare` made, instead of logs and traces.
@@ -123,6 +123,7 @@ def speedup(
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
     if result.store and result.out is None:
         raise ConfigError("--store copies the inputs beside the report: name its folder with -o")
+    _check_two_sides(sides, evidence)
     request = _request(sides, evidence, comparing, windows, flags)
     with output.progress("read") as advance:
         from strobe.perf.report.speedup_page.study import load_speedup
@@ -160,6 +161,29 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     code, document = write(list(run), out or run[0] / own, requirements, output, (pair[0], pair[1]), comparing.allow_different)
     output.emit(document)
     return code
+
+
+def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
+    """Check that both sides have a log, or both a trace, if anything is given.
+
+    Raises:
+        ConfigError: there is nothing of which both have one; says which flag is missing.
+    """
+    from strobe.core.errors import ConfigError
+
+    given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
+    if any(all(pair) for pair in given.values()):
+        return
+    named = ("baseline", "candidate")
+    flags = {f"--{side}-{what}": path for what, pair in given.items() for side, path in zip(named, pair, strict=True)}
+    there = [flag for flag, path in flags.items() if path]
+    other = {"baseline": "candidate", "candidate": "baseline"}
+    wanted = [f"--{other[side]}-{what}" for side, what in (flag.removeprefix("--").split("-") for flag in there)]
+    if there:
+        raise ConfigError(
+            f"a speedup is of two sides, and {' and '.join(there)} is of one: give {' or '.join(wanted)} too; one side by itself "
+            "is what strobe trace and strobe extract read"
+        )
 
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:

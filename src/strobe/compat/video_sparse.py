@@ -10,7 +10,8 @@ from operator import index
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.entries import looks
 from strobe.attention.sparse.layout import check_block
@@ -82,7 +83,7 @@ def video_sparse_attn(
     )
     plain = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v, gate))
     fused = not plain and _fuses(q, spec)
-    with ambient(q):
+    with ambient(q, choice.impl.name):
         plan = Plan(wish=wish, spec=spec, choice=choice, fused=fused)
         return attend(plan, (queries, keys, values), (q_rows, kv_rows), None, gate).out.transpose(1, 2)
 

@@ -8,8 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.dense.impl import blocks, fa3, fa4, reference, sdpa
-from strobe.attention.impls import Choice, Impl, ambient, announce, select
+from strobe.attention.impls import Choice, Impl, announce, select
 from strobe.attention.plugged import plugged
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 from strobe.core.errors import ImplUnavailableError
@@ -82,7 +83,7 @@ def dense_attention(
     spec = check(q, k, v, softmax_scale, return_lse)
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     announce(choice)
-    with ambient(q):
+    with ambient(q, choice.impl.name):
         return choice.impl.run(q, k, v, spec)
 
 

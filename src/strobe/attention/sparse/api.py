@@ -7,7 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient, announce
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice, announce
 from strobe.attention.sparse.entries import check_entries
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose
@@ -54,7 +55,7 @@ def block_sparse_attention(
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     announce(choice)
     run = reference.run if 0 in (spec.batch, spec.q_len) else choice.impl.run  # no kernel is launched over nothing
-    with ambient(q):
+    with ambient(q, choice.impl.name):
         return run(q, k, v, selection, spec)
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.double_backward import first_derivatives_only
-from strobe.attention.impls import ambient
 from strobe.attention.sparse.entries import check_entries, sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec

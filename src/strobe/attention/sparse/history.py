@@ -20,8 +20,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.dense import dense_attention
-from strobe.attention.impls import ambient
 from strobe.attention.sparse.coarse import Estimator, budget
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.stages.types import Grid, SelectionSpec, Tiled
@@ -186,7 +186,7 @@ def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple
 def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
     """Attend over the history tiles that the queries' tiles select; the result is in tile order."""
     q_rows, kv_rows = _grids(history, q_tiles, q.device)
-    with ambient(q):
+    with ambient(q, plan.choice.impl.name):
         tiled, means = tile_queries(plan, q, q_rows)
         there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
         return select_and_attend(plan, there, q_rows, kv_rows)[0]

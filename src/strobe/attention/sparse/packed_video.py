@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import ambient
+from strobe.attention.around import ambient
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, block_scores, pool, topk_of
 from strobe.attention.sparse.packed import PackedLayout, to_packed_lse

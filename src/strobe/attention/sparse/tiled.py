@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient, announce
+from strobe.attention.around import ambient
+from strobe.attention.impls import EIGHT_BITS, Choice, announce
 from strobe.attention.sparse.impl import reference as reference_impl
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.launch import dense
@@ -132,6 +133,10 @@ def attend(
         rope: as in `video_sparse_attention`.
         gate: of the coarse output, of the shape of q.
     """
+    if tensors[0].dtype in EIGHT_BITS:  # the reference alone runs there, and gathers nothing in eight bits
+        q, k, v = (each.float() for each in tensors)
+        attended = attend(plan, (q, k, v), grids, rope, gate)
+        return attended._replace(out=attended.out.to(tensors[0].dtype))
     stages, (q_rows, kv_rows) = _stages(plan), grids
     with span(ATTENTION_TILE):
         tiled = stages.tile(*tensors, q_rows, kv_rows, rope, plan.wish)

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import Choice, ambient
+from strobe.attention.around import ambient
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.coarse import Estimator, Forced, topk_of
 from strobe.attention.sparse.layout import TileLayout
 from strobe.attention.sparse.selection import BlockSelection
@@ -151,7 +152,7 @@ def video_sparse_attention(
         if key is not None:
             see_plan(key, found)
     tensors = q, k, v
-    with ambient(q):
+    with ambient(q, found.plan.choice.impl.name):
         spread, place = None if gate is None else _spread(gate, q), None
         if key is not None and not torch._C._len_torch_dispatch_stack():
             place = arrangement(tensors, rope, spread)

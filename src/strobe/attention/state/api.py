@@ -17,7 +17,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import ambient
+from strobe.attention.around import ambient
 from strobe.attention.state.impl import reference
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError, ShapeError, unknown_choice

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import ambient
+from strobe.attention.around import ambient
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.libraries import broken

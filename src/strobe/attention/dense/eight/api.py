@@ -8,8 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from strobe.attention.around import ambient
 from strobe.attention.dense.eight.impl import reference
-from strobe.attention.impls import MISSING, Choice, Impl, ambient, hash_of, no_card_for, select, short
+from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
 from strobe.attention.types import AttentionOutput, AttentionSpec, TensorMeta, check, expect
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, unfilled

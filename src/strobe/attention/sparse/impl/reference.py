@@ -30,14 +30,14 @@ def run(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: Sparse
 
     What padding rows hold never matters, NaN included; a row that sees nothing has out 0, lse -inf and no gradient.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     groups = spec.num_heads // spec.num_kv_heads
     mask = token_mask(selection, spec.kv_len // selection.block)  # [B, H, S_q, S_kv]
     empty = ~mask.any(dim=-1, keepdim=True)  # [B, H, S_q, 1]
     unseen = ~mask.any(dim=-2).any(dim=1) if spec.q_len else mask.new_ones(spec.batch, spec.kv_len)  # [B, S_kv]
     queries = q.transpose(1, 2).to(wide).masked_fill(empty, 0)  # [B, H, S_q, D]
     keys, values = (
-        tensor.masked_fill(unseen[:, :, None, None], 0).transpose(1, 2).repeat_interleave(groups, dim=1).to(wide)
+        tensor.to(wide).masked_fill(unseen[:, :, None, None], 0).transpose(1, 2).repeat_interleave(groups, dim=1)
         for tensor in (k, v)
     )
     scores = queries @ keys.transpose(-1, -2) * spec.softmax_scale  # [B, H, S_q, S_kv]

@@ -1,0 +1,62 @@
+"""What is around every call of an implementation: its device, autocast, and what torch.func asks of it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from strobe.core.errors import ImplUnavailableError, StrobeError
+
+_AS_IT_IS: Final[AbstractContextManager[None]] = nullcontext()
+
+
+def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
+    """Return a context with the tensor's device current and autocast off; under torch.compile it does nothing.
+
+    Args:
+        impl: that runs inside; what it cannot do inside of torch.func and forward-mode differentiation is then said in one line.
+    """
+    if torch.compiler.is_compiling():
+        return _AS_IT_IS
+    elsewhere = tensor.is_cuda and torch.cuda.current_device() != tensor.device.index
+    around = _changed(tensor.device) if elsewhere or torch.is_autocast_enabled(tensor.device.type) else _AS_IT_IS
+    if impl in ("", "reference"):
+        return around
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    transformed = forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
+    return _transformed(impl, around, forward_mode) if transformed else around
+
+
+@contextmanager
+def _transformed(impl: str, around: AbstractContextManager[None], forward_mode: bool) -> Iterator[None]:
+    """Run an impl where torch.func or forward-mode differentiation looks at what it does.
+
+    Raises:
+        ImplUnavailableError: it has no rule for that; a kernel that takes addresses would drop the tangents of its inputs.
+    """
+    if forward_mode and impl not in ("sdpa", "cpu"):
+        raise _no_rule(impl, "it has no forward-mode derivative")
+    try:
+        with around:
+            yield
+    except RuntimeError as error:
+        if isinstance(error, StrobeError):
+            raise
+        raise _no_rule(impl, textwrap.shorten(str(error), 100, placeholder=" ...")) from error
+
+
+def _no_rule(impl: str, why: str) -> ImplUnavailableError:
+    return ImplUnavailableError(
+        impl, f'it has no rule for torch.func.grad, jvp or vmap or forward-mode derivatives here ({why}); give impl="reference"'
+    )
+
+
+@contextmanager
+def _changed(device: torch.device) -> Iterator[None]:
+    with torch.autocast(device.type, enabled=False), torch.cuda.device(device if device.type == "cuda" else -1):
+        yield
