@@ -116,8 +116,8 @@ class ForeignDecoder(Decoder):
             return Group.RANGE, event
         if process == "CANN" or _CALL.fullmatch(event.name):
             return Group.LAUNCH, LaunchEvent(**_as_written(event), args=LaunchArgs(correlation=_number(args)))
-        group = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
-        return (group, msgspec.convert(_plain(event, args), self.shape_of(group), strict=False)) if group else None
+        kind = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
+        return (kind, msgspec.convert(_plain(event, args), self.shape_of(kind), strict=False)) if kind else None
 
     def _place(self, pid: Number, tid: Number) -> _Place | None:
         key = (pid, tid)

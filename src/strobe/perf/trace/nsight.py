@@ -119,9 +119,9 @@ class NsightExport:
             yield Group.LAUNCH, LaunchEvent(**_timed(called, start, end), **_thread(thread), args=args)
         columns = ("start", "end", "eventType", "globalTid", "text", "textId")
         for start, end, kind, thread, text, number in self._rows(_RANGES, columns):
-            name = text if text is not None else self._texts.get(number)
-            if end is not None and name and kind in _WITH_END:
-                yield Group.RANGE, Event(**_timed(name, start, end), **_thread(thread))
+            title: str = text or self._texts.get(number, "")
+            if end is not None and title and kind in _WITH_END:
+                yield Group.RANGE, Event(**_timed(title, start, end), **_thread(thread))
 
     def _on_device(self, row: list[Any], name: str, size: int | None = None, grid: tuple[msgspec.Raw, ...] = ()) -> DeviceEvent:
         start, end, device, stream, number, process = row

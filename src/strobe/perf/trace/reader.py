@@ -241,7 +241,7 @@ class _Contents:
     def useless(self, trace: Trace) -> bool:
         """Return whether the file has events and none of them is one that says anything here."""
         tables = (trace.device_events, trace.ops, trace.ranges, trace.modules, trace.launched, trace.memory, trace.overheads)
-        return bool(self.unused or self.names) and not trace.counts.truncated and not any(map(len, tables))
+        return bool(self.unused or self.names) and not trace.counts.truncated and not any(len(table) for table in tables)
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
