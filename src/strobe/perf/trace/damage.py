@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from strobe.core.printable import first_of
 from strobe.perf.trace.columns import Ids, blocks, view
 from strobe.perf.trace.device import EventKind
 from strobe.perf.trace.digits import Flags, Integers
@@ -310,8 +311,7 @@ def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
 
 def _names(events: _Events, rows: Integers | Ids) -> str:
     found = Counter(events.name(row) for row in rows.tolist()).most_common()
-    more = f" and {len(found) - _NAMED} more names" if len(found) > _NAMED else ""
-    return ", ".join(f"{count} {name}" for name, count in found[:_NAMED]) + more
+    return first_of([f"{count} {name}" for name, count in found], _NAMED, "names")
 
 
 def _lie(rows: Integers | Ids) -> str:
