@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from strobe.core.errors import DataError
 from strobe.perf.logs import Log, read_log, resolve_units
 from strobe.perf.logs.lines import LONGEST
+from strobe.perf.logs.patterns import Kind, load_patterns
 from strobe.perf.records.base import SCHEMA_VERSION
 from strobe.perf.records.record import Clip, Span
 
@@ -263,3 +265,86 @@ def test_rendered_values_come_back_to_the_nanosecond(
 def round_half_even(numerator: int, denominator: int) -> int:
     low, rest = divmod(numerator, denominator)
     return low + (2 * rest > denominator or (2 * rest == denominator and low % 2))
+
+
+@pytest.mark.parametrize(
+    "prefixes",
+    [
+        ("(Worker_TP0 pid=990) ", "(Worker_TP1 pid=991) "),
+        ("(Worker_TP0_EP0 pid=990) ", "(Worker_TP1_EP1 pid=991) "),
+        ("(Worker_PP0_TP3 pid=990) ", "(Worker_PP1_TP3 pid=991) "),
+        ("(FVWorkerProc-0 pid=7) ", "(FVWorkerProc-1 pid=8) "),
+        ("(RayWorkerWrapper pid=70) ", "(RayWorkerWrapper pid=71, ip=10.0.0.2) "),
+        ("TP0] ", "TP1] "),
+        ("[2026-01-02 10:11:12 TP0] ", "[2026-01-02 10:11:12 TP1] "),
+        ("[2026-01-02 10:11:12 DP0 TP0 EP0] ", "[2026-01-02 10:11:12 DP1 TP0 EP1] "),
+        ("[rank 0] ", "[rank 1] "),
+        ("[rank0]: ", "[rank1]: "),
+        ("[default0]:", "[default1]:"),
+    ],
+)
+def test_prefixes_of_workers_are_ranks(prefixes: tuple[str, str], tmp_path: Path) -> None:
+    times = ((10.0, 11.0), (9.5, 10.5), (9.0, 10.0), (8.5, 9.5))
+    lines = [
+        f"{prefix}[DenoisingStage] finished in {time} seconds"
+        for both in times
+        for prefix, time in zip(prefixes, both, strict=True)
+    ]
+    path = tmp_path / "t.log"
+    path.write_text("\n".join(lines) + "\n")
+    assert {series.rank: [sample.text for sample in series] for series in read_log(path).series} == {
+        rank: [str(both[rank]) for both in times] for rank in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "values"),
+    [
+        ("[generate] model denoise per step: 0.15s\n[generate] model denoise per step: 0.11s\n", "step", ["0.15", "0.11"]),
+        ("[generate] decode video frames: 0.0657s\n", "stage", ["0.0657"]),
+        (
+            "  0%|  | 0/4 [00:00<?, ?it/s]\r100%|##| 4/4 [00:01<00:00,  4.1it/s]\r100%|##| 4/4 [00:01<00:00,  4.00it/s]\n",
+            "step",
+            ["0.25"],
+        ),
+        ("100%|##| 50/50 [00:55<00:00,  1.10s/it]\nLoading: 100%|##| 7/7 [00:01<00:00, 5.1it/s]\n", "step", ["1.10"]),
+        ("Engine 000: Avg generation throughput: 250.0 tokens/s, Running: 2 reqs\n", "region", ["0.004"]),
+        ("Engine 000: Avg generation throughput: 0.0 tokens/s, Running: 0 reqs\n", "region", []),
+    ],
+)
+def test_lines_of_other_programs(text: str, kind: Kind, values: list[str], tmp_path: Path) -> None:
+    (tmp_path / "t.log").write_text(text)
+    log = read_log(tmp_path / "t.log")
+    assert [sample.text for series in log.of(kind) for sample in series] == values
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path) -> None:
+    dump = {
+        "request_id": "x", "total_duration_ms": 1623.5,
+        "steps": [{"name": "DenoisingStage", "duration_ms": 1530.15}, {"name": "DecodingStage", "duration_ms": 49}],
+        "denoise_steps_ms": [{"step": step, "duration_ms": 87.5 + step} for step in range(800)],
+    }  # fmt: skip
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(dump, indent=indent))
+    log = read_log(path)
+    found = {(series.kind, series.name): [(sample.text, sample.label) for sample in series] for series in log.series}
+    assert found["stage", "DenoisingStage"] == [("1530.15", "ms")] and found["e2e", "total"] == [("1623.5", "ms")]
+    assert len(found["step", "denoising step"]) == 800
+
+
+@pytest.mark.parametrize(
+    ("line", "regex"),
+    [
+        ("step 3: forward pass 17 took (12.5 ms) x", r"'step \d+: forward pass \d+ took \({value}\s*{unit}'"),
+        ("rendered at 24.5 frames/s", r"'rendered at {rate}\s*frames/s'"),
+        ('{"event": "render", "duration_ms": 7.25}', "{value}"),
+    ],
+)
+def test_a_log_that_no_pattern_reads_gets_one_that_does(line: str, regex: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.log"
+    path.write_text(f"hello\n{line}\n")
+    said = read_log(path).content
+    assert f"line 2 reads {line!r}" in said and regex in said
+    (tmp_path / "own.toml").write_text(said.partition("with this takes: ")[2].removesuffix(" (--patterns FILE.toml)"))
+    assert len(read_log(path, load_patterns(tmp_path / "own.toml")).series) == 1

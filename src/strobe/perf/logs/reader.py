@@ -10,7 +10,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ import msgspec
 from strobe.core.errors import DataError
 from strobe.perf.logs.dump import LARGEST_DUMP, dumped
 from strobe.perf.logs.lines import Line, Reading, read_lines, unpacked
-from strobe.perf.logs.numbers import NUMBER
+from strobe.perf.logs.numbers import NUMBER, Number, read
 from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
 from strobe.perf.logs.proposal import proposed, quoted
 from strobe.perf.logs.ranks import Ranks
@@ -273,12 +273,14 @@ def _text_values(pattern: Pattern, text: str, ranks: Ranks) -> Iterator[_Found]:
 
 
 def _seconds_of_one(rate: str) -> str:
-    """Return what one of so many a second takes, in seconds with six digits; the text itself where it is no rate."""
-    try:
-        seconds = 1 / Decimal(rate)
-    except (InvalidOperation, ZeroDivisionError):
-        return rate
-    return f"{seconds.normalize(Context(prec=_DIGITS)):f}" if seconds.is_finite() and seconds > 0 else rate
+    """Return what one of so many a second takes, in seconds with six digits: infinitely long at a rate of 0."""
+    number = read(rate, ".")
+    if not isinstance(number, Number):
+        return "nan"
+    if not number.digits:
+        return "inf"
+    seconds = Context(prec=_DIGITS).divide(Decimal(1), Decimal(number.digits).scaleb(number.exponent))
+    return f"{seconds.normalize():f}"
 
 
 def _integer(text: str | None) -> int | None:

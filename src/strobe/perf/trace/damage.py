@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from strobe.perf.trace.columns import blocks, view
+from strobe.core.printable import first_of
+from strobe.perf.trace.columns import Ids, blocks, view
 from strobe.perf.trace.device import EventKind
 from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents
@@ -54,7 +55,7 @@ class _Events(NamedTuple):
         found = self.works[self.work[row]].name
         return found if len(found) <= _LONGEST_NAME else f"{found[:_LONGEST_NAME]}..."
 
-    def of(self, what: Sequence[int]) -> Integers:
+    def of(self, what: Sequence[int]) -> Ids:
         """A number of each kind of work as one of each event."""
         return np.asarray(what, np.int32)[self.work]
 
@@ -115,7 +116,7 @@ def _clipped(events: _Events, keep: Flags) -> Iterator[str]:
             duration[row] = int(start[later[0]]) - int(start[row])
 
 
-def _by_stream(events: _Events, keep: Flags) -> tuple[Integers, Integers]:
+def _by_stream(events: _Events, keep: Flags) -> tuple[Ids, Ids]:
     """Return the number of each event's stream, and the events to keep in order of stream and start."""
     streams = {place: number for number, place in enumerate(dict.fromkeys((one.device, one.stream) for one in events.works))}
     key = events.of([streams[one.device, one.stream] for one in events.works])
@@ -123,7 +124,7 @@ def _by_stream(events: _Events, keep: Flags) -> tuple[Integers, Integers]:
     return key, order if keep.all() else order[keep[order]]
 
 
-def _covering(events: _Events, key: Integers, order: Integers) -> Iterator[tuple[Integers, int]]:
+def _covering(events: _Events, key: Ids, order: Ids) -> Iterator[tuple[Integers, int]]:
     """Yield, for each stream, the places in `order` of events that end after the next one does, and how many events it has."""
     start, duration, _, host = events[:4]
     found: list[Integers] = []
@@ -277,7 +278,7 @@ def _out_of_order(events: _Events, keep: Flags) -> Iterator[str]:
     """Name what starts after other work of its stream that was launched after it."""
     host, calls, ends = events.host, view(events.hosts.start_ns), view(events.hosts.end_ns)
     key, order = _by_stream(events, keep)
-    late, stream, reached = list[Integers](), -1, 0
+    late, stream, reached = list[Ids](), -1, 0
     for block in blocks(len(order)):
         rows = order[block][host[order[block]] >= 0]
         for part in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else ():
@@ -308,13 +309,12 @@ def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
             yield f"1 {events.name(row)} lasts {said}; no later event shows when it ended"
 
 
-def _names(events: _Events, rows: Integers) -> str:
+def _names(events: _Events, rows: Integers | Ids) -> str:
     found = Counter(events.name(row) for row in rows.tolist()).most_common()
-    more = f" and {len(found) - _NAMED} more names" if len(found) > _NAMED else ""
-    return ", ".join(f"{count} {name}" for name, count in found[:_NAMED]) + more
+    return first_of([f"{count} {name}" for name, count in found], _NAMED, "names")
 
 
-def _lie(rows: Integers) -> str:
+def _lie(rows: Integers | Ids) -> str:
     return "1 event lies" if len(rows) == 1 else f"{len(rows)} events lie"
 
 

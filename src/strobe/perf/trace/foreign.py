@@ -7,7 +7,7 @@ called after its streams, and what the host did on the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,14 +17,14 @@ from strobe.perf.trace.schema import (
     Buffer,
     Decoder,
     DeviceArgs,
-    DeviceEvent,
     Event,
     Group,
     LaunchArgs,
-    LaunchEvent,
-    Named,
+    NameOf,
     Number,
+    event_of,
     names_of,
+    shape_of,
 )
 
 _JAX_DEVICE: Final = re.compile(r"/device:(?P<kind>[A-Z]+):(?P<number>\d{1,4})")
@@ -65,7 +65,7 @@ class ForeignDecoder(Decoder):
         wanted: the groups to build.
     """
 
-    def __init__(self, names: Iterable[Named], wanted: Iterable[Group]) -> None:
+    def __init__(self, names: Sequence[NameOf], wanted: Iterable[Group]) -> None:
         super().__init__(wanted)
         self._processes, self._threads = names_of(names)
         self.profiler = profiler_of(self._processes.values())
@@ -105,7 +105,7 @@ class ForeignDecoder(Decoder):
             given = DeviceArgs(
                 device=place.device, stream=place.stream, correlation=_number(args), bytes=_count(args.get("bytes"))
             )
-            return group, DeviceEvent(**_as_written(event), args=given)
+            return group, event_of(group, **_as_written(event), args=given)
         process = self._processes.get(event.pid, "")
         if process.startswith("/device:") or process in (_ASCEND_DEVICE, *_DERIVED):
             return None
@@ -115,9 +115,9 @@ class ForeignDecoder(Decoder):
             event.name = f"{event.name}#{step}"
             return Group.RANGE, event
         if process == "CANN" or _CALL.fullmatch(event.name):
-            return Group.LAUNCH, LaunchEvent(**_as_written(event), args=LaunchArgs(correlation=_number(args)))
-        group = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
-        return (group, msgspec.convert(_plain(event, args), self.shape_of(group), strict=False)) if group else None
+            return Group.LAUNCH, event_of(Group.LAUNCH, **_as_written(event), args=LaunchArgs(correlation=_number(args)))
+        kind = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
+        return (kind, msgspec.convert(_plain(event, args), shape_of(kind), strict=False)) if kind else None
 
     def _place(self, pid: Number, tid: Number) -> _Place | None:
         key = (pid, tid)

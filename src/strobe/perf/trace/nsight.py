@@ -14,7 +14,7 @@ import msgspec
 
 from strobe.core.errors import TraceFormatError
 from strobe.perf.trace.metadata import Metadata
-from strobe.perf.trace.schema import Batch, DeviceArgs, DeviceEvent, Event, Group, LaunchArgs, LaunchEvent
+from strobe.perf.trace.schema import Batch, DeviceArgs, Event, Group, LaunchArgs, event_of
 
 MAGIC: Final = b"SQLite format 3\x00"
 REPORTS: Final = (".nsys-rep", ".qdrep")
@@ -116,19 +116,20 @@ class NsightExport:
         for start, end, thread, number, name in self._rows(_CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
             called = _VERSION.sub("", self._texts.get(name, "call"))
             args = LaunchArgs(correlation=self._correlation(thread, number))
-            yield Group.LAUNCH, LaunchEvent(**_timed(called, start, end), **_thread(thread), args=args)
+            yield Group.LAUNCH, event_of(Group.LAUNCH, **_timed(called, start, end), **_thread(thread), args=args)
         columns = ("start", "end", "eventType", "globalTid", "text", "textId")
         for start, end, kind, thread, text, number in self._rows(_RANGES, columns):
-            name = text if text is not None else self._texts.get(number)
-            if end is not None and name and kind in _WITH_END:
-                yield Group.RANGE, Event(**_timed(name, start, end), **_thread(thread))
+            title: str = text or self._texts.get(number, "")
+            if end is not None and title and kind in _WITH_END:
+                yield Group.RANGE, Event(**_timed(title, start, end), **_thread(thread))
 
-    def _on_device(self, row: list[Any], name: str, size: int | None = None, grid: tuple[msgspec.Raw, ...] = ()) -> DeviceEvent:
+    def _on_device(self, row: list[Any], name: str, size: int | None = None, grid: tuple[msgspec.Raw, ...] = ()) -> Event:
         start, end, device, stream, number, process = row
         args = DeviceArgs(device=device, stream=stream, correlation=self._correlation(process, number), bytes=size)
         if grid:
             args.grid, args.block = grid
-        return DeviceEvent(**_timed(name, start, end), pid=device, tid=stream, args=args)
+        found: Event = event_of(Group.KERNEL, **_timed(name, start, end), pid=device, tid=stream, args=args)
+        return found
 
     def _correlation(self, owner: int | None, number: int | None) -> int | None:
         """Return a number that no other process has; each counts its own calls from 1."""

@@ -22,7 +22,7 @@ from strobe.perf.trace.memory import MemoryTracks
 from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
 from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
 from strobe.perf.trace.plain import holds
-from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, Named, names_of
+from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
 
 Report = Callable[[int, int, str], object]
@@ -158,9 +158,9 @@ def _read_export(path: Path, contents: _Contents) -> Trace:
 class _Contents:
     """Tables of the events kept, until `trace` sorts and joins them. With names it is the trace of another profiler."""
 
-    def __init__(self, *, ops: bool, shapes: bool, details: bool, names: Sequence[Named] = ()) -> None:
+    def __init__(self, *, ops: bool, shapes: bool, details: bool, names: Sequence[NameOf] = ()) -> None:
         self.events = self.lost = self.mended = self.mistyped = 0
-        self.names, self.unused, self.cannot = list[Named](), Counter[str](), ""
+        self.names, self.unused, self.cannot = list[NameOf](), Counter[str](), ""
         self._keep_ops, self._keep_sizes = ops or details, shapes
         self._details = OperatorTable() if details else None
         wanted = set(Group)
@@ -241,7 +241,7 @@ class _Contents:
     def useless(self, trace: Trace) -> bool:
         """Return whether the file has events and none of them is one that says anything here."""
         tables = (trace.device_events, trace.ops, trace.ranges, trace.modules, trace.launched, trace.memory, trace.overheads)
-        return bool(self.unused or self.names) and not trace.counts.truncated and not any(map(len, tables))
+        return bool(self.unused or self.names) and not trace.counts.truncated and not any(len(table) for table in tables)
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""

@@ -24,6 +24,8 @@ _NONE: Final = msgspec.Raw(b"")
 
 Number = int | float | str | None
 Buffer = bytes | memoryview
+NameOf = tuple[bool, Number, Number, str]
+"""The name of a process (or else of a thread), with the numbers of both."""
 
 
 class Group(StrEnum):
@@ -106,15 +108,11 @@ class Event(msgspec.Struct, gc=False):
     tid: Number = None
 
 
-class LaunchEvent(Event, gc=False):
-    """A host call."""
-
+class _Launch(Event, gc=False):
     args: LaunchArgs | None = None
 
 
-class DeviceEvent(Event, gc=False):
-    """Device work."""
-
+class _Device(Event, gc=False):
     args: DeviceArgs | None = None
 
 
@@ -126,7 +124,7 @@ class _Memory(Event, gc=False):
     args: MemoryArgs | None = None
 
 
-class Named(msgspec.Struct, gc=False):
+class _Named(msgspec.Struct, gc=False):
     """A process or thread (`tid`) with its name."""
 
     name: str = ""
@@ -148,8 +146,8 @@ class _Stub(msgspec.Struct, gc=False):
 
 
 _SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
-    Group.KERNEL: DeviceEvent, Group.MEMCPY: DeviceEvent, Group.MEMSET: DeviceEvent,
-    Group.LAUNCH: LaunchEvent, Group.OP: _Op, Group.OLD_OP: _Op, Group.MEMORY: _Memory,
+    Group.KERNEL: _Device, Group.MEMCPY: _Device, Group.MEMSET: _Device,
+    Group.LAUNCH: _Launch, Group.OP: _Op, Group.OLD_OP: _Op, Group.MEMORY: _Memory,
 }  # fmt: skip
 _GROUPS: Final = {
     "kernel": Group.KERNEL, "mtia_ccp_events": Group.KERNEL, "gpu_memcpy": Group.MEMCPY, "gpu_memset": Group.MEMSET,
@@ -183,7 +181,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.events = self.lost = self.mistyped = 0
-        self.names: list[Named] = []
+        self.names: list[NameOf] = []
         self.unused: Counter[str] = Counter()
         self.of: dict[Group, list[Any]] = {group: [] for group in Group}
 
@@ -256,11 +254,6 @@ class Decoder:
     def _category(category: str) -> Group | None:
         return Group.LAUNCH if category.endswith(_CALLS) else _GROUPS.get(category)
 
-    @staticmethod
-    def shape_of(group: Group) -> type[Event]:
-        """Return the type of the events of a group."""
-        return _SHAPES[group]
-
     def _learn(self, categories: set[str]) -> None:
         new = sorted(categories)[: _MAX_CATEGORIES - len(self._categories)]
         if new:
@@ -287,24 +280,29 @@ def _known(category: str) -> bool:
     return category in _GROUPS or category in _OTHERS or category.endswith(_CALLS)
 
 
-def _named(raws: list[msgspec.Raw]) -> list[Named]:
+def _named(raws: list[msgspec.Raw]) -> list[NameOf]:
     try:
-        return _decode_named(b"[" + b",".join(raws) + b"]")
+        found = _decode_named(b"[" + b",".join(raws) + b"]")
     except UNREADABLE:
         return []
+    told = [(one, one.args.get("name")) for one in found if isinstance(one.args, dict)]
+    return [(one.name == _NAMES[0], one.pid, one.tid, name) for one, name in told if isinstance(name, str)]
 
 
-def names_of(found: Iterable[Named]) -> tuple[dict[Number, str], dict[tuple[Number, Number], str]]:
+def event_of(group: Group, **fields: Any) -> Any:
+    """Return an event of a group."""
+    return _SHAPES[group](**fields)
+
+
+def shape_of(group: Group) -> type[Event]:
+    """Return the type of the events of a group."""
+    return _SHAPES[group]
+
+
+def names_of(found: Iterable[NameOf]) -> tuple[dict[Number, str], dict[tuple[Number, Number], str]]:
     """Return the names of processes, and of threads by process and number."""
-    processes: dict[Number, str] = {}
-    threads: dict[tuple[Number, Number], str] = {}
-    for one in found:
-        name = one.args.get("name") if isinstance(one.args, dict) else None
-        if isinstance(name, str) and one.name == _NAMES[0]:
-            processes[one.pid] = name
-        elif isinstance(name, str):
-            threads[one.pid, one.tid] = name
-    return processes, threads
+    processes = {pid: name for is_process, pid, _, name in found if is_process}
+    return processes, {(pid, tid): name for is_process, pid, tid, name in found if not is_process}
 
 
 @lru_cache(maxsize=8)
@@ -327,7 +325,7 @@ def _build(
 
 
 _decode_stubs: Final = msgspec.json.Decoder(list[_Stub]).decode
-_decode_named: Final = msgspec.json.Decoder(list[Named]).decode
+_decode_named: Final = msgspec.json.Decoder(list[_Named]).decode
 _decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_list: Final = {group: msgspec.json.Decoder(list[_SHAPES[group]]).decode for group in Group}  # type: ignore[valid-type]
 _decode_one: Final = {group: msgspec.json.Decoder(_SHAPES[group]).decode for group in Group}

@@ -135,6 +135,15 @@ def test_a_single_profiler_step_is_the_step() -> None:
     assert found.notes[0].startswith("in the only step, the kernels repeat 6 times, from 'embed' on")
 
 
+def test_a_loop_of_one_kernel_has_steps() -> None:
+    found = _steps(_trace(_loop(["gemm"], 12, pause=100)))
+    assert found.source == "period" and found.starts == "the kernels repeat 12 times, from 'gemm' on"
+    assert [step.length_ns for step in found.steps] == [112] * 11 + [10]
+    assert (
+        isinstance(find_steps(_trace([_event("gemm", 1, now * now, now * now + 5) for now in range(10, 40)]))[0], Steps) is False
+    )
+
+
 def test_nothing_to_find() -> None:
     (found,) = find_steps(_trace([_event("a", 0, 10, 20)]))
     assert isinstance(found, NoSteps) and found.reason.startswith("no repeating step found")

@@ -183,6 +183,22 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
     return tuple(_period(name, texts, cut) for cut in _longest_first(list(cuts.values())))
 
 
+def loop_of_one(name: Numbers, texts: tuple[str, ...], start_ns: Ints) -> tuple[Period, ...]:
+    """Return the period of a sequence of one kernel alone whose calls start at even distances; empty for any other sequence."""
+    if len(name) <= FEWEST or (name != name[0]).any():
+        return ()
+    apart = np.diff(start_ns)
+    middle = float(np.median(apart))
+    if middle <= 0 or np.count_nonzero(np.abs(apart - middle) <= _NEAR * middle) < _EVEN * len(apart):
+        return ()
+    return (
+        Period(
+            anchor=texts[name[0]], after="", starts=tuple(range(len(name))), kernels=(1,) * len(name), likeness=1.0,
+            identical=1.0, head=0, rest=0, anchors=1,
+        ),
+    )  # fmt: skip
+
+
 def _sum(values: Numbers | None, places: Ints) -> int:
     return 0 if values is None else int(values[places].sum(dtype=np.int64))
 

@@ -18,7 +18,7 @@ from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.device_work import EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, counts_before, overlaps, reach
 from strobe.perf.analysis.steady import SteadyState, find_steady
-from strobe.perf.analysis.structure.periods import Period, Repetitions, repetitions
+from strobe.perf.analysis.structure.periods import Period, Repetitions, loop_of_one, repetitions
 from strobe.perf.analysis.structure.scopes import NOWHERE, WORK, Cuts, Launched, before, launched_in, linked, nest
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.trace.events import Trace
@@ -280,6 +280,7 @@ class _Anywhere:
 def _by_period(trace: Trace, work: EventView, repeated: Repetitions) -> _Cuts | str:
     """Return steps from the repetitions of the busiest stream's kernels, or the reason why there are none."""
     place, periods = repeated
+    periods = periods or loop_of_one(work.name[place], trace.device_events.names, work.start[place])
     if not periods:
         return "no repeating step found: no kernel occurs at even distances with the same kernels between"
     period = periods[0]

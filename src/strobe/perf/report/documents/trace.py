@@ -21,6 +21,11 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
     lost: Annotated[int, Meta(description="number of events that could not be read")]
     mended: Annotated[int, Meta(description="number of events that were repaired to be read")]
     truncated: Annotated[bool, Meta(description="true: the file ends in the middle of its JSON")]
+    damage: Annotated[
+        tuple[str, ...],
+        Meta(description="what the file says of events that cannot be, and what became of them, one sentence each"),
+    ]
+    foreign: Annotated[str, Meta(description="whose profiler wrote the file and what that cannot say; empty: `torch.profiler`")]
     base_ns: Annotated[
         int,
         Meta(

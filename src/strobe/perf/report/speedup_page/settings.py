@@ -87,6 +87,8 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
             if not counts.clean:
                 cut = ", and it ends before its JSON does" if counts.truncated else ""
                 doubts.append(f"trace {label} of the {side.request.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
+            if trace.foreign:
+                doubts.append(f"trace {label} of the {side.request.name}: {trace.foreign}")
     names = " ".join(each.name for each in found.obstacles)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
@@ -95,8 +97,11 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
-    damage = damage_banners((f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log)
-    return (*damage, *(banner for banner in groups if banner.items))
+    damage = [(f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log]
+    for side in study.sides:
+        told = zip(side.traces, side.labels, strict=True)
+        damage += [(f"trace {label} of the {side.request.name}", trace.damage) for trace, label in told]
+    return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
 
 def _same_files(study: SpeedupStudy) -> Iterator[str]:
