@@ -13,8 +13,9 @@ ROW = re.compile(r"^\| (?P<promise>[^|]+) \| `(?P<path>tests/[\w/]+\.py)::(?P<te
 HEAD = ("| promise | test |", "|---|---|")
 ROWS = [
     line
-    for line in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("|") and line not in HEAD
+    for page in ("promises.md", "diffusers.md")
+    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    if line.startswith("|") and line not in HEAD and (page == "promises.md" or "::test_" in line)
 ]
 
 
