@@ -12,7 +12,13 @@ from testing_page import section
 
 ROW = re.compile(r"^\| (?P<promise>[^|]+) \| `(?P<path>tests/[\w/]+\.py)::(?P<test>test_\w+)` \|$")
 HEAD = ("| promise | test |", "|---|---|")
-ROWS = [line for line in section("Promises").splitlines() if line.startswith("|") and line not in HEAD]
+TEXTS = {"testing.md": section("Promises"), "diffusers.md": (ROOT / "docs" / "diffusers.md").read_text(encoding="utf-8")}
+ROWS = [
+    line
+    for page, text in TEXTS.items()
+    for line in text.splitlines()
+    if line.startswith("|") and line not in HEAD and (page == "testing.md" or "::test_" in line)
+]
 
 
 def named_in(path: str) -> set[str]:

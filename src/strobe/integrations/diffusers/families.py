@@ -87,7 +87,7 @@ def _wan(config: Any, given: Arguments) -> Facts:
 
 def _ltx2(config: Any, given: Arguments) -> Facts:
     tokens = given["hidden_states"]
-    sizes = [given.get(name) for name in ("num_frames", "height", "width")]
+    sizes: list[Any] = [given.get(name) for name in ("num_frames", "height", "width")]
     if None in sizes:
         raise ConfigError("LTX-2: num_frames, height and width were not given; sparse attention needs the latents' sizes")
     steps = (config.patch_size_t, config.patch_size, config.patch_size)

@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModularPipeline
 from torch import nn
 
 from strobe.core.errors import ConfigError
@@ -58,7 +58,7 @@ def _scheduler_of_caller(transformer: nn.Module, kind: str) -> Any:
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
             caller = frame.f_locals.get("self")
-            if isinstance(caller, DiffusionPipeline) or name_of(caller) == kind:
+            if isinstance(caller, (DiffusionPipeline, ModularPipeline)) or name_of(caller) == kind:
                 held = getattr(caller, "__dict__", {})
                 if any(bare(each) is transformer for each in held.values()):
                     return held.get("scheduler")
