@@ -56,12 +56,14 @@ class Connection:
     Args:
         words: what the model's prompts are made of, by kind; empty if any text will do.
         examples: prompts to begin with; the first is taken where a viewer gives none.
+        guide: address of a page about weights of one's own; empty without one.
     """
 
     socket: WebSocket
     hub: Hub
     words: dict[str, list[str]]
     examples: list[str]
+    guide: str
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     _inbox: asyncio.Queue[Arrived | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
@@ -237,7 +239,9 @@ class Connection:
             model=worker.model.name,
             preset=stream.origin.preset,
             presets=[
-                PresetOffer(name=name, block_ms=cost.block_s * 1e3, stream_bytes=cost.stream_bytes)
+                PresetOffer(
+                    name=name, block_ms=cost.block_s * 1e3, measured=worker.measured(name), stream_bytes=cost.stream_bytes
+                )
                 for name, cost in worker.costs.items()
             ],
             prompt=stream.log[-1].text,
@@ -249,6 +253,7 @@ class Connection:
             codec=channel.codec,
             words=self.words,
             examples=self.examples,
+            guide=self.guide,
             modes=offered_modes(defaults.past),
             start_buffer_ms=1e3 * worker.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,

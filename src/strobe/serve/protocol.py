@@ -140,15 +140,19 @@ FromViewer = Open | Prompt | Play | Pause | Reset | Mark | Go | Fork | Record | 
 
 
 class PresetOffer(Struct, kw_only=True):
-    """A preset that runs here: predicted time of a steady frame block and bytes of one stream, None before they are measured."""
+    """A preset that runs here: time of a steady frame block, `measured` here or predicted, and bytes of one stream."""
 
     name: str
-    block_ms: float | None
-    stream_bytes: int | None
+    block_ms: float
+    measured: bool
+    stream_bytes: int
 
 
 class Welcome(Struct, tag="welcome", kw_only=True):
-    """The stream is open. `secret`, which must not be shared, opens it again; `note` says why it is not `bit_equal` then."""
+    """The stream is open. `secret`, which must not be shared, opens it again; `note` says why it is not `bit_equal` then.
+
+    `guide` is the address of a page about weights of one's own.
+    """
 
     v: int
     stream: str
@@ -165,6 +169,7 @@ class Welcome(Struct, tag="welcome", kw_only=True):
     codec: Codec
     words: dict[str, list[str]]
     examples: list[str]
+    guide: str
     modes: dict[str, str]
     start_buffer_ms: float
     resumed_at_frame: int
