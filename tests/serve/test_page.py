@@ -293,9 +293,7 @@ def test_the_picture_is_framed_and_grows_by_whole_pixels(page: Any) -> None:
         assert page.evaluate("() => getComputedStyle(document.getElementById('picture')).imageRendering") == "pixelated"
         page.evaluate("() => scrollTo(0, 200)")
         over = "() => { const at = document.getElementById('picture').getBoundingClientRect(); return Math.max(at.top, 0) }"
-        covered = page.evaluate(
-            f"() => document.elementFromPoint(innerWidth / 4, ({over})() + 9).closest('header') === null"  # nothing sticks over it
-        )
+        covered = page.evaluate(f"() => document.elementFromPoint(innerWidth / 4, ({over})() + 9).closest('header') === null")
         assert covered
 
 
