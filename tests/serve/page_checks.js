@@ -67,7 +67,7 @@ globalThis.pageChecks = {
   },
   unlabelled() {
     return [...document.querySelectorAll("button, input, select, a, canvas, svg, progress")]
-      .filter((each) => each.checkVisibility() && !each.closest("[hidden]"))
+      .filter((each) => each.checkVisibility() && !each.closest("[hidden], [aria-hidden='true']"))
       .filter((each) => !(each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim() || each.title))
       .map((each) => each.outerHTML.slice(0, 80));
   },

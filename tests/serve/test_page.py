@@ -102,7 +102,7 @@ def test_a_refused_prompt_is_explained_and_the_stream_goes_on(page: Any) -> None
 
 def test_words_build_a_prompt(page: Any) -> None:
     page.click("[data-word='blue']")
-    assert page.input_value("#prompt") == "a blue circle moving left"
+    assert page.input_value("#prompt") == "a blue circle moving left on navy"
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     assert page.get_attribute("[data-word='blue']", "aria-pressed") == "true"
 
@@ -134,7 +134,7 @@ def test_branches_go_back_and_beside(page: Any) -> None:
     wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
     page.click("#branches >> text=Beside")
     page.locator("#screen-b").wait_for(state="visible", timeout=20_000)
-    page.get_by_text("branch: a red circle moving left").wait_for(timeout=20_000)
+    page.get_by_text("branch: a red circle moving left on navy").wait_for(timeout=20_000)
     page.click("#close-b")
     assert not page.is_visible("#screen-b")
 
@@ -281,3 +281,47 @@ def test_the_frames_that_a_shot_pins_are_drawn_apart(browser: Any) -> None:
         page.evaluate(SCRIPTS)
         sound(page)
         page.close()
+
+
+def test_the_picture_is_framed_and_grows_by_whole_pixels(page: Any) -> None:
+    for width, height in ((1400, 1000), (390, 844), (800, 600)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(100)
+        side, edge = page.evaluate(
+            "() => { const at = getComputedStyle(document.getElementById('picture')); return [at.width, at.borderTopWidth] }"
+        )
+        assert float(side.removesuffix("px")) % 128 == 0 and float(side.removesuffix("px")) >= 256 and edge == "1px"
+        assert page.evaluate("() => getComputedStyle(document.getElementById('picture')).imageRendering") == "pixelated"
+        page.evaluate("() => scrollTo(0, 200)")
+        over = "() => { const at = document.getElementById('picture').getBoundingClientRect(); return Math.max(at.top, 0) }"
+        covered = page.evaluate(f"() => document.elementFromPoint(innerWidth / 4, ({over})() + 9).closest('header') === null")
+        assert covered
+
+
+def test_the_page_says_what_the_model_knows_and_what_its_words_mean(page: Any) -> None:
+    assert "coloured shapes on a torus" in page.inner_text("#model-note") and "Wan checkpoint" in page.inner_text("#model-note")
+    assert page.get_attribute("#guide", "href").endswith("howto_checkpoint.md")
+    assert page.locator("#mode option").all_inner_texts() == ["hard cut (recache)", "drift (soft)", "blend (interpolate)"]
+    offers = page.locator("#preset option").all_inner_texts()
+    assert re.fullmatch(r"turbo: \d+ FPS", next(each for each in offers if each.startswith("turbo")))  # measured at the start
+    assert all(re.match(r"\w+: about \d+ FPS", each) for each in offers if not each.startswith("turbo"))
+
+
+def test_what_is_offered_works_and_what_does_not_is_answered(page: Any) -> None:
+    """The placeholder, the gallery, a chip after a refused prompt, and an empty prompt."""
+    page.fill("#prompt", " ")
+    page.press("#prompt", "Enter")
+    assert "the prompt is empty" in page.inner_text("#prompt-said") and page.get_attribute("#prompt-said", "data-kind") == "error"
+    shown = page.get_attribute("#prompt", "placeholder").removeprefix("for example: ")
+    page.fill("#prompt", shown)
+    page.press("#prompt", "Enter")
+    page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
+    page.locator("#gallery button").nth(2).click()
+    page.locator("body[data-epoch='2']").wait_for(timeout=30_000)
+    assert page.locator("#gallery button").count() == 3 and "blue square" in page.input_value("#prompt")
+    page.fill("#prompt", "a purple elephant")
+    page.press("#prompt", "Enter")
+    page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
+    page.click("[data-word='star']")
+    assert page.input_value("#prompt") == "a blue star moving up fast on gray"
+    page.locator("body[data-epoch='3']").wait_for(timeout=30_000)

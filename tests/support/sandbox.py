@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import torch
 
 import strobe
 from artefacts import write_guide
+from certificate import write_certificate
 from manual_text import ROOT, Command, Snippet
 from model_traces import write_model_trace
 from strobe.cli.main import main
@@ -28,7 +30,8 @@ RUN: Final = "runs/20260101T120000Z-compare-1a2b3c"
 TIMEOUT_S: Final = 1200.0
 SERVER_S: Final = 120.0
 _SERVERS: Final = ("serve",)
-_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:\d+/")
+_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:\d+/")
+_TOKEN: Final = "correct horse battery"
 _LINKS: Final = {
     "README.md": "README.md",
     "docs": "docs",
@@ -65,6 +68,7 @@ def furnish(folder: Path) -> None:
     for name in ("trace", "large", "rank0", "rank1", "a", "b", "bert"):
         write_model_trace(folder / f"{name}.json.gz")
     write_model_trace(folder / "vit.json.gz", "ViT")
+    (folder / "token.txt").write_text(f"{_TOKEN}\n", encoding="utf-8")
     (folder / "optimisation-log.md").write_text("| run | ms |\n|---|---|\n| a | 12.5 |\n", encoding="utf-8")
 
 
@@ -78,7 +82,7 @@ def run(command: Command, folder: Path) -> str:
     if arguments is None or command.needs_shell or command.words[0] != "strobe":
         return _in_a_shell(command, folder, allowed)
     if arguments[0] in _SERVERS:
-        return _as_a_server(arguments, folder)
+        return _as_a_server(command, folder)
     out, err = io.StringIO(), io.StringIO()
     words = [word for each in arguments for word in _expanded(each, folder)]
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -90,7 +94,7 @@ def run_alone(command: Command, folder: Path, *, timeout_s: float = TIMEOUT_S) -
     """Run a command as `run` does, in a process of its own that ends after timeout_s; a server is run as `run` does."""
     arguments = command.arguments
     if arguments is not None and arguments[0] in _SERVERS:
-        return _as_a_server(arguments, folder)
+        return _as_a_server(command, folder)
     return _in_a_shell(command, folder, _allowed(arguments), timeout_s)
 
 
@@ -117,14 +121,17 @@ def _allowed(arguments: list[str] | None) -> tuple[int, ...]:
     return (0, 1) if judges else (0,)
 
 
-def _as_a_server(arguments: list[str], folder: Path) -> str:
+def _as_a_server(command: Command, folder: Path) -> str:
     """Start a server on a free port, read its page, end it with Ctrl-C; return what went wrong, empty if nothing."""
-    words = [sys.executable, "-m", "strobe", *arguments, *(() if "--port" in arguments else ("--port", "0"))]
-    environment = os.environ | {"PYTHONPATH": _package_path(), "PYTHONUNBUFFERED": "1"}
+    chosen = {"--port", "--executor"} & set(command.words)  # replicas share one port, which must be known
+    line = f"exec {command.text}{'' if chosen else ' --port 0'}"
+    if "cert.pem" in command.words:
+        write_certificate(folder)
+    environment = _environment(folder) | {"PYTHONUNBUFFERED": "1", "TOKEN": _TOKEN}
     output = folder / "server.txt"
     with output.open("w") as said:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, preexec_fn=hears_ctrl_c
+            ["bash", "-c", line], cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, preexec_fn=hears_ctrl_c
         )
     try:
         give_up = time.monotonic() + SERVER_S
@@ -132,7 +139,8 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
             if process.poll() is not None or time.monotonic() > give_up:
                 return f"printed no address: {output.read_text()[-600:]}"
             time.sleep(0.1)
-        with urllib.request.urlopen(address[0], timeout=SERVER_S) as page:
+        trusting = ssl._create_unverified_context()  # the certificate signs itself
+        with urllib.request.urlopen(address[0], timeout=SERVER_S, context=trusting) as page:
             status = page.status
         process.send_signal(signal.SIGINT)
         code = process.wait(SERVER_S)
@@ -141,6 +149,20 @@ def _as_a_server(arguments: list[str], folder: Path) -> str:
     finally:
         process.kill()
     return "" if status == 200 and code == 0 else f"page {status}, exit {code}: {output.read_text()[-600:]}"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment of a shell that finds this Python's programs under the names that the manual has."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, words in {"strobe": "-m strobe", "python": "", "torchrun": "-m torch.distributed.run"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    return os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": _package_path(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
 def _package_path() -> str:
@@ -154,20 +176,10 @@ def hears_ctrl_c() -> None:
 
 
 def _in_a_shell(command: Command, folder: Path, allowed: tuple[int, ...], timeout_s: float = TIMEOUT_S) -> str:
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
-    for name, words in {"strobe": "-m strobe", "python": "", "torchrun": "-m torch.distributed.run"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (programs / name).chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": _package_path(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
     process = subprocess.Popen(
         ["bash", "-c", command.text],
         cwd=folder,
-        env=environment,
+        env=_environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -101,7 +101,7 @@ def serve(
     ```
     strobe serve
     strobe serve --model wan-1.3b --weights DIR --preset balanced  # needs-files
-    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # needs-files
+    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # slow
     ```
 
     Needs the extra serve. Ctrl-C ends it; viewers are told.

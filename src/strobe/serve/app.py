@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, Final
 
@@ -41,10 +42,10 @@ PAGE: Final[dict[str, tuple[str, str]]] = {
 }
 """Paths of the page's files, and what they are: no path of a request ever reaches the disk."""
 EXAMPLES: Final = (
-    "a red circle moving left",
-    "a blue square moving up fast",
-    "a green star moving right on navy",
-    "a yellow triangle moving down on gray",
+    "a red circle moving left on navy",
+    "a green star moving right on gray",
+    "a yellow triangle moving down on forest",
+    "a blue square moving up fast on gray",
     "an orange star gliding slowly up on forest",
     "a cyan circle drifting right fast on black",
 )
@@ -262,7 +263,8 @@ class Server:
         if self.hub is None:
             await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
             return
-        await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
+        connection = Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples, guide=_guide())
+        await connection.run()
 
     async def _mjpeg(self, request: Request) -> Response:
         """Serve a new stream as MJPEG, for `curl` and `<img>`."""
@@ -277,6 +279,17 @@ async def _needs_a_socket(request: Request) -> Response:
 async def _page_file(name: str, media: str, request: Request) -> Response:
     """Serve a file of the page from the package."""
     return Response(_read(name), media_type=media, headers={"Cache-Control": "no-cache"})
+
+
+@functools.cache
+def _guide() -> str:
+    """Return the address of the page about weights of one's own, as the package names it; empty if it names none."""
+    for program in entry_points(group="console_scripts", name="strobe"):
+        urls = [] if program.dist is None else program.dist.metadata.get_all("Project-URL") or []
+        for label, _, address in (url.partition(", ") for url in urls):
+            if label == "Documentation":
+                return address.replace("index.md", "howto_checkpoint.md")
+    return ""
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
 from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
 from strobe.serve.block import Branch
-from strobe.serve.channel import Channel
-from strobe.serve.hub import Hub, describe, recorded
+from strobe.serve.channel import Arrived, Channel
+from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import Origin
@@ -41,14 +41,6 @@ class _TooMany(StrobeError):
     """The viewer sends more than it may, or reads too slowly."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
-    """A message of the viewer, and when it came: one before it may hold it up for a trip to the device and to the disk."""
-
-    message: FromViewer
-    at_s: float
-
-
 @dataclass(kw_only=True, eq=False)
 class Connection:
     """The connection of one viewer.
@@ -56,12 +48,14 @@ class Connection:
     Args:
         words: what the model's prompts are made of, by kind; empty if any text will do.
         examples: prompts to begin with; the first is taken where a viewer gives none.
+        guide: address of a page about weights of one's own; empty without one.
     """
 
     socket: WebSocket
     hub: Hub
     words: dict[str, list[str]]
     examples: list[str]
+    guide: str
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     _inbox: asyncio.Queue[Arrived | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
@@ -100,8 +94,8 @@ class Connection:
 
     async def _watch(self, channel: Channel) -> None:
         """Send and receive until one of the tasks ends, and raise its error."""
-        receiving = asyncio.create_task(self._receive_all())
         tasks = [
+            asyncio.create_task(self._receive_all()),
             asyncio.create_task(self._obey_all(channel)),
             asyncio.create_task(self._send_all()),
             asyncio.create_task(self.hub.pictures(channel, self._send_picture)),
@@ -111,18 +105,18 @@ class Connection:
             for task in done:
                 task.result()
         finally:
-            for task in (receiving, *tasks):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(receiving, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive_all(self) -> None:
-        """Receive messages as they come, until one cannot be read or the viewer goes: what came before is obeyed first."""
-        while True:
-            try:
+        """Receive messages as they come. If one cannot be read or the viewer goes, what came before is obeyed first."""
+        try:
+            while True:
                 await self._inbox.put(await self._receive())
-            except Exception as error:  # noqa: BLE001 - `_obey_all` raises it in its turn
-                await self._inbox.put(error)
-                return
+        except (StrobeError, WebSocketDisconnect, ConnectionError, RuntimeError) as error:
+            await self._inbox.put(error)
+            await asyncio.Future()  # `_obey_all` raises it
 
     async def _receive(self) -> Arrived:
         message = await self.socket.receive()
@@ -237,7 +231,9 @@ class Connection:
             model=worker.model.name,
             preset=stream.origin.preset,
             presets=[
-                PresetOffer(name=name, block_ms=cost.block_s * 1e3, stream_bytes=cost.stream_bytes)
+                PresetOffer(
+                    name=name, block_ms=cost.block_s * 1e3, measured=worker.measured(name), stream_bytes=cost.stream_bytes
+                )
                 for name, cost in worker.costs.items()
             ],
             prompt=stream.log[-1].text,
@@ -249,6 +245,7 @@ class Connection:
             codec=channel.codec,
             words=self.words,
             examples=self.examples,
+            guide=self.guide,
             modes=offered_modes(defaults.past),
             start_buffer_ms=1e3 * worker.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
@@ -385,7 +382,8 @@ class Connection:
             self.hub.recordings.start(channel.name, self.hub.fps)
             self._post(protocol.Recorded(on=True, download="", frames=0))
             return
-        self._post(recorded(await self.hub.recordings.end(channel.name)))
+        clip = await self.hub.recordings.end(channel.name)
+        self._post(clip.told)
 
 
 def _image(text: str) -> bytes:

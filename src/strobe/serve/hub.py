@@ -21,7 +21,7 @@ from strobe.serve.channel import Channel, Frame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Ended, Error, Flushed, Made, Picture, Received, Recorded, Seen, State
+from strobe.serve.protocol import Codec, Effective, Ended, Error, Flushed, FromServer, Made, Picture, Received, Seen, State
 from strobe.serve.recordings import Clip, Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import LiveStream
@@ -170,21 +170,15 @@ class Hub:
     def not_kept(self, name: str) -> None:
         """Tell a viewer that its stream is kept no longer. Called from any thread."""
         told = "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
-
-        def tell() -> None:
-            if name in self.channels:
-                self.channels[name].tell(Error(message=told))
-
-        self.loop.call_soon_threadsafe(tell)
+        self.loop.call_soon_threadsafe(self._tell, name, Error(message=told))
 
     def recorded(self, name: str, clip: Clip) -> None:
         """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
-        self.loop.call_soon_threadsafe(self._recorded, name, clip)
+        self.loop.call_soon_threadsafe(self._tell, name, clip.told)
 
-    def _recorded(self, name: str, clip: Clip) -> None:
-        channel = self.channels.get(name)
-        if channel is not None:
-            channel.tell(recorded(clip))
+    def _tell(self, name: str, message: FromServer) -> None:
+        if name in self.channels:
+            self.channels[name].tell(message)
 
     def _failed(self, name: str, error: BaseException) -> None:
         self.metrics.failed.inc()
@@ -393,11 +387,6 @@ class Hub:
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
         self.recordings.close()
-
-
-def recorded(clip: Clip) -> Recorded:
-    """Return what a viewer is told of a clip that has ended."""
-    return Recorded(on=False, download=f"/v1/clips/{clip.name}" if clip.name else "", frames=clip.frames, why=clip.why)
 
 
 def describe(error: BaseException) -> str:

@@ -23,10 +23,8 @@ Mode = Literal["recache", "soft", "interpolate", "shot"]
 CODECS: Final[dict[Codec, int]] = {"h264": 1, "jpeg": 2}
 """Number of each codec in the header of a picture."""
 LONGEST_PROMPT: Final = 2000
-LONGEST_IMAGE: Final = 6_000_000
-"""Characters of a start image in base64."""
-LONGEST_MESSAGE: Final = LONGEST_IMAGE + 16_384
-"""Bytes of one message of a viewer."""
+LONGEST_IMAGE: Final = 6_000_000  # characters of a start image in base64
+LONGEST_MESSAGE: Final = LONGEST_IMAGE + 16_384  # bytes of one message of a viewer
 MARKS: Final = 8
 """Branches that a stream keeps."""
 
@@ -140,15 +138,16 @@ FromViewer = Open | Prompt | Play | Pause | Reset | Mark | Go | Fork | Record | 
 
 
 class PresetOffer(Struct, kw_only=True):
-    """A preset that runs here: predicted time of a steady frame block and bytes of one stream, None before they are measured."""
+    """A preset that runs here: time of a steady frame block, `measured` here or predicted, and bytes of one stream."""
 
     name: str
-    block_ms: float | None
-    stream_bytes: int | None
+    block_ms: float
+    measured: bool
+    stream_bytes: int
 
 
 class Welcome(Struct, tag="welcome", kw_only=True):
-    """The stream is open. `secret`, which must not be shared, opens it again; `note` says why it is not `bit_equal` then."""
+    """The stream is open. `secret`, not to be shared, opens it again; `note` says why it is not `bit_equal` then."""
 
     v: int
     stream: str
@@ -165,6 +164,7 @@ class Welcome(Struct, tag="welcome", kw_only=True):
     codec: Codec
     words: dict[str, list[str]]
     examples: list[str]
+    guide: str
     modes: dict[str, str]
     start_buffer_ms: float
     resumed_at_frame: int
@@ -174,10 +174,7 @@ class Welcome(Struct, tag="welcome", kw_only=True):
 
 
 class Prompted(Struct, tag="prompted", kw_only=True):
-    """The prompt is accepted: `epoch` is its number and `frame_block` the first frame block that follows it.
-
-    `frame_block` is None while the text is encoded; `Effective` has it then.
-    """
+    """Prompt number `epoch` is accepted. `frame_block`, the first that follows it, is None while the text is encoded."""
 
     text: str
     mode: str
@@ -243,10 +240,7 @@ class Forked(Struct, tag="forked", kw_only=True):
 
 
 class Recorded(Struct, tag="recorded", kw_only=True):
-    """Recording began (`download` is empty) or ended; the clip is at that path of the server for some minutes.
-
-    `why` it ended by itself, after `frames` that are whole; empty if the viewer ended it.
-    """
+    """Recording began (`download` is empty) or ended, `why` if by itself; the clip is at that path for some minutes."""
 
     on: bool
     download: str
@@ -255,10 +249,7 @@ class Recorded(Struct, tag="recorded", kw_only=True):
 
 
 class PromptEntry(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """A prompt of a stream: its number, the first frame block that follows it, and how it takes over.
-
-    `text_sha256` is that of its encoded text, for streams that are kept.
-    """
+    """A prompt of a stream, and the first frame block that follows it. `text_sha256` is of its encoded text, if it is kept."""
 
     epoch: int = 0
     frame_block: int

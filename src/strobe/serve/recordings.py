@@ -14,8 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.core.errors import StrobeError
 from strobe.engine.video import VideoFile
 from strobe.serve.metrics import Metrics, log_event
+from strobe.serve.protocol import Recorded
 
 CLIPS: Final = 16
 """Finished clips that are kept."""
@@ -35,6 +37,11 @@ class Clip:
     name: str = ""
     frames: int = 0
     why: str = ""
+
+    @property
+    def told(self) -> Recorded:
+        """The message to its viewer."""
+        return Recorded(on=False, download=f"/v1/clips/{self.name}" if self.name else "", frames=self.frames, why=self.why)
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -107,7 +114,7 @@ class Recordings:
         room = growing.most_frames - growing.video.num_frames
         try:
             growing.video.write(torch.from_numpy(frames[:room]))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not vanish in the thread
+        except StrobeError as error:
             clip = self._finish(growing, error)
         else:
             if len(frames) < room:
@@ -115,13 +122,13 @@ class Recordings:
             clip = self._finish(growing, why=f"a clip has at most {LONGEST_CLIP_S} s; record another one")
         self._ended(growing.stream, clip)
 
-    def _finish(self, growing: _Growing, error: Exception | None = None, why: str = "") -> Clip:
+    def _finish(self, growing: _Growing, error: StrobeError | None = None, why: str = "") -> Clip:
         """Close a clip's file and keep the frames in it that are whole. Again: returns the same."""
         if growing.ended is not None:
             return growing.ended
         try:
             growing.video.close()
-        except Exception as late:  # noqa: BLE001 - see `_write`
+        except StrobeError as late:
             error = error or late
         frames, path, name = growing.video.num_frames, growing.video.written, ""
         if error is not None:

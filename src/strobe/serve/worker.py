@@ -242,6 +242,10 @@ class Worker:
         resolved = resolve(config, self.model.defaults, self.device)
         return sum(part.num_bytes for part in predict(self.model.parts, resolved))
 
+    def measured(self, preset: str) -> bool:
+        """Return whether the cost of a preset comes from streams of it, and not from those of the default one."""
+        return preset == self.default or bool(self._seen.get((preset, False)))
+
     def admission(self, preset: str) -> Admission:
         """Decide whether one more stream fits. On the device's thread."""
         awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]

@@ -1,11 +1,13 @@
 // The page: wires the stream to what a person sees and does.
 
 import { Player } from "./player.js";
-import { Timeline } from "./timeline.js";
+import { Timeline, draw } from "./timeline.js";
 import { Strip, drawCache } from "./strip.js";
 
 const $ = (id) => document.getElementById(id);
-const show = { welcome: null, cache: null, rtf: null, dirty: true, prompting: new Map(), shown: "" };
+// `accepted` is the prompt that holds, `asked` the one that was sent last, `refused` one that the model does not understand.
+const show = { welcome: null, cache: null, rtf: null, dirty: true, prompting: new Map(), accepted: "", asked: "", refused: null };
+const MODES = { recache: "hard cut", soft: "drift", interpolate: "blend", shot: "new shot" };
 const timeline = new Timeline($("timeline"));
 const strip = new Strip($("strip"), $("strip-legend"));
 let second = null;
@@ -43,7 +45,7 @@ function button(label, act) {
 const player = new Player($("picture"), {
   welcome(message) {
     show.welcome = message;
-    show.shown = message.prompt;
+    show.accepted = message.prompt;
     veil(null);
     const { model, preset, width, height, fps, seed } = message;
     $("facts").textContent = `${model} · ${preset} · ${height}×${width} at ${fps} FPS · seed ${seed} · ${message.codec}`;
@@ -51,9 +53,16 @@ const player = new Player($("picture"), {
     $("prompt").value = $("prompt").value || message.prompt;
     $("seed").value = seed;
     options($("preset"), message.presets.map((each) => [each.name, offer(each, message)]), preset);
-    options($("mode"), Object.keys(message.modes).map((name) => [name, name]), Object.keys(message.modes)[0]);
+    const modes = Object.keys(message.modes);
+    options($("mode"), modes.map((name) => [name, MODES[name] ? `${MODES[name]} (${name})` : name]), modes[0]);
     for (const option of $("mode").options) option.title = message.modes[option.value];
+    const example = message.examples.find((text) => text !== message.prompt) ?? "";
+    $("prompt").placeholder = example && `for example: ${example}`;
+    $("model-note").hidden = message.model !== "shapes";
+    if (message.guide) $("guide").href = message.guide;
     words(message);
+    gallery(message);
+    fit();
     timeline.reset(message.prompt, message.resumed_at_frame);
     strip.clear();
     skewMs = Infinity;
@@ -66,6 +75,8 @@ const player = new Player($("picture"), {
   },
   prompted(message) {
     show.prompting.set(message.epoch, message.typed_ms);
+    show.accepted = message.text;
+    show.refused = null;
     timeline.typed(message.epoch, message.text);
     const when = message.frame_block === null ? "once its text is encoded" : `at frame block ${message.frame_block}`;
     say(`"${message.text}" takes effect ${when}`);
@@ -80,6 +91,7 @@ const player = new Player($("picture"), {
     show.dirty = true;
   },
   flushed(message) {
+    show.accepted = message.prompt;
     timeline.reset(message.prompt, message.frame);
     strip.clear();
     $("caption-a").textContent = message.prompt;
@@ -139,6 +151,8 @@ const player = new Player($("picture"), {
     state(playing ? "live" : message.state, playing ? "live" : message.state);
   },
   error(message) {
+    if (show.asked) show.refused = show.asked;
+    show.asked = "";
     say(message.message, "error");
   },
   refused(message) {
@@ -185,9 +199,9 @@ function retry(options) {
 }
 
 function offer(each, { fps, block_frames: frames }) {
-  const rate = each.block_ms ? `${((1000 * frames) / each.block_ms).toFixed(0)} FPS` : "not measured";
-  const memory = each.stream_bytes ? `, ${(each.stream_bytes / 2 ** 30).toFixed(1)} GiB` : "";
-  return `${each.name}: ${rate}${memory}`;
+  const rate = `${((1000 * frames) / each.block_ms).toFixed(0)} FPS`;
+  const memory = each.stream_bytes > 2 ** 27 ? `, ${(each.stream_bytes / 2 ** 30).toFixed(1)} GiB` : "";
+  return `${each.name}: ${each.measured ? rate : `about ${rate}`}${memory}`;
 }
 
 function options(select, entries, chosen) {
@@ -206,13 +220,6 @@ function words(message) {
   const kinds = Object.entries(message.words);
   const box = $("words");
   box.replaceChildren();
-  if (!kinds.length) {
-    const row = document.createElement("div");
-    row.className = "kind";
-    row.append(...message.examples.map((text) => button(text, () => steer(text))));
-    box.append(row);
-    return;
-  }
   const all = new Map(kinds.flatMap(([kind, list]) => list.map((word) => [word, kind])));
   for (const [kind, list] of kinds) {
     const row = document.createElement("div");
@@ -229,7 +236,8 @@ function words(message) {
 
 function wordButton(word, kind, all) {
   const made = button(word, () => {
-    const parts = $("prompt").value.split(/\s+/).filter(Boolean);
+    const now = $("prompt").value.trim();
+    const parts = (now === show.refused ? show.accepted : now).split(/\s+/).filter(Boolean); // a refused prompt gives way
     const at = parts.findIndex((part) => all.get(part) === kind);
     if (at >= 0) parts[at] = word;
     else parts.push(...(kind === "background" ? ["on", word] : [word]));
@@ -247,17 +255,70 @@ function mark() {
   for (const made of $("words").querySelectorAll("[data-word]")) made.setAttribute("aria-pressed", String(parts.has(made.dataset.word)));
 }
 
+// Three prompts that a click starts; those of the bundled model with a picture of the shape.
+function gallery(message) {
+  const known = new Set(Object.values(message.words).flat());
+  $("gallery").replaceChildren(
+    ...message.examples.slice(1, 4).map((text) => {
+      const made = button(text, () => {
+        steer(text);
+        mark();
+      });
+      if (known.size) made.prepend(drawn(text));
+      return made;
+    }),
+  );
+}
+
+const INK = { red: "#e62828", green: "#28c83c", blue: "#325af0", yellow: "#f5e132", orange: "#ff8c14", purple: "#a53cd7", cyan: "#28d7e1", white: "#f5f5f5" };
+const GROUND = { black: "#000", navy: "#0c1460", gray: "#606060", forest: "#105024" };
+const OUTLINE = {
+  circle: "M12 5a7 7 0 1 0 .01 0z",
+  square: "M5 5h14v14h-14z",
+  triangle: "M12 4l8 15h-16z",
+  star: "M12 3l2.6 6 6.4.6-4.9 4.3 1.5 6.3-5.6-3.4-5.6 3.4 1.5-6.3-4.9-4.3 6.4-.6z",
+  cross: "M9 4h6v5h5v6h-5v5h-6v-5h-5v-6h5z",
+};
+
+function drawn(text) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const named = (list) => list[text.split(" ").find((word) => word in list)];
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND) ?? GROUND.black });
+  draw(svg, "path", { d: named(OUTLINE) ?? OUTLINE.circle, fill: named(INK) ?? INK.white });
+  return svg;
+}
+
+// Scales pictures to the room that there is: small ones by whole pixels of the screen, so that their edges stay as they are.
+function fit() {
+  const zoom = devicePixelRatio || 1;
+  for (const canvas of [$("picture"), $("picture-b")]) {
+    const box = canvas.parentElement;
+    if (!box.clientWidth) continue;
+    const room = Math.min((box.clientWidth - 34) / canvas.width, Math.min(0.62 * innerHeight, 720) / canvas.height);
+    const whole = Math.floor(room * zoom);
+    const scale = whole >= 2 ? whole / zoom : room;
+    canvas.classList.toggle("whole", whole >= 2);
+    canvas.style.width = `${canvas.width * scale}px`;
+    canvas.style.height = `${canvas.height * scale}px`;
+  }
+}
+
 function steer(text) {
   $("prompt").value = text;
+  show.asked = text;
   player.say({ type: "prompt", text, mode: $("mode").value || "recache", typed_ms: performance.now() });
 }
 
 function openSecond(secret) {
   second?.close();
   $("screen-b").hidden = false;
+  fit();
   second = new Player($("picture-b"), {
     welcome(message) {
       $("caption-b").textContent = `branch: ${message.prompt}`;
+      fit();
     },
     ended(message) {
       $("caption-b").textContent = message.reason;
@@ -274,11 +335,14 @@ function closeSecond() {
   second?.close();
   second = null;
   $("screen-b").hidden = true;
+  fit();
 }
 
 $("prompt-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if ($("prompt").value.trim()) steer($("prompt").value.trim());
+  const text = $("prompt").value.trim();
+  if (text) steer(text);
+  else say(`the prompt is empty; say what to show, ${$("prompt").placeholder}`, "error");
 });
 $("prompt").addEventListener("input", mark);
 $("play").addEventListener("click", () => player.say({ type: player.playing ? "pause" : "play" }));
@@ -346,6 +410,7 @@ function figures() {
 }
 setInterval(figures, 250);
 addEventListener("resize", () => {
+  fit();
   show.dirty = true;
 });
 
@@ -381,5 +446,6 @@ async function explain() {
 }
 
 globalThis.strobe = { player, timeline, strip }; // for the console, and for tests
+fit();
 figures();
 if (await warm()) player.open({});

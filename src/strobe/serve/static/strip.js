@@ -3,10 +3,10 @@
 import { draw } from "./timeline.js";
 
 export const PARTS = [
-  ["denoise", "denoise"],
-  ["commit", "commit"],
-  ["decode", "decode"],
-  ["encode", "encode"],
+  ["denoise", "denoise: picture out of noise"],
+  ["commit", "commit: kept for the next block"],
+  ["decode", "decode: to pixels"],
+  ["encode", "encode: for the network"],
   ["network", "network"],
   ["paint", "decode and wait in the page"],
 ];
