@@ -65,6 +65,7 @@ test-all: test
 # Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
 # NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
 GPU ?=
+ROW ?= build/gpu/row.json
 NO_SETUP ?=
 TESTED_BY := $(if $(NO_SETUP),$(PYTHON),$(BIN)/python)
 test-gpu: $(if $(NO_SETUP),,setup)
@@ -72,8 +73,7 @@ test-gpu: $(if $(NO_SETUP),,setup)
 	$(TESTED_BY) tests/support/gpu_suite.py $(GPU)
 
 gpu-row:
-	$(TESTED_BY) tests/support/gpu_runs.py add build/gpu/row.json
-	$(TESTED_BY) docs/generate.py
+	$(TESTED_BY) tests/support/gpu_runs.py add $(ROW)
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import strobe
+from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import Plan
 from strobe.bench.runner import run_case, steady_window, traced_window
@@ -216,7 +218,7 @@ def test_a_kill_loses_no_finished_clip(tmp_path: Path, delay_s: float) -> None:
         [sys.executable, "-c", CHILD, str(fakes), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(Path(strobe.__file__).parents[1])},
+        env={"PYTHONPATH": os.pathsep.join(map(str, (Path(strobe.__file__).parents[1], ROOT / "tests" / "support")))},
     )
     assert process.stdout is not None
     while process.stdout.readline().strip() != "8":  # two gates, three warm-ups, three timed clips

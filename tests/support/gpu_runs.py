@@ -1,6 +1,6 @@
-"""What a run of the GPU suite found, its one line, and the table of runs that is kept in tests/gpu_runs.jsonl, newest first.
+"""What a run of the GPU suite found, its one line, and the table of runs: tests/gpu_runs.jsonl, shown by docs/promises.md.
 
-python tests/support/gpu_runs.py add build/gpu/row.json      the row of a run to the table; then `python docs/generate.py`
+python tests/support/gpu_runs.py add build/gpu/row.json      puts the row of a run first; `make gpu-row` does this
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 from source import ROOT
 
-TABLE = ROOT / "tests" / "gpu_runs.jsonl"
+TABLE, PAGE = ROOT / "tests" / "gpu_runs.jsonl", ROOT / "docs" / "promises.md"
+HEADING = "\n## Runs on a GPU\n"
+NO_RUN = "No run is recorded.\n"
+SHOWN = ("date", "commit", "card", "driver", "torch", "passed", "failed", "unfinished")
 Row = dict[str, Any]
 """date, commit, card, driver, torch, passed, failed, unfinished, skipped (tests by reason), wall_s; and of the newest run
 `tests`: by file, the test functions of which a case passed and none failed or was left."""
@@ -66,12 +69,24 @@ def add(row: Row, place: Path = TABLE) -> None:
     place.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in (row, *older)), "utf-8")
 
 
+def page(rows: Sequence[Row], text: str) -> str:
+    """Return a page with these rows in its last section, below the paragraph there."""
+    before, _, section = text.partition(HEADING)
+    said = section.split("\n\n")[0].strip("\n")
+    table = ["| " + " | ".join((*SHOWN, "skipped", "seconds")) + " |", "|---" * (len(SHOWN) + 2) + "|"]
+    for row in rows:
+        cells = [*(row[name] for name in SHOWN), sum(row["skipped"].values()), row["wall_s"]]
+        table.append("| " + " | ".join(map(str, cells)) + " |")
+    return f"{before}{HEADING}\n{said}\n\n" + ("\n".join(table) + "\n" if rows else NO_RUN)
+
+
 def main(words: Sequence[str]) -> int:
     if len(words) != 2 or words[0] != "add":
         sys.stderr.write(__doc__ or "")
         return 2
     row = json.loads(Path(words[1]).read_text("utf-8"))
     add(row)
+    PAGE.write_text(page(read(), PAGE.read_text("utf-8")), "utf-8")
     sys.stdout.write(f"{line_of(row)}\n")
     return 0
 

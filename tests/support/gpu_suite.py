@@ -14,6 +14,7 @@ Exit code: 0 if nothing failed and nothing is unfinished, 1 if something is, 3 w
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import json
 import os
@@ -28,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runs import line_of, outcomes, row_of
-from source import ROOT, python_files
+from source import ROOT, functions, name_of, parse, python_files
 
 PASSES = (
     {"together": "gpu and not alone and not large", "large": "gpu and large"},
     {"alone": "gpu and alone"},
 )
 """What runs at a time, by name, and the marks of its tests; one pass after the other."""
+MARK = re.compile(r"\bmark\.gpu\b")
 SHOWN, LINES = 12, 14
 """Failures that are printed, and the last lines of each; failures.txt has all."""
 
@@ -56,11 +58,21 @@ def say(text: str) -> None:
 
 def gpu_files() -> list[Path]:
     """List the test files that mark a test for a GPU: others are not even imported."""
-    return [
-        path
-        for path in python_files("tests")
-        if path.name.startswith("test_") and re.search(r"mark\.gpu\b", path.read_text("utf-8"))
-    ]
+    return [path for path in python_files("tests") if path.name.startswith("test_") and MARK.search(path.read_text("utf-8"))]
+
+
+def gpu_tests() -> dict[str, set[str]]:
+    """List the tests that are marked for a GPU, by file: of a module, or a function, or one of the cases of a function."""
+    found = {}
+    for path in gpu_files():
+        tree = parse(path)
+        marks = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+        tests = [each for each in functions(tree) if each.name.startswith("test_")]
+        whole = any(MARK.search(ast.unparse(node)) for node in marks)
+        found[name_of(path)] = {
+            each.name for each in tests if whole or any(MARK.search(ast.unparse(mark)) for mark in each.decorator_list)
+        }
+    return found
 
 
 def run(files: Sequence[Path], how: How) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from strobe.attention.sparse import layout, video_plan
 from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.packed import block_sparse_attention_varlen
+from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
@@ -69,6 +71,30 @@ def test_nothing_waits_for_the_device() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = call(inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("selects", [True, False])
+def test_nothing_waits_for_packed_sequences(selects: bool) -> None:
+    """Neither where the coarse stage selects nor where the caller did."""
+    cu_seqlens = torch.tensor([0, 300, 370, 570], dtype=torch.int32, device="cuda")
+    q, k, v = (torch.randn(570, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    blocks = 570 // 64 + 3  # as many as three sequences can have
+    indices, counts = (
+        make(4, blocks, *last, dtype=torch.int32, device="cuda") for make, last in ((torch.zeros, (1,)), (torch.ones, ()))
+    )
+
+    def call() -> Tensor:
+        if selects:
+            return video_sparse_attention_varlen(q, k, v, cu_seqlens, cu_seqlens, block=64, topk=2, impl="triton").out
+        return block_sparse_attention_varlen(q, k, v, indices, counts, cu_seqlens, cu_seqlens, block=64, impl="triton").out
+
+    call()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = call()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert found.isfinite().all()
