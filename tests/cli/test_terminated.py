@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 COMPARE = ("compare", "quality", "turbo", "--device", "cpu", "--blocks", "5", "--no-switch", "--rounds", "50")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sent", "code", "message", "said"),
     [(signal.SIGTERM, 143, "SIGTERM", "terminated"), (signal.SIGINT, 130, "Ctrl-C", "interrupted")],

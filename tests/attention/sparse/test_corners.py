@@ -143,6 +143,7 @@ def test_deterministic_algorithms_are_asked_for() -> None:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("option", "values"), [("sparsity", (0.5, 0.75, 0.2)), ("softmax_scale", (0.1, 2.0, 0.5)), ("topk", (1, 2, 3))]
 )
@@ -166,6 +167,7 @@ def test_a_compiled_call_takes_another_number(option: str, values: tuple[float, 
     torch._dynamo.reset()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}])
 def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, Any], grad: bool) -> None:

@@ -236,12 +236,20 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
         history_attention(drawn.q, (drawn.new,), replace(drawn.history, **own), **options)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "cases"),
+    [
+        ("cpu", ["two"]),
+        pytest.param("cpu", [], marks=pytest.mark.rest),
+        pytest.param("cuda", [], marks=pytest.mark.gpu),
+    ],
+    ids=["two", "cpu", "cuda"],
+)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_fused_selection_equals_the_plain_one(device: str) -> None:
+def test_fused_selection_equals_the_plain_one(device: str, cases: list[str]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
     result = subprocess.run(
-        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
+        [sys.executable, SCRIPT, device, *cases], env=environment, capture_output=True, text=True, timeout=3000, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
 

@@ -17,12 +17,20 @@ SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "cases"),
+    [
+        ("cpu", ["two"]),
+        pytest.param("cpu", [], marks=pytest.mark.rest),
+        pytest.param("cuda", [], marks=pytest.mark.gpu),
+    ],
+    ids=["two", "cpu", "cuda"],
+)
 @needs_triton
-def test_fused_stages_equal_the_reference(device: str) -> None:
+def test_fused_stages_equal_the_reference(device: str, cases: list[str]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
     result = subprocess.run(
-        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
+        [sys.executable, SCRIPT, device, *cases], env=environment, capture_output=True, text=True, timeout=3000, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
 

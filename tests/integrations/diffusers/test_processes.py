@@ -78,6 +78,7 @@ def _uneven() -> tuple[torch.Tensor, torch.Tensor]:
     return heads.detach(), torch.autograd.grad(out.square().sum(), here)[0]
 
 
+@pytest.mark.rest
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     processes.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
     told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

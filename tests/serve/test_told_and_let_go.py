@@ -1,0 +1,226 @@
+"""What the device is told of a stream, when a stream that rests is moved away or closed, and what of it is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from live_server import Running
+from strobe.serve import protocol
+from strobe.serve.channel import Channel, Frame
+from strobe.serve.client import Viewer, watch
+from strobe.serve.fragments import Fragments
+from strobe.serve.hub import Hub
+from strobe.serve.metrics import Metrics
+from strobe.serve.protocol import Picture, Received
+from strobe.serve.worker import StreamGoneError
+
+CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
+Run = Callable[[Any], Any]
+NOW_S = 1000.0
+
+
+async def until(viewer: Viewer, kind: type) -> Any:
+    """The next message of a kind; nothing is said of pictures."""
+    while not isinstance(message := await viewer.receive(), kind):
+        pass
+    return message
+
+
+def test_the_device_is_told_at_once_whenever_a_stream_is_to_run_or_to_rest(
+    running: Running, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = running.server.hub
+    assert hub is not None
+    told, right = list[tuple[bool, bool]](), hub.tell_worker
+
+    def tell(channel: Channel) -> None:
+        told.append((channel.playing, channel.send is not None))
+        right(channel)
+
+    async def stream() -> Channel:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            channel = hub.channels[viewer.welcome.stream]
+            await until(viewer, Picture)
+            assert told == [(True, True)]
+            began = time.monotonic()
+            for message, answer in (
+                (protocol.Pause(), protocol.State),
+                (protocol.Play(), protocol.State),
+                (protocol.Prompt(text=SQUARE), protocol.Prompted),
+            ):
+                await viewer.send(message)
+                await until(viewer, answer)
+            for _ in range(100):
+                if len(told) == 4:
+                    break
+                await asyncio.sleep(0.05)
+            assert told[1:] == [(False, True), (True, True), (True, True)]
+            assert channel.quiet_s > began
+            return channel
+
+    monkeypatch.setattr(hub, "tell_worker", tell)
+    channel = run(stream())
+    for _ in range(100):
+        if channel.send is None and told[-1] == (True, False):
+            break
+        time.sleep(0.05)
+    assert told[-1] == (True, False) and channel.left_s > channel.quiet_s
+
+
+def with_hub(work: Callable[[Hub, Channel], Any]) -> None:
+    """Do something with a hub that has one stream and no device."""
+
+    async def run() -> None:
+        hub = Hub(asyncio.get_running_loop(), Metrics(), suspend_s=5.0, resume_s=20.0, encoders=1)
+        channel = Channel(name="a", secret="s", codec="jpeg", preset="turbo")
+        hub.channels["a"] = channel
+        done = work(hub, channel)
+        if done is not None:
+            await done
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("away", "playing", "asleep", "left_s", "quiet_s", "expected"),
+    [
+        (True, True, False, 20.0, 0.0, "suspend"),
+        (True, True, False, 20.1, 0.0, "drop"),
+        (True, False, True, 20.1, 0.0, "drop"),
+        (True, True, True, 19.0, 0.0, ""),
+        (True, True, False, 5.0, 99.0, ""),
+        (True, True, False, 5.1, 0.0, "suspend"),
+        (False, True, False, 99.0, 99.0, ""),
+        (False, False, False, 99.0, 5.0, ""),
+        (False, False, False, 0.0, 5.1, "suspend"),
+        (False, False, True, 99.0, 99.0, ""),
+    ],
+)
+def test_a_stream_that_rests_is_moved_away_and_one_that_is_left_is_closed(
+    away: bool, playing: bool, asleep: bool, left_s: float, quiet_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+
+    async def work(hub: Hub, channel: Channel) -> None:
+        async def drop(each: Channel) -> None:
+            done.append("drop")
+
+        async def suspend(each: Channel) -> None:
+            done.append("suspend")
+
+        monkeypatch.setattr(hub, "drop", drop)
+        monkeypatch.setattr(hub, "suspend", suspend)
+        channel.send = None if away else lambda message: None
+        channel.playing, channel.asleep = playing, asleep
+        channel.left_s, channel.quiet_s = NOW_S - left_s, NOW_S - quiet_s
+        await hub._keep(channel)
+
+    monkeypatch.setattr("strobe.serve.hub.monotonic", lambda: NOW_S)
+    with_hub(work)
+    assert done == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("rests", ["suspended"]), ("is woken", []), ("is closed", []), ("is gone", ["suspended"])]
+)
+def test_the_device_is_told_before_a_stream_is_moved_and_the_viewer_after(
+    what: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, heard = list[bool](), list[str]()
+
+    async def work(hub: Hub, channel: Channel) -> None:
+        async def on_device(move: Callable[[], float]) -> float:
+            assert told == [True], "it does not run any more"
+            if what == "is woken":
+                channel.asleep = False
+            if what == "is closed":
+                del hub.channels["a"]
+            if what == "is gone":
+                raise StreamGoneError("gone")
+            return 3.0
+
+        monkeypatch.setattr(hub, "tell_worker", lambda each: told.append(each.asleep))
+        monkeypatch.setattr(hub, "on_device", on_device)
+        channel.send = lambda message: heard.append(message.state)
+        await hub.suspend(channel)
+
+    with_hub(work)
+    assert heard == said
+
+
+def test_of_a_stream_that_is_closed_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(hub: Hub, channel: Channel) -> None:
+        done = list[Any]()
+
+        async def on_device(drop: Callable[[], None]) -> None:
+            done.append("device")
+
+        monkeypatch.setattr(hub, "on_device", on_device)
+        monkeypatch.setattr(hub.recordings, "stop", done.append)
+        hub._secrets["s"] = "a"
+        assert hub.find("s") is channel and hub.find("t") is None
+        channel.frames.append(Frame(number=0, epoch=0, pixels=np.zeros((2, 2, 3), np.uint8), block=None))
+        channel.changed.clear()
+        await hub.drop(channel)
+        assert hub.find("s") is None and not hub.channels and not hub._secrets
+        assert not channel.frames and channel.changed.is_set() and done == ["a", "device"]
+
+    with_hub(work)
+
+
+def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(hub: Hub, channel: Channel) -> None:
+        told = list[int]()
+        monkeypatch.setattr(hub, "tell_worker", lambda each: told.append(each.painted))
+        pixels = np.zeros((2, 2, 3), np.uint8)
+        channel.frames.extend(Frame(number=number, epoch=0, pixels=pixels, block=None) for number in range(6))
+        channel.cursor = 5
+        channel.changed.clear()
+        hub.passed(channel, 3)
+        assert [each.number for each in channel.frames] == [3, 4, 5]
+        assert (channel.painted, channel.received, channel.quiet_s, told) == (3, 3, NOW_S, [3]) and channel.changed.is_set()
+        hub.passed(channel, 2)  # an older report takes nothing back
+        hub.passed(channel, 9)  # nobody paints what was not sent
+        assert told == [3, 3, 5] and [each.number for each in channel.frames] == [5] and channel.received == 5
+
+    monkeypatch.setattr("strobe.serve.hub.monotonic", lambda: NOW_S)
+    with_hub(work)
+
+
+def test_what_has_arrived_lets_the_next_pictures_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(hub: Hub, channel: Channel) -> None:
+        channel.cursor, channel.generation = 8, 2
+        channel.changed.clear()
+        hub.received(channel, Received(generation=1, frame=6))
+        assert (channel.received, channel.quiet_s, channel.changed.is_set()) == (0, 0.0, False)
+        for frame, received in ((4, 5), (2, 5), (40, 8)):
+            channel.changed.clear()
+            hub.received(channel, Received(generation=2, frame=frame))
+            assert (channel.received, channel.quiet_s, channel.changed.is_set()) == (received, NOW_S, True)
+
+    monkeypatch.setattr("strobe.serve.hub.monotonic", lambda: NOW_S)
+    with_hub(work)
+
+
+@pytest.mark.parametrize("pieces", [(1,), (3,), (2, 1, 4)])
+def test_a_file_in_fragments_has_every_frame_in_order(pieces: tuple[int, ...]) -> None:
+    shades = [40 + 20 * number for number in range(sum(pieces))]
+    frames = [np.full((32, 48, 3), shade, np.uint8) for shade in shades]
+    fragments, data, at = Fragments(48, 32, 16), b"", 0
+    for size in pieces:
+        data += fragments.add(frames[at : at + size])
+        at += size
+        with av.open(io.BytesIO(data)) as so_far:
+            assert sum(1 for _ in so_far.decode(video=0)) in (at - 1, at), "at most the last frame is still to come"
+    data += fragments.close()
+    with av.open(io.BytesIO(data)) as whole:
+        found = [float(frame.to_ndarray(format="rgb24").mean()) for frame in whole.decode(video=0)]
+    assert found == pytest.approx(shades, abs=6)
