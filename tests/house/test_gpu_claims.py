@@ -12,8 +12,8 @@ import gpu_runs
 from gpu_suite import gpu_tests
 from source import ROOT, name_of
 
-GENERATED = {"api", "commands", "json", "records", "protocol", "histories", "mutants", "faults", "fuzz", "docs_check", "promises"}
-"""Pages that are made from the code or from results, and the promises, each of which names a test."""
+GENERATED = {"api", "commands", "json", "records", "protocol", "testing"}
+"""Pages that are made from the code or from results; the last has the promises, each of which names a test."""
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED)]
 SAYS = re.compile(
     r"\bby (?:a )?tests?\b|\b(?:never|nothing|nobody) waits?\b|\bbit-equal\b|\bbit (?:for|by) bit\b|\bsame bits\b",
@@ -52,7 +52,7 @@ def test_what_a_page_says_of_a_gpu_names_a_test_of_the_suite(page: Path, suite: 
 
 
 def test_every_test_that_a_page_names_exists(suite: dict[str, set[str]]) -> None:
-    for page in (*PAGES, ROOT / "docs" / "promises.md"):
+    for page in (*PAGES, ROOT / "docs" / "testing.md"):
         for each in NAMED.finditer(page.read_text("utf-8")):
             path = ROOT / each["path"]
             assert path.exists() and re.search(rf"\bdef {each['test']}\(", path.read_text("utf-8")), f"{name_of(page)}: {each[0]}"

@@ -11,12 +11,12 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from strobe.serve.fragments import Fragments
 
 from live_server import Running
 from strobe.serve import protocol
 from strobe.serve.channel import Channel, Frame
 from strobe.serve.client import Viewer, watch
-from strobe.serve.fragments import Fragments
 from strobe.serve.hub import Hub
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received

@@ -1,4 +1,4 @@
-"""What a run of the GPU suite found, its one line, and the table of runs: tests/gpu_runs.jsonl, shown by docs/promises.md.
+"""What a run of the GPU suite found, its one line, and the table of runs: tests/gpu_runs.jsonl, shown by docs/testing.md.
 
 python tests/support/gpu_runs.py add build/gpu/row.json      puts the row of a run first; `make gpu-row` does this
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from source import ROOT
 
-TABLE, PAGE = ROOT / "tests" / "gpu_runs.jsonl", ROOT / "docs" / "promises.md"
+TABLE, PAGE = ROOT / "tests" / "gpu_runs.jsonl", ROOT / "docs" / "testing.md"
 HEADING = "\n## Runs on a GPU\n"
 NO_RUN = "No run is recorded.\n"
 SHOWN = ("date", "commit", "card", "driver", "torch", "passed", "failed", "unfinished")
