@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
@@ -95,9 +95,21 @@ class _ByLayer(dict[str, Choice[Any]]):
     """Choices by layer; as text, neighbours that say the same are one."""
 
     def __str__(self) -> str:
-        groups = groupby(self, key=lambda name: (name.partition(".")[0], str(self[name])))
-        told = [(text, list(names)) for (_, text), names in groups]
+        told: list[tuple[str, list[str]]] = []
+        for name, choice in self.items():
+            text = str(choice)
+            if told and told[-1][0] == text and _follows(told[-1][1][-1], name):
+                told[-1][1].append(name)
+            else:
+                told.append((text, [name]))
         return "\n".join(f"{' to '.join(dict.fromkeys((n[0], n[-1])))} ({len(n)}) {text}" for text, n in told)
+
+
+def _follows(before: str, name: str) -> bool:
+    """Whether a layer is the next one of its transformer: none that explains nothing stands between them."""
+    alike = re.sub(r"\d+", "", before) == re.sub(r"\d+", "", name)
+    steps = [int(b) - int(a) for a, b in zip(re.findall(r"\d+", before), re.findall(r"\d+", name), strict=False)]
+    return before.partition(".")[0] == name.partition(".")[0] and (not alike or sum(steps) == 1)
 
 
 def components_of(pipe: Any) -> Mapping[str, Any]:

@@ -181,6 +181,7 @@ def test_processors_that_somebody_replaced_are_reported_and_stay() -> None:
     assert [row.runs for row in handle.report().layers] == ["sparse", "replaced", "sparse"]
     assert "  blocks.1.attn1 (1): not strobe's any more: a WanAttnProcessor was set since sparsify" in str(handle.report())
     assert set(strobe.explain(case.model)) == {"blocks.0.attn1", "blocks.2.attn1"}
+    assert str(strobe.explain(case.model)).startswith("blocks.0.attn1 (1) runs: cpu\n")
     wanted = "1 of 3 layers are not sparse any more: other processors were set since sparsify, first a WanAttnProcessor in blocks"
     uses: list[Callable[[], Any]] = [
         lambda: strobe.probe(handle, case.run, device="cpu"),
