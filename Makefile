@@ -77,7 +77,7 @@ gpu-row:
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup
-	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest $$(grep -rlE '@given|run_state_machine_as_test' tests) tests/attention/sparse/test_compiled_ahead.py
+	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest --tier all $$(grep -rlE '@given|run_state_machine_as_test' tests) tests/attention/sparse/test_compiled_ahead.py
 
 # Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
 layouts: setup

@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import create_autospec
 
 import av
 import numpy as np
@@ -18,6 +19,7 @@ from strobe.serve import protocol
 from strobe.serve.channel import Channel, Frame
 from strobe.serve.client import Viewer, watch
 from strobe.serve.hub import Hub
+from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received
 from strobe.serve.worker import StreamGoneError
@@ -156,9 +158,10 @@ def test_the_device_is_told_before_a_stream_is_moved_and_the_viewer_after(
     assert heard == said
 
 
-def test_of_a_stream_that_is_closed_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_stream_that_is_closed_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     async def work(hub: Hub, channel: Channel) -> None:
         done = list[Any]()
+        hub.keeper = create_autospec(Keeper, instance=True)
 
         async def on_device(drop: Callable[[], None]) -> None:
             done.append("device")
@@ -172,6 +175,8 @@ def test_of_a_stream_that_is_closed_nothing_is_left(monkeypatch: pytest.MonkeyPa
         await hub.drop(channel)
         assert hub.find("s") is None and not hub.channels and not hub._secrets
         assert not channel.frames and channel.changed.is_set() and done == ["a", "device"]
+        hub.keeper.end.assert_called_once_with("a")
+        assert '"event": "stream closed", "stream": "a"' in capfd.readouterr().err
 
     with_hub(work)
 

@@ -17,6 +17,7 @@ from strobe.core.tolerances import tolerance
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.alone, TWO_GPUS])])
 def test_torchrun(tmp_path: Path, device: str) -> None:
     script = Path(__file__).parents[2] / "support" / "torchrun_work.py"
