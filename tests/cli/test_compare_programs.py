@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,23 @@ def test_what_is_no_comparison_is_refused_and_leaves_nothing(what: str, place: P
     assert main(["compare", *arguments]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(place.iterdir())
+
+
+def test_one_command_is_measured_at_two_commits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = ("-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false")
+    for words in (
+        ("init", "--quiet"),
+        ("commit", "--quiet", "--allow-empty", "-m", "1"),
+        ("commit", "--quiet", "--allow-empty", "-m", "2"),
+    ):
+        subprocess.run(["git", *quiet, *words], check=True, timeout=60)
+    code = main(
+        ["compare", "--commits", "HEAD~1", "HEAD", "--rounds", "2", "--require", "HEAD:e2e~>=1000", "--json", "--", "true"]
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert code == 1 and [each["name"] for each in document["calls"]] == ["HEAD~1", "HEAD"]
+    (line,) = document["not_met"]
+    assert line.startswith("HEAD: e2e is ") and all(each["command"].startswith("true  # at ") for each in document["calls"])
 
 
 def test_traces_of_both_sides_name_the_command_for_the_account(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

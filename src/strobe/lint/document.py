@@ -62,7 +62,6 @@ class TableCell:
     text: str
     line: int
     quantity: Quantity | None = None
-    found: tuple[Quantity, ...] = ()
     interval: bool = False
 
     @property
@@ -117,7 +116,6 @@ class Sentence:
 
     Args:
         lead: beginning of its paragraph or list item, up to the colon.
-        parent: the item or line that its list item is under.
         paragraph: the whole paragraph or list item.
     """
 
@@ -125,7 +123,6 @@ class Sentence:
     line: int
     section: DocumentSection
     lead: str = ""
-    parent: str = ""
     paragraph: str = ""
 
     @property
@@ -163,12 +160,10 @@ def read_cell(text: str, line: int, unit: Unit | None = None) -> TableCell:
     body = text.partition("=")[2] if "=" in text else text
     if body is not text:  # `a / b = c` is about c
         result = next((each for each in found if each.start >= len(text) - len(body)), None)
-        return TableCell(text=text, line=line, quantity=result, found=found)
+        return TableCell(text=text, line=line, quantity=result)
     first = found[0] if found else None
     about = first is not None and not text[: first.start].strip() and _AFTER.match(text, first.stop) is not None
-    return TableCell(
-        text=text, line=line, quantity=first if about else None, found=found, interval=_INTERVAL.search(text) is not None
-    )
+    return TableCell(text=text, line=line, quantity=first if about else None, interval=_INTERVAL.search(text) is not None)
 
 
 def column_units(header: Iterable[str], hints: Iterable[str]) -> list[Unit | None]:
@@ -489,7 +484,6 @@ def _sentences(text: _Text, section: DocumentSection) -> Iterator[Sentence]:
             line=max(number for begin, number in starts if begin <= start),
             section=section,
             lead=lead,
-            parent=text.parent,
             paragraph=body.strip(),
         )
 
