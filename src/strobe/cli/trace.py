@@ -111,7 +111,8 @@ def trace(
     ```
 
     Args:
-        files: traces as torch.profiler writes them (.json or .json.gz), or folders that hold some; one per rank.
+        files: traces of torch.profiler, JAX or Ascend (.json or .json.gz) or exports of Nsight Systems (.sqlite), or
+            folders that hold some; one per rank.
         out: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.

@@ -63,7 +63,8 @@ def test_ascend_is_a_bare_list_with_times_as_text(tmp_path: Path) -> None:
         _named("process_name", "Python", 1), _named("process_name", "CANN", 2), _named("process_name", "Ascend Hardware", 3),
         _named("process_name", "Overlap Analysis", 4), _named("thread_name", "Stream 2", 3, 2),
         _plain("ProfilerStep#7", "1790857026000000.125", 900, 1, 5),
-        _plain("aten::mm", "1790857026000001.000", "20.5", 1, 5) | {"cat": "cpu_op"},
+        _plain("aten::mm", "1790857026000001.000", "20.5", 1, 5, **{"Input Dims": [[4, 8], [8, 2]], "Sequence number": 3})
+        | {"cat": "cpu_op"},
         _plain("Node@launch", "1790857026000003.000", 4, 2, 5, connection_id=11),
         _plain("MatMulV2", "1790857026000010.250", 30.125, 3, 2, connection_id=11, **{"Task Type": "AI_CORE", "Stream Id": 2}),
         _plain("EVENT_WAIT", "1790857026000050.000", 300, 3, 2, **{"Task Type": "EVENT_WAIT"}),
@@ -76,6 +77,8 @@ def test_ascend_is_a_bare_list_with_times_as_text(tmp_path: Path) -> None:
     assert one.host is not None and (one.host.name, one.host.start_ns) == ("Node@launch", zero + 3_000)
     assert [step.name for step in trace.ranges] == ["ProfilerStep#7"] and [op.name for op in trace.ops] == ["aten::mm"]
     assert trace.foreign.startswith("the profiler of Ascend")
+    detailed = read_trace(tmp_path / "trace_view.json", details=True)
+    assert detailed.details is not None and [one.text for one in detailed.details.inputs] == ["4x8, 8x2"]
 
 
 def _nsight(path: Path) -> Path:

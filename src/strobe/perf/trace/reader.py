@@ -1,4 +1,4 @@
-"""Reads a chrome trace as `torch.profiler` writes it into a `Trace`, exactly and in bounded memory."""
+"""Reads a chrome trace as `torch.profiler` writes it, or another profiler, into a `Trace`, exactly and in bounded memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
 def read_trace(
     path: str | Path, *, ops: bool = True, shapes: bool = False, details: bool = False, progress: Report | None = None
 ) -> Trace:
-    """Read a profiler trace (`.json` or `.json.gz`).
+    """Read a profiler trace: `.json` or `.json.gz` of `torch.profiler`, JAX or Ascend, or `.sqlite` of Nsight Systems.
 
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 

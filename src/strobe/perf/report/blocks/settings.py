@@ -12,7 +12,7 @@ from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.damage import damage_banner
 from strobe.perf.report.blocks.fields import beside, table_of
 from strobe.perf.report.model import Banner, Cell, Code, Count, Section, Table, Text
-from strobe.perf.report.study import RunStudy, Subject, damage_of
+from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.report.text import bytes_cell
 
 _NONE: Final = Text("none", "muted")
@@ -272,6 +272,8 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
     several = len(study.runs) > 1
     doubts = [(run.header.run if several else "", line) for run in study.runs for line in _doubts(run)]
     damage = [(run.header.run, line) for run in study.runs for line in damage_of(run)]
+    profiles = [(one.label, one.profile) for one in study.subjects if isinstance(one.profile, Profile)]
+    damage += [(f"trace of {label}", line) for label, profile in profiles for line in profile.trace.damage]
     found = (
         Banner(
             "stop",

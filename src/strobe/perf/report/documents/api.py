@@ -46,7 +46,8 @@ def read_trace(
     ```
 
     Args:
-        paths: files of `torch.profiler` (.json, .json.gz), or folders that hold some; one file per rank.
+        paths: files of `torch.profiler`, JAX or Ascend (.json, .json.gz) or exports of Nsight Systems (.sqlite), or folders that
+            hold some; one file per rank.
         by: group kernels by name, or by name and shape.
         window: the part that is analysed: a range or module (`ProfilerStep#3`), steps (`3..7`) or a time (`100ms..200ms`).
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
