@@ -201,7 +201,7 @@ def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkeypatch:
     with_hub(work)
 
 
-@pytest.mark.parametrize(("playing", "watched", "awake", "serving"), product([True, False], repeat=4))
+@pytest.mark.parametrize(("playing", "watched", "awake", "serving"), list(product([True, False], repeat=4)))
 def test_a_stream_runs_while_it_plays_is_watched_and_awake(playing: bool, watched: bool, awake: bool, serving: bool) -> None:
     def work(hub: Hub, channel: Channel) -> None:
         hub.worker = create_autospec(Worker, instance=True)
