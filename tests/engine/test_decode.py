@@ -118,6 +118,7 @@ def compile_by(backend: Any) -> Callable[..., Any]:
     return other
 
 
+@pytest.mark.rest
 def test_a_process_may_decode_more_sizes_than_dynamo_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", compile_by("eager"))
@@ -129,6 +130,7 @@ def test_a_process_may_decode_more_sizes_than_dynamo_likes(monkeypatch: pytest.M
         assert frames.shape[3] == 8 * width
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "first"), [("tiny", 1), ("wan", 1), ("taew", 3)])
 def test_a_warm_decoder_compiles_nothing_amid_a_stream(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for a second stream and not for one that goes on from a file either."""

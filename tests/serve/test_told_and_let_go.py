@@ -6,6 +6,7 @@ import asyncio
 import io
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -22,7 +23,7 @@ from strobe.serve.hub import Hub
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received
-from strobe.serve.worker import StreamGoneError
+from strobe.serve.worker import StreamGoneError, Worker
 
 CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
@@ -197,6 +198,19 @@ def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkeypatch:
         assert told == [3, 3, 5] and [each.number for each in channel.frames] == [5] and channel.received == 5
 
     monkeypatch.setattr("strobe.serve.hub.monotonic", lambda: NOW_S)
+    with_hub(work)
+
+
+@pytest.mark.parametrize(("playing", "watched", "awake", "serving"), list(product([True, False], repeat=4)))
+def test_a_stream_runs_while_it_plays_is_watched_and_awake(playing: bool, watched: bool, awake: bool, serving: bool) -> None:
+    def work(hub: Hub, channel: Channel) -> None:
+        hub.worker = create_autospec(Worker, instance=True)
+        channel.send = (lambda message: None) if watched else None
+        channel.playing, channel.asleep, hub.draining = playing, not awake, not serving
+        channel.generation, channel.painted = 3, 7
+        hub.tell_worker(channel)
+        hub.worker.painted.assert_called_once_with("a", 3, 7, playing and watched and awake and serving)
+
     with_hub(work)
 
 
