@@ -307,7 +307,7 @@ def _guide() -> str:
         urls = [] if program.dist is None else program.dist.metadata.get_all("Project-URL") or []
         for label, _, address in (url.partition(", ") for url in urls):
             if label == "Documentation":
-                return address.replace("index.md", "howto_checkpoint.md")
+                return str(address).replace("index.md", "howto_checkpoint.md")
     return ""
 
 
