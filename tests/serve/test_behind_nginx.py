@@ -114,7 +114,8 @@ def test_the_page_logs_in_plays_and_downloads(browser: Any, server: Running, tmp
         assert cookie["path"] == (prefix.rstrip("/") or "/") and cookie["secure"] and cookie["httpOnly"]
         page.click("#record")
         page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
-        page.wait_for_timeout(1500)
+        made = page.evaluate("() => strobe.strip.blocks.at(-1)?.index ?? 0")
+        page.wait_for_function("(made) => strobe.strip.blocks.at(-1)?.index > made + 1", arg=made, timeout=30_000)
         page.click("#record")
         page.locator("#download").wait_for(state="visible", timeout=20_000)
         with page.expect_download() as started:

@@ -142,7 +142,8 @@ def test_branches_go_back_and_beside(page: Any) -> None:
 def test_a_recorded_clip_downloads(page: Any, tmp_path: Path) -> None:
     page.click("#record")
     page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
-    page.wait_for_timeout(2500)
+    made = page.evaluate("() => strobe.strip.blocks.at(-1)?.index ?? 0")
+    page.wait_for_function("(made) => strobe.strip.blocks.at(-1)?.index > made + 1", arg=made, timeout=30_000)
     page.click("#record")
     page.locator("#download").wait_for(state="visible", timeout=20_000)
     with page.expect_download() as started:

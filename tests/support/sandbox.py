@@ -28,7 +28,7 @@ from strobe.cli.main import main
 
 RUN: Final = "runs/20260101T120000Z-compare-1a2b3c"
 TIMEOUT_S: Final = 1200.0
-SERVER_S: Final = 120.0
+SERVER_S: Final = 300.0
 _SERVERS: Final = ("serve",)
 _ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:\d+/")
 _TOKEN: Final = "correct horse battery"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strobe.serve.block import Block
-from strobe.serve.protocol import Codec, FromServer, FromViewer
+from strobe.serve.protocol import Codec, FromServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -22,14 +22,6 @@ class Frame:
     epoch: int
     pixels: NDArray[np.uint8]
     block: Block | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
-    """A message of the viewer, and when it came: one before it may hold it up for a trip to the device and to the disk."""
-
-    message: FromViewer
-    at_s: float
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
 from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
 from strobe.serve.block import Branch
-from strobe.serve.channel import Arrived, Channel
+from strobe.serve.channel import Channel
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
@@ -58,7 +58,7 @@ class Connection:
     guide: str
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _outbox: asyncio.Queue[FromServer] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
-    _inbox: asyncio.Queue[Arrived | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
+    _inbox: asyncio.Queue[tuple[FromViewer, float] | Exception] = field(default_factory=lambda: asyncio.Queue(BURST))
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
 
     async def run(self) -> None:
@@ -67,7 +67,7 @@ class Connection:
         channel: Channel | None = None
         try:
             async with asyncio.timeout(OPEN_WITHIN_S):
-                first = (await self._receive()).message
+                first, _ = await self._receive()
             if not isinstance(first, protocol.Open):
                 raise DataError("the first message must be `open`")
             channel = await self._open(first)
@@ -118,7 +118,8 @@ class Connection:
             await self._inbox.put(error)
             await asyncio.Future()  # `_obey_all` raises it
 
-    async def _receive(self) -> Arrived:
+    async def _receive(self) -> tuple[FromViewer, float]:
+        """Return the next message and when it came: one before it may hold it up for a trip to the device and to the disk."""
         message = await self.socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or 1000)
@@ -129,7 +130,7 @@ class Connection:
         text = message.get("text")
         if text is None:
             raise DataError("a binary message; this server reads JSON text")
-        return Arrived(message=protocol.read_viewer(text), at_s=now)
+        return protocol.read_viewer(text), now
 
     def _post(self, message: FromServer) -> None:
         """Put a message into the outbox; a viewer that lets it run over is dropped with the next one sent."""
@@ -279,11 +280,12 @@ class Connection:
             arrived = await self._inbox.get()
             if isinstance(arrived, Exception):
                 raise arrived
-            if isinstance(arrived.message, protocol.Close):
+            message, at_s = arrived
+            if isinstance(message, protocol.Close):
                 await self.hub.drop(channel)
                 return
             try:
-                await self._obey(channel, arrived.message, arrived.at_s)
+                await self._obey(channel, message, at_s)
             except StrobeError as error:
                 self._post(protocol.Error(message=describe(error)))
                 if isinstance(error, StreamGoneError):
