@@ -67,7 +67,7 @@ VERBS: Final = {
     "`quality`.",
     "bench": "Measure what the package ships.",
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
-    "lint": "Find claims that cannot be true: in a README, a benchmark table, printed output, a report or records.",
+    "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
     "log": "Write the optimisation log of recorded runs: configuration, latencies, rates, memory, quality, decision and why.",
     "presets": "What each preset turns on, and which one holds a frame rate here.",
     "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
