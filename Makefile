@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms lint type bench docs pictures lock clean
+.PHONY: setup demo serve test hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean
 
 setup: $(READY)
 
@@ -106,6 +106,12 @@ layers: setup
 OTHER ?=
 rooms: setup
 	$(BIN)/python tools/rooms.py $(OTHER) $(if $(OTHER),.)
+
+# The bundled model again, from random weights: at most 25 minutes on one H200; a second call goes on. SCALE=0.1 is a trial.
+OUT ?= build/shapes-weights
+SCALE ?= 1
+train-shapes: setup
+	PYTHONPATH=tools $(BIN)/python -m train_shapes --out $(OUT) --scale $(SCALE)
 
 lint: setup
 	$(BIN)/ruff check .

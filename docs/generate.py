@@ -6,12 +6,15 @@ Usage: python docs/generate.py [FOLDER]
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from cyclopts import App
+from cyclopts import App, Argument
 
 import strobe
 from strobe.cli.documents.defaults import defaults_schema
@@ -35,6 +38,10 @@ FURTHER: Final = (
     ("strobe.serve.client", "watch"),
 )
 """What is imported from a module of its own, because it needs an extra or few use it."""
+
+FENCED: Final = re.compile(r"^```\n.*?^```$", re.MULTILINE | re.DOTALL)
+FIRST: Final = re.compile(r"(?<=[\w)])[.;] (?=[A-Z\"`a-z])")
+"""Between the first sentence of a flag's help, or its first part, and the rest."""
 
 
 def api() -> str:
@@ -62,20 +69,43 @@ def _sentence(thing: object) -> str:
 
 
 def commands() -> str:
-    """Every verb with its flags, as `--help` has them."""
-    _inherit(app)
-    app.help_format = "markdown"  # as the docstrings are written; a terminal draws them itself
-    text = app.generate_docs(output_format="markdown", recursive=True, heading_level=2)
-    text = text.replace("](#strobe-install-completion)", "](#strobe---install-completion)")  # its anchor
-    return f"# Command line\n\nGenerated from `strobe.cli` by `make docs`; do not edit.\n\n{text.strip()}\n"
+    """Every verb with its examples and flags, each flag described once; `strobe VERB --help` has the rest."""
+    verbs = dict(_verbs(app, ("strobe",)))
+    flags = {name: list(map(_flag, _shown(verb))) for name, verb in verbs.items()}
+    counts = Counter(each for own in flags.values() for each in own)
+    lines = ["# Command line", "", "Generated from `strobe.cli` by `make docs`; do not edit. `strobe VERB --help` says more.", ""]
+    for name, verb in verbs.items():
+        said = inspect.getdoc(verb.default_command) or ""
+        lines += [f"## {name}", "", " ".join(said.partition("\n\n")[0].split()), "", *FENCED.findall(said)[:1], ""]
+        lines += [f"* `{flag}`: {text}" for flag, text in flags[name] if counts[flag, text] == 1]
+        lines += [f"* [as elsewhere](#flags): `{' '.join(flag for flag, text in flags[name] if counts[flag, text] > 1)}`", ""]
+    several = sorted(each for each, times in counts.items() if times > 1)
+    return "\n".join([*lines, "## Flags", "", "Of several verbs:", "", *(f"* `{flag}`: {text}" for flag, text in several)]) + "\n"
 
 
-def _inherit(parent: App) -> None:
-    """Give verbs of verbs the defaults of the first: they have them when they run, and not when they are described."""
-    for name in parent:
-        if not name.startswith("-"):
-            parent[name].default_parameter = parent.default_parameter
-            _inherit(parent[name])
+def _verbs(parent: App, words: tuple[str, ...]) -> Iterator[tuple[str, App]]:
+    """Every verb that runs, by its words."""
+    inside = [name for name in parent if name.isidentifier() or name.startswith("--install")]
+    if not inside:
+        yield " ".join(words), parent
+    for name in inside:
+        yield from _verbs(parent[name], (*words, name))
+
+
+def _shown(verb: App) -> list[Argument]:
+    """What `--help` of a verb lists."""
+    return [each for each in verb.assemble_argument_collection(parse_docstring=True) if each.show and each.name != "*"]
+
+
+def _flag(argument: Argument) -> tuple[str, str]:
+    """The names of a flag, and the first sentence of its help with its default."""
+    text = FIRST.split(" ".join((argument.parameter.help or "").split()), maxsplit=1)[0].rstrip(".")
+    default = argument.field_info.default
+    shown = default not in (None, False, True, (), "") and isinstance(default, str | int | float | Path)
+    negative = argument.parameter.negative
+    no = [each for each in argument.names if isinstance(negative, str) and each == negative]
+    short = [each for each in argument.names if each[:2] != "--" and each != argument.name]
+    return " ".join([argument.name, *short, *no]), text + (f" [{default}]" if shown else "")
 
 
 if __name__ == "__main__":

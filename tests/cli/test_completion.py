@@ -40,9 +40,7 @@ def test_the_script_of_a_shell_knows_verbs_flags_and_choices(
     done = strobe("--install-completion", shell)
     assert done.code == 0 and done.out == f"{tmp_path / file}: restart {shell}, or run: exec {shell}\n"
     text = (tmp_path / file).read_text(encoding="utf-8")
-    assert all(
-        word in text for word in ("train-shapes", "random-weights", "interpolate", "--config" if shell != "fish" else "config")
-    )
+    assert all(word in text for word in ("presets", "random-weights", "interpolate", "--config" if shell != "fish" else "config"))
     assert not loader or str((tmp_path / file).parent) in (tmp_path / loader).read_text(encoding="utf-8")
 
 

@@ -31,7 +31,6 @@ VERBS = [
     "profile attention",
     "profile kernels",
     "doctor",
-    "train-shapes",
     "bench shapes",
 ]
 

@@ -177,9 +177,7 @@ def test_nothing_is_written_in_place() -> None:
         "core/files.py",
         "quality/vmaf.py",  # scratch files for a program
         "engine/snapshot.py",  # beside and renamed, by the library of the format
-        "serve/fragments.py",  # a container in memory
         "engine/video.py",  # grows under a name of its own
-        "models/shapes/train/state.py",  # a log that grows by lines
         "perf/measure/profile.py",  # a scratch file of the profiler, which is then compressed by `writing_whole`
         "perf/measure/memory.py",  # a switch of the kernel
     }

@@ -45,7 +45,7 @@ def test_models_that_are_not_there(tmp_path: Path) -> None:
     file.write_bytes(b"weights")
     with pytest.raises(ConfigError, match=r"is a file; give its folder, or --weights with one of: wan-1.3b, wan-14b"):
         load(file)
-    with pytest.raises(ConfigError, match="of `strobe train-shapes` are a model themselves: --model with their folder"):
+    with pytest.raises(ConfigError, match="of a bundled model are a model themselves: --model with their folder"):
         load("shapes", Weights(path=weights.FOLDER))
 
 

@@ -32,7 +32,6 @@ VERBS = [
     "profile stream",
     "profile attention",
     "profile kernels",
-    "train-shapes",
     "bench",
     "bench shapes",
     "bench attention",

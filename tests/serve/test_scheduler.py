@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulate import Arrival, simulate
 from strobe.serve.scheduler import ENOUGH, FULL, Cost, Demand, admit, choose, learn
-from strobe.serve.simulate import Arrival, simulate
 
 GIB = 2**30
 COSTS = {

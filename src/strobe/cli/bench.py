@@ -43,7 +43,7 @@ def shapes(
 
     Args:
         presets: what streams; quality, turbo and ultra if none is named.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, or a folder of weights trained like it.
         streams: streams in lockstep.
         blocks: length of the long stream in frame blocks.
         seed: of prompts and noise.

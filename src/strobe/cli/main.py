@@ -73,8 +73,6 @@ VERBS: Final = {
     "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
     "track": "Measure one case over commits of a git repository and find the commits that changed its figures.",
-    "train-shapes": "Train the bundled model in three stages: autoencoder, teacher, few-step student. At most 25 minutes on one "
-    "H200.",
 }
 """The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
 

@@ -26,7 +26,7 @@ class ModelFlags:
     model: Annotated[
         ModelName,
         Parameter(
-            help="shapes, wan-1.3b, wan-14b, wan-5b, a recipe such as krea, or a folder: of `strobe train-shapes`, or a Wan "
+            help="shapes, wan-1.3b, wan-14b, wan-5b, a recipe such as krea, or a folder: of a `shapes.safetensors`, or a Wan "
             "checkpoint; hf:owner/name is one on the hub."
         ),
     ] = "shapes"

@@ -184,7 +184,7 @@ def _named_wan(name: str, given: Weights) -> Model:
     try:
         find_files(folder)
     except WeightsError as error:
-        raise WeightsError(f"{folder} holds no {bundled.FILE} of `strobe train-shapes`; as a Wan checkpoint: {error}") from error
+        raise WeightsError(f"{folder} holds no {bundled.FILE} of a bundled model; as a Wan checkpoint: {error}") from error
     return _wan(name, None, replace(given, path=folder))
 
 
@@ -200,11 +200,11 @@ def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
 
 
 def _shapes(name: str, given: Weights) -> Model:
-    """Load the bundled model, or a folder of `strobe train-shapes`."""
+    """Load the bundled model, or a folder with weights trained like it."""
     if given != Weights():
         raise ConfigError(
             f"model {str(name)!r} has weights and a size of its own; give those with one of: {', '.join(SIZES)}; other weights "
-            "of `strobe train-shapes` are a model themselves: --model with their folder"
+            "of a bundled model are a model themselves: --model with their folder"
         )
     folder = bundled.FOLDER if name == "shapes" else Path(name)
     dit, text, vae = bundled.load(folder)
@@ -275,7 +275,7 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
 
     Args:
         name: "shapes" (bundled), a size of Wan, a recipe that stands for its size too, such as "krea", a model that another
-            package registers (`strobe.engine.family`), or a folder: of weights as `strobe train-shapes` writes them, or a
+            package registers (`strobe.engine.family`), or a folder: with a `shapes.safetensors`, or a
             checkpoint of Wan or of a registered family. A folder may be on the hub, `hf:owner/name`; the model's name then says
             which commit.
         given: weights of a Wan model; see docs/wan.md.

@@ -29,10 +29,8 @@ from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.mjpeg import WARMING_UP, mjpeg
 from strobe.serve.protocol import Ended
 from strobe.serve.settings import ServeSettings
-from strobe.serve.sglang import SglangSession
 from strobe.serve.store import Store
 from strobe.serve.takeover import hand_over, watch_owners
-from strobe.serve.vllm_omni import OmniSession
 from strobe.serve.worker import Worker
 
 PAGE: Final[dict[str, tuple[str, str]]] = {
@@ -108,8 +106,6 @@ class Server:
                 Route("/v1/mjpeg", self._mjpeg),
                 Route("/v1/clips/{clip}", self._clip),
                 WebSocketRoute("/v1/stream", self._stream),
-                WebSocketRoute("/v1/realtime/video", self._vllm_omni),
-                WebSocketRoute("/v1/realtime_video/generate", self._sglang),
             ],
             middleware=[guard],
             lifespan=self._lifespan,
@@ -253,18 +249,6 @@ class Server:
             await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
             return
         await Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples).run()
-
-    async def _vllm_omni(self, socket: WebSocket) -> None:
-        if self.hub is None:
-            await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
-            return
-        await OmniSession(socket=socket, hub=self.hub).run()
-
-    async def _sglang(self, socket: WebSocket) -> None:
-        if self.hub is None:
-            await refuse(socket.scope, socket.receive, socket.send, 503, WARMING_UP)
-            return
-        await SglangSession(socket=socket, hub=self.hub).run()
 
     async def _mjpeg(self, request: Request) -> Response:
         """Serve a new stream as MJPEG, for `curl` and `<img>`."""

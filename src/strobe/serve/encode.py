@@ -57,13 +57,13 @@ class H264:
 
 
 class Jpeg:
-    """JPEG, each picture by itself. Args: as of `H264`, and the quality, 1 to 100."""
+    """JPEG, each picture by itself. Args: as of `H264`."""
 
-    def __init__(self, width: int, height: int, fps: int, quality: int = QUALITY) -> None:
+    def __init__(self, width: int, height: int, fps: int) -> None:
         context = av.CodecContext.create("mjpeg", "w")
         assert isinstance(context, av.VideoCodecContext)
         context.width, context.height, context.pix_fmt, context.time_base = width, height, "yuvj420p", Fraction(1, fps)
-        scale = max(1, round((100 - quality) / 3))  # of MPEG's quantisers, 1 is the finest
+        scale = max(1, round((100 - QUALITY) / 3))  # of MPEG's quantisers, 1 is the finest
         context.options = {"qmin": str(scale), "qmax": str(scale), "q:v": str(scale)}
         self._context, self._count = context, 0
 
@@ -73,24 +73,6 @@ class Jpeg:
         picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(*size, format="yuvj420p")
         picture.pts, self._count = self._count, self._count + 1
         return b"".join(bytes(packet) for packet in self._context.encode(picture)), True
-
-
-class Webp:
-    """WebP, each picture by itself. Args: as of `Jpeg`."""
-
-    def __init__(self, width: int, height: int, fps: int, quality: int = QUALITY) -> None:
-        self._size, self._options = (width, height, fps), {"quality": str(quality), "compression_level": "0"}
-
-    def encode(self, frame: NDArray[np.uint8]) -> tuple[bytes, bool]:
-        """See `Encoder`."""
-        context = av.CodecContext.create("libwebp", "w")  # it takes one picture
-        assert isinstance(context, av.VideoCodecContext)
-        width, height, fps = self._size
-        context.width, context.height, context.pix_fmt, context.time_base = width, height, "yuv420p", Fraction(1, fps)
-        context.options = self._options
-        picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(width=width, height=height, format="yuv420p")
-        picture.pts = 0
-        return b"".join(bytes(packet) for packet in [*context.encode(picture), *context.encode()]), True
 
 
 def new_encoder(codec: Codec, width: int, height: int, fps: int) -> Encoder:

@@ -1,27 +1,137 @@
-"""A stream as MJPEG, for `curl` and `<img>`."""
+"""A stream as MJPEG, for `curl` and `<img>`: viewers that report nothing of what they paint.
+
+It is played at the model's frame rate, and the device makes the next frame block while one plays. What was sent is not counted as
+painted, on time or late: nothing measured it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import Final
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from strobe.core.errors import SessionError, StrobeError, unknown_choice
-from strobe.serve import guests
-from strobe.serve.guests import Guest, first_of, guest
+from strobe.core.errors import ConfigError, SessionError, StrobeError, unknown_choice
+from strobe.serve.channel import Channel
+from strobe.serve.connection import SEND_WITHIN_S
 from strobe.serve.hub import Hub
+from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import Origin
-from strobe.serve.protocol import LONGEST_PROMPT
+from strobe.serve.protocol import LONGEST_PROMPT, Ended, FromServer
 
 KEYS: Final = ("prompt", "seed", "preset")
 """Of the query."""
 MEDIA: Final = "multipart/x-mixed-replace; boundary=frame"
 WARMING_UP: Final = "the server is warming up; /readyz says how far it is"
 """What a viewer is told who comes before streams can be opened."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Guest:
+    """The stream of a viewer that reports nothing.
+
+    Args:
+        ended: set when the server ends the stream.
+        why: it did.
+    """
+
+    hub: Hub
+    channel: Channel
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = ""
+    _first: int = 0
+    _begun: float | None = None
+
+    def hear(self, message: FromServer) -> None:
+        """Take a message of the server to its viewer: all but the end of the stream is of no use here."""
+        if isinstance(message, Ended):
+            self.why = message.reason
+            self.ended.set()
+
+    async def due(self, frame: int) -> None:
+        """Wait until a frame is due. After a stall the clock starts again, and nothing comes in bursts."""
+        now = monotonic()
+        if self._begun is None or now > self._begun + (frame - self._first) / self.hub.fps:
+            self._first, self._begun = frame, now
+        await asyncio.sleep(self._begun + (frame - self._first) / self.hub.fps - now)
+
+    def passed(self, frame: int) -> None:
+        """Let go of all frames before `frame`, and have the device make those after."""
+        self.hub.passed(self.channel, frame)
+
+    async def until_ended(self) -> None:
+        """Wait until the server ends the stream, and raise why.
+
+        Raises:
+            SessionError: always.
+        """
+        await self.ended.wait()
+        raise SessionError(self.why)
+
+
+@asynccontextmanager
+async def guest(hub: Hub, origin: Origin) -> AsyncIterator[Guest]:
+    """Open a stream for a viewer that reports nothing, and close it in the end.
+
+    Raises:
+        SessionError: none can be opened now.
+        ConfigError: the prompt or preset is refused.
+    """
+    channel = await _open(hub, origin)
+    here = Guest(hub=hub, channel=channel)
+    channel.send = here.hear
+    hub.tell_worker(channel)
+    try:
+        yield here
+    finally:
+        channel.send = None
+        with suppress(StrobeError):  # the device has gone, and the stream with it
+            await hub.drop(channel)
+
+
+async def _open(hub: Hub, origin: Origin) -> Channel:
+    device = hub.device
+
+    def refused(reason: str, error: StrobeError) -> StrobeError:
+        hub.metrics.refused.labels(reason).inc()
+        log_event("stream refused", reason=reason)
+        return error
+
+    if hub.draining:
+        raise refused("draining", SessionError("the server is shutting down; connect again in a moment"))
+    if origin.preset not in device.configs:
+        raise refused("preset", ConfigError(f"preset {origin.preset!r} does not run here; one of {', '.join(device.configs)}"))
+    admission = await hub.admission(origin.preset)
+    if not admission.admitted:
+        fits = f"; these presets would fit: {', '.join(admission.fits)}" if admission.fits else ""
+        raise refused(admission.reason_kind, SessionError(admission.reason + fits))
+    name = secrets.token_hex(4)
+    try:
+        stream = await hub.new_stream(name, lambda: device.open(name, origin))
+    except StrobeError as error:
+        raise refused("prompt", error) from error
+    log_event("stream opened", stream=name, preset=origin.preset, codec="mjpeg")
+    return hub.add(stream, "jpeg")
+
+
+async def first_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Run until the first of these ends, end the others, and raise its error if it has one."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Mjpeg(Response):
@@ -39,7 +149,7 @@ class Mjpeg(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer: pictures, or one line of why there are none."""
         try:
-            async with guest(self.hub, self.origin, kind="mjpeg") as here:
+            async with guest(self.hub, self.origin) as here:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 with suppress(StrobeError, TimeoutError, OSError):
                     await first_of(self._pictures(here, send), here.until_ended(), _gone(receive))
@@ -55,7 +165,7 @@ class Mjpeg(Response):
             nonlocal number
             await here.due(number)
             part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (len(data), data)
-            async with asyncio.timeout(guests.SEND_WITHIN_S):
+            async with asyncio.timeout(SEND_WITHIN_S):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             number += 1
             here.passed(number)

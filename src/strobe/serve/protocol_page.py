@@ -39,8 +39,8 @@ def _section(kind: type[msgspec.Struct]) -> str:
     fields = _fields(kind)
     if not fields:
         return f"{title}\n\n{told}"
-    rows = [f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} |" for field in fields]
-    return "\n".join([title, "", told, "", "| key | type | default |", "|---|---|---|", *rows])
+    rows = [f"* `{field.encode_name}` ({_type(field.type)}{_default(field)})" for field in fields]
+    return "\n".join([title, "", told, "", *rows])
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -58,7 +58,7 @@ def _parts(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _default(field: inspect.Field) -> str:
-    return "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+    return "" if field.required else f"; `{msgspec.json.encode(field.default).decode()}`"
 
 
 def _type(kind: inspect.Type) -> str:

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, WeightsError
-from strobe.models.shapes import weights
+from strobe.models.shapes import clips, weights
 from strobe.models.shapes.grammar import VOCABULARY
-from strobe.models.shapes.train import autoencoder
 from strobe.models.shapes.weights import Parts
 
 
@@ -51,7 +50,7 @@ def test_loaded_parts_are_ready_for_inference(written: Path) -> None:
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(WeightsError, match=r"holds no shapes\.safetensors; give a folder written by `strobe train-shapes`"):
+        with pytest.raises(WeightsError, match=r"holds no shapes\.safetensors; give a folder with that file"):
             weights.load(folder)
 
 
@@ -111,13 +110,13 @@ def test_the_bundle_is_small_and_trained() -> None:
     dit, text, vae = weights.load()
     assert all(tensor.isfinite().all() for tensor in all_tensors((dit, text, vae)).values())
     assert text.vocabulary == VOCABULARY
-    assert autoencoder.measure(vae, torch.device("cpu"), clips=4) >= 38.0  # dB
+    assert clips.measure(vae, torch.device("cpu"), clips=4) >= 38.0  # dB
 
 
 def test_bundled_latents_are_standard() -> None:
     torch.manual_seed(3)
     _, _, vae = weights.load()
-    latents = vae.encode_groups(autoencoder.draw_clips(16, 4, torch.device("cpu")))
+    latents = vae.encode_groups(clips.draw_clips(16, 4, torch.device("cpu")))
     assert latents.mean(dim=(0, 1, 3, 4)).abs().max() < 0.3
     assert (latents.std(dim=(0, 1, 3, 4)) - 1).abs().max() < 0.3
 

@@ -67,8 +67,8 @@ def test_the_manual_lists_every_field_of_every_line() -> None:
     text = schema_markdown()
     for kind in LINES:
         section = text.split(f"## `{kind.__struct_config__.tag}`")[1].split("\n## ")[0]
-        for field in msgspec.structs.fields(kind):
-            assert f"| `{field.name}` |" in section
+        for field in (each for each in msgspec.structs.fields(kind) if each.name != "v"):
+            assert f"`{field.name}`" in section
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LINES if kind is not Prediction])

@@ -13,8 +13,8 @@ from strobe.core.errors import ConfigError
 from strobe.engine.load import Model
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
+from strobe.models.shapes.clips import measure
 from strobe.models.shapes.grammar import Scene, sample_scene
-from strobe.models.shapes.train.autoencoder import measure
 from strobe.models.vae.tiny import TinyVAE
 
 SETTLED = (1, 10)
@@ -84,7 +84,7 @@ def measure_model(
     """
     if not isinstance(model.vae, TinyVAE):
         raise ConfigError(
-            f"model {model.name!r} is none whose clips the oracle reads; give shapes, or a folder of `train-shapes`"
+            f"model {model.name!r} is none whose clips the oracle reads; give shapes, or a folder with weights trained like it"
         )
     vae = model.vae.to(device)
     yield Figure(

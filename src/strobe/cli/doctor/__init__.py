@@ -130,7 +130,7 @@ def check_weights() -> Check:
     try:
         model = load("shapes")
     except StrobeError as error:
-        return Check(name="weights", ok=False, detail=str(error), fix="install strobe again, or run strobe train-shapes on a GPU")
+        return Check(name="weights", ok=False, detail=str(error), fix="install strobe again")
     return Check(name="weights", ok=True, detail=f"shapes, sha256 {model.weights_hash[:12]}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
-from strobe.perf.records.schema import parts_of, struct_section
+from strobe.perf.records.schema import parts_of, struct_sections
 from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
 
 _HEAD: Final = f"""# JSON documents
@@ -29,12 +29,12 @@ is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.
 
 
 def json_markdown() -> str:
-    """Return `docs/json.md`: the verbs with their documents, then one table per document, then the parts of documents."""
+    """Return `docs/json.md`: the verbs with their documents, then the keys of each document and of the parts of documents."""
     kinds = dict.fromkeys(kind for found in DOCUMENTS.values() for kind in found)
     parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
     rows = [f"| `strobe {verb}` | {' or '.join(map(_link, found))} |" for verb, found in DOCUMENTS.items()]
     listed = "\n".join(("| verb | document |", "|---|---|", *rows))
-    return "\n".join((_HEAD, listed, "", *(struct_section(kind.__name__, kind) for kind in (*kinds, *parts))))
+    return "\n".join((_HEAD, listed, "", *struct_sections({kind: kind.__name__ for kind in (*kinds, *parts)})))
 
 
 def _link(kind: type[DocumentPart]) -> str:

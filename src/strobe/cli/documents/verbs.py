@@ -297,13 +297,6 @@ class Benched(Printed, frozen=True, kw_only=True):
     report: Paths
 
 
-class Trained(Printed, frozen=True, kw_only=True):
-    """`strobe train-shapes`: the weights, and the last figures of each training stage."""
-
-    folder: Annotated[str, Meta(description="path of the folder with the weights")]
-    stages: Annotated[dict[str, Any], Meta(description="by stage: `step`, `seconds` and the last figures")]
-
-
 class Judged(Printed, frozen=True, kw_only=True):
     """`strobe quality`: scores of clips against a reference."""
 
@@ -378,6 +371,5 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "track run": (Tracked,),
     "track report": (Tracked,),
     "track find": (Tracked,),
-    "train-shapes": (Trained,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

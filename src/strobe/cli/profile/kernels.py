@@ -32,7 +32,7 @@ class What:
 
     Args:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`.
-        model: shapes, or a folder of weights that `strobe train-shapes` wrote.
+        model: shapes, or a folder of weights trained like it.
         device: auto, cpu, cuda or cuda:N.
         switches: prompt switches at the end of the stream.
         cold: overwrite a GPU's cache before each call of an operation by itself.

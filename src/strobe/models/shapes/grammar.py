@@ -180,11 +180,6 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-def is_held_out(scene: Scene) -> bool:
-    """Return whether the scene shows a colour and shape that training never combined."""
-    return (scene.colour, scene.shape) in HELD_OUT
-
-
 def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
     """Draw a scene, uniform over the seen (default) or over the held-out combinations."""
     pairs = [

@@ -67,12 +67,12 @@ def load(folder: Path = FOLDER) -> Parts:
     """
     path = folder / FILE
     if not path.is_file():
-        raise WeightsError(f"{folder} holds no {FILE}; give a folder written by `strobe train-shapes`, or leave the model out")
+        raise WeightsError(f"{folder} holds no {FILE}; give a folder with that file, or leave the model out")
     tensors, parts = read_tensors(path), build()
     table = compare_keys(_together(parts).state_dict(), tensors)
     if table:
         raise WeightsError(
-            f"{path} is not a checkpoint of the bundled model: {table}; give a folder that `strobe train-shapes` wrote"
+            f"{path} is not a checkpoint of the bundled model: {table}; give a folder with weights trained like it"
         )
     _together(parts).load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     for part in parts:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,14 +24,14 @@ _PLAIN: Final = {
 
 _HEAD: Final = f"""# Records
 
-Generated from `strobe.records` by `make docs`; do not edit. Each table is a class there: `from strobe.records import Clip`.
+Generated from `strobe.records` by `make docs`; do not edit. Each section is a class there: `from strobe.records import Clip`.
 
 A run folder holds its measurements in `records.jsonl`: UTF-8, one JSON object per line. The key `record` of a line names its
 kind; each section below describes one kind of line, or an object inside lines. To load a run into pandas:
 `pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
 
 * **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
-* **Defaults.** A key that is not required may be missing from a line; it then has the default shown.
+* **Defaults.** A key with a value after its type may be missing from a line; it then has that value.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
 * **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
   A new optional key keeps the version; a removed, renamed or redefined key raises it.
@@ -52,7 +53,7 @@ versioned and sealed like [the lines of a run](records.md).
 
 
 def schema_markdown() -> str:
-    """Return `docs/records.md`: one table per kind of line, then the structs inside lines."""
+    """Return `docs/records.md`: one section per kind of line, then the structs inside lines."""
     return _page(_HEAD, LINES)
 
 
@@ -63,34 +64,45 @@ def history_markdown() -> str:
 
 def _page(head: str, lines: Sequence[type[msgspec.Struct]]) -> str:
     parts = dict.fromkeys(part for line in lines for part in parts_of(line))
-    sections = [head, *(struct_section(f"`{kind.__struct_config__.tag}`", kind) for kind in lines)]
-    return "\n".join((*sections, *(struct_section(kind.__name__, kind) for kind in parts)))
+    titles = {kind: f"`{kind.__struct_config__.tag}`" for kind in lines} | {kind: kind.__name__ for kind in parts}
+    return "\n".join((head, *struct_sections(titles)))
 
 
-def struct_section(title: str, kind: type[msgspec.Struct]) -> str:
-    """Return the fields of one struct as a section with a table."""
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    rows = [f"## {title}", "", (kind.__doc__ or "").strip(), "", "| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in info.fields:
-        rows.append(f"| `{field.encode_name}` | {_type_name(field.type)} | {_default(field)} | {_meaning(field.type)} |")
-    return "\n".join(rows) + "\n"
+def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]:
+    """Yield a section for each struct, by its title: a line for each key, `key` (type; default): meaning.
+
+    A key that has the same meaning in an earlier section is named alone, with a link to that section.
+    """
+    told: dict[tuple[str, str], str] = {}
+    for kind, title in titles.items():
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        own, again = [], defaultdict[str, list[str]](list)
+        for field in (each for each in info.fields if each.encode_name != "v"):  # the head of the page has it
+            key, meaning = f"`{field.encode_name}`", _meaning(field.type)
+            where = told.setdefault((key, meaning), title)
+            if where == title:
+                own.append(f"* {key} ({_type_name(field.type)}{_default(field)}): {meaning}")
+            else:
+                again[where].append(key)
+        links = [f"* as in [{where.strip('`')}](#{where.strip('`').lower()}): {', '.join(keys)}" for where, keys in again.items()]
+        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *own, *links)) + "\n"
 
 
 def _meaning(kind: inspect.Type) -> str:
     schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
     text = schema.get("description")
     assert isinstance(text, str), "every record field is described where it is declared"
-    return text.replace("|", "\\|")
+    return text
 
 
 def _default(field: inspect.Field) -> str:
     if field.required:
-        return "required"
+        return ""
     if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return "may be absent"
+        return "; may be absent"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return f"`{msgspec.json.encode(value).decode()}`"
+    return f"; `{msgspec.json.encode(value).decode()}`"
 
 
 def _type_name(kind: inspect.Type) -> str:
@@ -99,15 +111,15 @@ def _type_name(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StructType):
         return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
     if isinstance(kind, inspect.LiteralType):
-        return " or ".join(f"`{value}`" for value in kind.values)
+        return "/".join(map(str, kind.values))
     if isinstance(kind, inspect.TupleType):
-        return f"list of {' and '.join(_type_name(item) for item in kind.item_types)}"
+        return f"list[{','.join(map(_type_name, kind.item_types))}]"
     if isinstance(kind, inspect.VarTupleType):
-        return f"list of {_type_name(kind.item_type)}"
+        return f"list[{_type_name(kind.item_type)}]"
     if isinstance(kind, inspect.DictType):
-        return f"object of {_type_name(kind.value_type)}"
+        return f"object[{_type_name(kind.value_type)}]"
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(_type_name(member) for member in kind.types)
+        return "/".join(map(_type_name, kind.types))
     return _PLAIN[type(kind)]
 
 

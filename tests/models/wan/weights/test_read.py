@@ -320,7 +320,7 @@ class TestWhatIsRefused:
         [
             (
                 ("dit.head.head.weight", "text.words.weight", "vae.a"),
-                "that `strobe train-shapes` wrote; give --model with its folder",
+                "a bundled model; give --model with its folder",
             ),
             (("encoder.conv1.weight", "decoder.conv1.weight"), "is an autoencoder; .* with --vae"),
             (("encoder.conv_in.weight", "decoder.conv_in.weight"), "is an autoencoder; .* with --vae"),
@@ -334,7 +334,7 @@ class TestWhatIsRefused:
             read_checkpoint(tmp_path / "part.safetensors", WAN)
 
     def test_the_bundled_model(self) -> None:
-        with pytest.raises(WeightsError, match=r"shapes.safetensors is a model that `strobe train-shapes` wrote"):
+        with pytest.raises(WeightsError, match=r"shapes.safetensors is a bundled model"):
             read_checkpoint(bundled.FOLDER)
 
     def test_an_image_to_video_model(self, original: Tensors, tmp_path: Path) -> None:

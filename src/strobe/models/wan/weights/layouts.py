@@ -33,7 +33,7 @@ IN_LAYER: Final = {
     "modulation": "scale_shift_table",
 }
 STRANGERS: Final = (
-    (("dit.", "text.", "vae."), "is a model that `strobe train-shapes` wrote; give --model with its folder"),
+    (("dit.", "text.", "vae."), "is a bundled model; give --model with its folder"),
     (("decoder.conv1.",), "is an autoencoder; give the transformer here and this with --vae"),
     (("decoder.conv_in.",), "is an autoencoder; give the transformer here and this with --vae"),
     (("token_embedding.",), "is a text encoder; give the transformer here and its folder with --release"),

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from strobe.core.errors import WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
-from strobe.models.shapes.train import autoencoder, student, teacher
-from strobe.models.shapes.train.run import LOG, train
-from strobe.models.shapes.train.state import Progress, Trainer
-from strobe.models.shapes.train.world import PromptTable
 from strobe.models.vae.tiny import TinyVAEConfig
 from strobe.models.wan.config import WanConfig
+from train_shapes import autoencoder, student, teacher
+from train_shapes.run import LOG, train
+from train_shapes.state import Progress, Trainer
+from train_shapes.world import PromptTable
 
 STAGES = {"autoencoder": autoencoder, "teacher": teacher, "student": student}
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from strobe.core.errors import WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
-from strobe.models.shapes.train.state import Progress, Trainer, append_log
+from train_shapes.state import Progress, Trainer, append_log
 
 ROUNDING = tolerance("rounding", "float32")
 

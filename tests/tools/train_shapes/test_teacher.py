@@ -10,11 +10,11 @@ from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes.config import FRAME_BLOCK
-from strobe.models.shapes.train.teacher import POLICIES, block_causal_mask, draw_clips, forward_clip
-from strobe.models.shapes.train.world import start_from_noise
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
+from train_shapes.teacher import POLICIES, block_causal_mask, draw_clips, forward_clip
+from train_shapes.world import start_from_noise
 
 ELEMENT = tolerance("element", "float32")
 

@@ -8,13 +8,10 @@ import random
 import torch
 from torch import Tensor
 
+from strobe.models.shapes.clips import FADE, SIZES, draw_scenes
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT, Scene
 from strobe.models.shapes.render import RADII, SIZE, advance, render
 from strobe.models.text.words import WordEncoder
-
-SIZES = tuple(len(values) for values in CHOICES.values())
-FADE = (0.75, 0.5, 0.25)
-"""Weight of the old picture in the first frames after a prompt switch."""
 
 START_SPREAD = 24.0
 """A stream's object starts within this many pixels of the picture's centre, on either axis."""
@@ -42,14 +39,6 @@ class PromptTable:
         return self.tokens[number, choice]
 
 
-def draw_scenes(count: int, device: torch.device) -> Tensor:
-    """Draw random seen scenes, int64 `[count, 5]`."""
-    pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
-    pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
-    rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
-    return torch.cat((pair, torch.stack(rest, dim=-1)), dim=-1)
-
-
 def switch_scenes(scenes: Tensor, share: float) -> Tensor:
     """Give a share of the scenes `[N, 5]` a new prompt: half of those change everything, half keep about two thirds."""
     fresh = draw_scenes(len(scenes), scenes.device)
@@ -61,11 +50,6 @@ def switch_scenes(scenes: Tensor, share: float) -> Tensor:
         hidden |= (changed[:, 0] == colour) & (changed[:, 1] == shape)
     changed = torch.where(hidden.unsqueeze(1), fresh, changed)
     return torch.where(torch.rand(len(scenes), 1, device=scenes.device) < share, changed, scenes)
-
-
-def draw_radius(count: int, device: torch.device) -> Tensor:
-    """Draw object sizes in pixels, float `[count]`."""
-    return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
 
 
 def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,15 +24,6 @@ from strobe.cache.policy import RingPolicy
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
 from strobe.models.shapes.oracle import centroids
 from strobe.models.shapes.render import SIZE
-from strobe.models.shapes.train.state import Progress, Trainer
-from strobe.models.shapes.train.teacher import POLICIES, compile_for_training
-from strobe.models.shapes.train.world import (
-    PromptTable,
-    draw_block,
-    draw_scenes,
-    start_from_noise,
-    switch_scenes,
-)
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
@@ -40,6 +31,15 @@ from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
 from strobe.models.wan.rope import rotate_temporal
 from strobe.models.wan.text import TextKV
 from strobe.models.wan.transformer import Modulation
+from train_shapes.state import Progress, Trainer
+from train_shapes.teacher import POLICIES, compile_for_training
+from train_shapes.world import (
+    PromptTable,
+    draw_block,
+    draw_scenes,
+    start_from_noise,
+    switch_scenes,
+)
 
 STEPS = 4600
 BATCH = 96

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from strobe.cache.policy import RingPolicy
 from strobe.models.shapes.config import FRAME_BLOCK
 from strobe.models.shapes.render import SIZE
-from strobe.models.shapes.train.state import Progress, Trainer
-from strobe.models.shapes.train.world import (
+from strobe.models.text.words import WordEncoder
+from strobe.models.vae.tiny import TinyVAE
+from strobe.models.wan.dit import CausalWan
+from train_shapes.state import Progress, Trainer
+from train_shapes.world import (
     PromptTable,
     draw_block,
     draw_scenes,
     start_from_noise,
     switch_scenes,
 )
-from strobe.models.text.words import WordEncoder
-from strobe.models.vae.tiny import TinyVAE
-from strobe.models.wan.dit import CausalWan
 
 STEPS = 3600
 BATCH = 96

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from strobe.models.shapes import weights
-from strobe.models.shapes.train import autoencoder, student, teacher
-from strobe.models.shapes.train.state import Progress, append_log
+from train_shapes import autoencoder, student, teacher
+from train_shapes.state import Progress, append_log
 
 LOG = "training_log.jsonl"
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss
 
-from strobe.models.shapes.render import SIZE, advance, render
-from strobe.models.shapes.train.state import Progress, Trainer
-from strobe.models.shapes.train.world import FADE, draw_radius, draw_scenes
+from strobe.models.shapes.clips import draw_clips
 from strobe.models.vae.tiny import TinyVAE
+from train_shapes.state import Progress, Trainer
 
 STEPS = 13000
 BATCH = 48
@@ -23,29 +22,9 @@ LATENT_NOISE = 0.1
 """Noise added to latents in training. It makes them smooth: small errors of the transformer stay small in the picture."""
 
 
-def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
-    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
-    frames = 4 * latents
-    first, second = draw_scenes(count, device), draw_scenes(count, device)
-    at = torch.randint(0, 2 * frames, (count, 1), device=device)
-    since = torch.arange(frames, device=device) - at  # [B, F] frames since the switch
-    attributes = torch.where((since >= 0).unsqueeze(-1), second.unsqueeze(1), first.unsqueeze(1))
-    weights = torch.zeros(count, frames, device=device)
-    for step, weight in enumerate(FADE):
-        weights = torch.where(since == step, weight, weights)
-    centres = advance(SIZE * torch.rand(count, 2, device=device), attributes)
-    previous = first.unsqueeze(1).expand_as(attributes)
-    return render(attributes, centres, draw_radius(count, device), fade=weights, previous=previous)
-
-
 def gradient_loss(a: Tensor, b: Tensor) -> Tensor:
     """Compute the L1 error of differences between horizontal and vertical neighbours, for sharp outlines."""
     return l1_loss(a.diff(dim=-1), b.diff(dim=-1)) + l1_loss(a.diff(dim=-2), b.diff(dim=-2))
-
-
-def psnr(a: Tensor, b: Tensor) -> float:
-    """Compute the peak signal-to-noise ratio of pictures in [0, 1], over all of them, dB."""
-    return float(-10 * torch.log10(mse_loss(a.float(), b.float())))
 
 
 def _loss(vae: TinyVAE, clips: Tensor) -> Tensor:
@@ -93,11 +72,3 @@ def set_statistics(vae: TinyVAE, device: torch.device, *, batches: int = 16) -> 
     latents = torch.cat([vae.encode_groups(draw_clips(BATCH, LATENTS, device)) for _ in range(batches)])
     vae.mean.copy_(latents.mean(dim=(0, 1, 3, 4)))
     vae.std.copy_(latents.std(dim=(0, 1, 3, 4)))
-
-
-@torch.no_grad()
-def measure(vae: TinyVAE, device: torch.device, *, clips: int = 64) -> float:
-    """Measure the PSNR over unseen clips, encoded and decoded as a stream from its first frame, dB."""
-    torch.manual_seed(2)
-    frames = draw_clips(clips, 6, device)[:, 3:]
-    return psnr(vae.decode(vae.encode(frames)), frames)

@@ -9,21 +9,18 @@ import torch
 from torch import Tensor
 
 from strobe.core.tolerances import tolerance
+from strobe.models.shapes.clips import FADE, SIZES, draw_radius, draw_scenes
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT, VOCABULARY, parse
 from strobe.models.shapes.oracle import centroids, detect
 from strobe.models.shapes.render import RADII, SIZE, wrapped
-from strobe.models.shapes.train.world import (
-    FADE,
-    SIZES,
+from strobe.models.text.words import WordEncoder
+from train_shapes.world import (
     START_SPREAD,
     PromptTable,
     draw_block,
-    draw_radius,
-    draw_scenes,
     start_from_noise,
     switch_scenes,
 )
-from strobe.models.text.words import WordEncoder
 
 CPU = torch.device("cpu")
 ALL_SCENES = torch.tensor(list(itertools.product(*(range(size) for size in SIZES))))

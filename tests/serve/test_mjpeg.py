@@ -85,7 +85,7 @@ def test_mjpeg_ends_when_its_stream_does(running: Running) -> None:
 
 
 def test_who_takes_no_mjpeg_keeps_no_stream(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.serve.guests.SEND_WITHIN_S", 0.5)
+    monkeypatch.setattr("strobe.serve.mjpeg.SEND_WITHIN_S", 0.5)
     hub = running.server.hub
     assert hub is not None
 

@@ -1,0 +1,51 @@
+"""Clips of random scenes, made on the device: what the autoencoder learns from and is measured on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from strobe.models.shapes.grammar import CHOICES, HELD_OUT
+from strobe.models.shapes.render import RADII, SIZE, advance, render
+from strobe.models.vae.tiny import TinyVAE
+
+SIZES = tuple(len(values) for values in CHOICES.values())
+FADE = (0.75, 0.5, 0.25)
+"""Weight of the old picture in the first frames after a prompt switch."""
+
+
+def draw_scenes(count: int, device: torch.device) -> Tensor:
+    """Draw random seen scenes, int64 `[count, 5]`."""
+    pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
+    pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
+    rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
+    return torch.cat((pair, torch.stack(rest, dim=-1)), dim=-1)
+
+
+def draw_radius(count: int, device: torch.device) -> Tensor:
+    """Draw object sizes in pixels, float `[count]`."""
+    return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
+
+
+def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
+    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
+    frames = 4 * latents
+    first, second = draw_scenes(count, device), draw_scenes(count, device)
+    at = torch.randint(0, 2 * frames, (count, 1), device=device)
+    since = torch.arange(frames, device=device) - at  # [B, F] frames since the switch
+    attributes = torch.where((since >= 0).unsqueeze(-1), second.unsqueeze(1), first.unsqueeze(1))
+    weights = torch.zeros(count, frames, device=device)
+    for step, weight in enumerate(FADE):
+        weights = torch.where(since == step, weight, weights)
+    centres = advance(SIZE * torch.rand(count, 2, device=device), attributes)
+    previous = first.unsqueeze(1).expand_as(attributes)
+    return render(attributes, centres, draw_radius(count, device), fade=weights, previous=previous)
+
+
+@torch.no_grad()
+def measure(vae: TinyVAE, device: torch.device, *, clips: int = 64) -> float:
+    """Measure the PSNR over unseen clips, encoded and decoded as a stream from its first frame, dB."""
+    torch.manual_seed(2)
+    frames = draw_clips(clips, 6, device)[:, 3:]
+    return float(-10 * torch.log10(mse_loss(vae.decode(vae.encode(frames)).float(), frames)))

@@ -1,1 +1,0 @@
-"""Training of the bundled model in three stages: autoencoder, teacher, few-step student."""

@@ -1,0 +1,1 @@
+"""Training of the bundled model from random weights; `make train-shapes`."""
