@@ -63,7 +63,7 @@ hunt: setup
 layouts: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/random_layouts.py
 
-# kill -9, full disks, damaged and hostile files: tries them all and writes docs/faults.md (about 10 minutes).
+# kill -9, full disks, damaged and hostile files: tries them all and writes its table of docs/testing.md (about 10 minutes).
 # KINDS="'kill -9' 'damaged records'" tries some.
 faults: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/run_faults.py $(KINDS)
@@ -88,7 +88,7 @@ FUZZ ?=
 fuzz: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/run_fuzz.py --seconds $(TIME) $(FUZZ)
 
-# Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); writes docs/docs_check.md.
+# Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); counts in docs/testing.md.
 docs-check-full: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/check_all.py
 

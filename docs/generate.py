@@ -102,8 +102,7 @@ def _flag(argument: Argument) -> tuple[str, str]:
     text = FIRST.split(" ".join((argument.parameter.help or "").split()), maxsplit=1)[0].rstrip(".")
     default = argument.field_info.default
     shown = default not in (None, False, True, (), "") and isinstance(default, str | int | float | Path)
-    negative = argument.parameter.negative
-    no = [each for each in argument.names if isinstance(negative, str) and each == negative]
+    no = [each for each in argument.names if each in (argument.parameter.negative or ())]
     short = [each for each in argument.names if each[:2] != "--" and each != argument.name]
     return " ".join([argument.name, *short, *no]), text + (f" [{default}]" if shown else "")
 

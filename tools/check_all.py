@@ -1,4 +1,4 @@
-"""Run the commands and snippets of the README and docs, marked or not, and write docs/docs_check.md: `make docs-check-full`.
+"""Run the commands and snippets of the README and docs, marked or not; docs/testing.md counts them: `make docs-check-full`.
 
 Results add up in tests/manual/results.jsonl, so that a run may take a few of them, be interrupted, and go on another day.
 
@@ -26,8 +26,8 @@ from check_results_page import page
 from manual_text import MARKS, PAGES, ROOT, commands, snippets
 from sandbox import TIMEOUT_S, furnish, run, run_alone, run_snippet
 from strobe.perf.records.environment import cpu_cores, cpu_name
+from testing_page import PAGE, put
 
-PAGE: Final = ROOT / "docs" / "docs_check.md"
 RESULTS: Final = ROOT / "tests" / "manual" / "results.jsonl"
 
 
@@ -121,7 +121,7 @@ def main() -> int:
             write(options.results, result, keep={each.key for each in everything})
             failed |= not result.passed
     rows = [(each.what, each.key, each.marks, obstacle(each.marks)) for each in everything]
-    options.page.write_text(page(rows, latest(read(options.results))), encoding="utf-8")
+    put(page(rows, latest(read(options.results))), options.page)
     return int(failed)
 
 

@@ -1,4 +1,4 @@
-"""docs/docs_check.md from the results of the docs' commands and snippets."""
+"""The section of docs/testing.md on the docs, from the results of the docs' commands and snippets."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ def state(key: str, results: Mapping[str, Result]) -> str:
 
 
 def page(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
-    """The page: counts by mark, what did not pass, and the date and result of each marked command."""
+    """The section: counts by mark, and what failed."""
     counts = Counter((kind, state(key, results)) for _, key, marks, _ in rows for kind in (marks or {"not marked"}))
-    marked = [row for row in rows if row[2]]
     ran = [results[key] for _, key, _, _ in rows if key in results]
     devices = sorted({(each.device, each.torch) for each in ran})
     dates = sorted(each.date for each in ran)
     return "\n".join(
         [
-            "# Commands of the docs, run",
+            "## Commands of the docs",
             "",
-            "`make docs-check-full` runs every command and Python snippet of the README, these pages and `--help` as it stands, "
-            "and writes this page. Those that are not marked also run in the test suite. Results add up: the last counts.",
+            "`make docs-check-full` runs every command and Python snippet of the README, the docs and `--help`; those not "
+            "marked are tests too. The last result of each counts (`tests/manual/results.jsonl`).",
             "",
             *(
                 [f"Run between {dates[0]} and {dates[-1]}, on {'; '.join(f'{d}, torch {t}' for d, t in devices)}.", ""]
@@ -42,32 +41,16 @@ def page(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
             "| marked | passed | failed | not run |",
             "|---|---:|---:|---:|",
             *(f"| {kind} | {' | '.join(str(counts[kind, each]) for each in STATES)} |" for kind in ("not marked", *MARKS)),
-            "",
-            *_unmarked([row for row in rows if not row[2]], results),
-            "| marked command | last run | on | result | s |",
-            "|---|---|---|---|---:|",
-            *(_line(row, results) for row in marked),
-            "",
+            *_failed(rows, results),
         ]
     )
 
 
-def _unmarked(rows: Sequence[Row], results: Mapping[str, Result]) -> list[str]:
-    """A line for each command that is not marked and failed."""
+def _failed(rows: Sequence[Row], results: Mapping[str, Result]) -> list[str]:
+    """A line for each command that failed the last time."""
     failed = [(row, results[row[1]]) for row in rows if state(row[1], results) == "failed"]
     lines = [f"* `{_cell(row[0])}`: failed on {known.date}, {known.reason}" for row, known in failed]
-    return ["Not marked, and failed:", "", *lines, ""] if lines else []
-
-
-def _line(row: Row, results: Mapping[str, Result]) -> str:
-    what, key, marks, obstacle = row
-    known = results.get(key)
-    command = f"`{_cell(what)}` ({', '.join(sorted(marks))})"
-    if known is None:
-        return f"| {command} | never |  | not run: {obstacle or 'not yet'} |  |"
-    place = "CPU" if "no GPU" in known.device else known.device
-    result = "passed" if known.passed else f"failed: {_cell(known.reason)}"
-    return f"| {command} | {known.date} | {place} | {result} | {known.seconds:.0f} |"
+    return ["", *lines] if lines else []
 
 
 def _cell(text: str) -> str:

@@ -5,7 +5,7 @@
     python tools/mutants.py list                         the count, and the survivors
     python tools/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
     python tools/mutants.py survivor KEY REASON          why no test notices a survivor that changes something
-    python tools/mutants.py page                         docs/mutants.md
+    python tools/mutants.py page                         the section of docs/testing.md
     python tools/mutants.py map                          only find out which test runs which line
     python tools/mutants.py merge FILE ...               results from another machine; the file is made small again
 
@@ -36,6 +36,7 @@ from typing import Any
 from maps_of_tests import Maps
 from mutants_page import page
 from mutate import Mutant, mutants
+from testing_page import put
 from warm_pool import Pool, pool, say
 from warm_pytest import Answer, Warm
 
@@ -269,7 +270,7 @@ def main(words: list[str], project: Project) -> None:
             parser.error(f"{key} is no survivor, or has no reason; `list` shows the survivors")
         add(results, entries[key] | {"outcome": "equivalent" if asked.what == "equivalent" else "survived", "reason": reason})
     elif asked.what == "page":
-        (project.root / "docs" / "mutants.md").write_text(page(entries.values(), PACKAGES), encoding="utf-8")
+        put(page(entries.values(), PACKAGES), project.root / "docs" / "testing.md")
     elif asked.what == "merge":
         for word in asked.words:
             for key, entry in read(Path(word)).items():

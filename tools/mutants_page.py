@@ -1,4 +1,4 @@
-"""Render docs/mutants.md from the results of mutation testing."""
+"""Render the section of docs/testing.md on mutants from the results of mutation testing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-HEAD = """# Mutation tests
+HEAD = """## Mutants
 
-`make mutants` changes single expressions of the code at random, one at a time, and runs the tests that run the changed line. A
-mutant that no test notices survives: a test is missing, or nobody can see the change. Only lines that tests run on a CPU are
-changed. Results add up in `tests/mutants/results.jsonl`; survivors run again after tests were added.
+`make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
+`python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 
 
 def page(entries: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
-    """Return the page: counts by package, survivors, and mutants that change nothing, each with its reason."""
-    held = sorted(entries, key=lambda entry: (entry["path"], entry.get("line", 0)))
-    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in held)
+    """Return the section: counts by package."""
+    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in entries)
     lines = [HEAD, "| package | killed | survived | killed, % | change nothing |", "|---|---:|---:|---:|---:|"]
     for name in (*packages, ""):
         killed, survived, same = (
@@ -27,9 +25,6 @@ def page(entries: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
         )
         share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else "-"
         lines.append(f"| {name or 'all'} | {killed} | {survived} | {share} | {same} |")
-    for outcome, title in (("survived", "Survivors"), ("equivalent", "Mutants that change nothing anyone could see")):
-        lines += ["", f"## {title}", "", "| line | before | after | reason |", "|---|---|---|---|"]
-        lines += [_row(entry) for entry in held if entry["outcome"] == outcome]
     return "\n".join(lines) + "\n"
 
 
@@ -39,9 +34,3 @@ def _outcome(entry: dict[str, Any]) -> str:
 
 def _package(path: str, packages: Sequence[str]) -> str:
     return next(name for name in packages if path.partition("/strobe/")[2].startswith(f"{name}/"))
-
-
-def _row(entry: dict[str, Any]) -> str:
-    before, after = (" ".join(entry[name].split()).replace("|", "\\|") for name in ("before", "after"))
-    where = f"{entry['path'].partition('/strobe/')[2]}:{entry['line']}"
-    return f"| {where} | `{before}` | `{after}` | {entry.get('reason', 'a test is missing')} |"

@@ -1,4 +1,4 @@
-"""Try every kind of fault as often as the table says and write docs/faults.md: `make faults`.
+"""Try every kind of fault as often as the table says and write the section of docs/testing.md: `make faults`.
 
 Usage: python tools/run_faults.py [KIND ...]
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from fault_kinds import KINDS, Kind
+from testing_page import put, section
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "faults.md"
-HEAD: Final = """# Faults
+HEAD: Final = """## Faults
 
-What was tried to break, and what held. `make faults` tries them again and writes this page; the same functions, with fewer tries,
-are tests (`tests/faults`). A try is one seed: it makes one fault in an empty folder and fails if what is said does not hold.
+`make faults` makes one fault in an empty folder for each try, and a try fails if what is said does not hold; with fewer tries the
+same functions are tests (`tests/faults`).
 
 | fault | tried | survived | what must hold |
 |---|---|---|---|
@@ -42,8 +42,8 @@ def row(kind: Kind, failed: int) -> str:
 
 
 def written(rows: dict[str, str]) -> str:
-    """Return the page with these rows; kinds that were not tried keep their present row."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True) if PAGE.exists() else []
+    """Return the section with these rows; kinds that were not tried keep their present row."""
+    lines = section("Faults").splitlines(keepends=True)
     kept = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
     known = kept | rows
     return HEAD + "".join(known[kind.name] for kind in KINDS if kind.name in known)
@@ -63,7 +63,7 @@ def main() -> int:
         failed = attempts(kind, kind.tries)
         sys.stderr.write(f"{kind.name}: {kind.tries - len(failed)} of {kind.tries} in {time.monotonic() - began:.0f} s\n")
         sys.stderr.writelines(f"  seed {seed}: {why[:300]}\n" for seed, why in failed.items())
-        PAGE.write_text(written({kind.name: row(kind, len(failed))}), encoding="utf-8")
+        put(written({kind.name: row(kind, len(failed))}))
         all_survived = all_survived and not failed
     return 0 if all_survived else 1
 

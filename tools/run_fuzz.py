@@ -5,7 +5,7 @@
 Executions run in child processes, some hundred in each: one that takes over 10 s of a processor is killed, one that needs over
 300 MB fails. An input that crashes, hangs, takes too much or raises anything but `StrobeError` is kept in the folder of
 findings; the exit code is then 1. Inputs are drawn from the seed: the same seed and number of processes give the same ones.
-`--count FILE` adds a line per target; those of tests/fuzz/executions.jsonl are what docs/fuzz.md sums up (`--page` writes it
+`--count FILE` adds a line per target; those of tests/fuzz/executions.jsonl are what docs/testing.md sums up (`--page` writes it
 again).
 """
 
@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from strobe.core.errors import StrobeError
 from targets import ROOT, Mutator, Target, kept, targets
+from testing_page import put
 
 HANG_S = 10
 """Seconds of a processor that an execution may take; a busy machine makes it no hang."""
@@ -43,13 +44,10 @@ MAX_INPUT = 1 << 20
 Count = dict[str, Any]
 IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: a file of a disk costs as much as to read a small one."""
-HEAD: Final = """# Fuzzing
+HEAD: Final = """## Fuzzing
 
-Readers of foreign files on damaged input: changed bytes, tokens of the language, JSON with other values, from seeds of the tests.
-`make fuzz` runs all for a stated time; CI runs each seed and every former finding (`tests/fuzz`). An execution fails if it raises
-anything but the error that refuses a file, takes over 10 s of a processor, needs over 300 MB or ends the process.
-Hours and rates are those of
-one process; runs added up (`tests/fuzz/executions.jsonl`). A finding is an input that failed.
+`make fuzz` gives readers of foreign files damaged input; CI runs each seed and every former finding (`tests/fuzz`). An execution
+fails if it raises anything but the error that refuses a file, takes over 10 s, needs over 300 MB or ends the process.
 
 | reader | executions | hours | a minute | findings |
 |---|---:|---:|---:|---:|"""
@@ -205,7 +203,7 @@ def fuzz_all(names: list[str], seconds: float, seed: int, processes: int, findin
 
 
 def page(counts: list[Count]) -> str:
-    """Format the page of documentation from counts of any number of runs."""
+    """Format the section of docs/testing.md from counts of any number of runs."""
     rows = []
     for name in targets():
         own = [count for count in counts if count["target"] == name]
@@ -225,12 +223,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="at a time, each with inputs of its own")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="folder for the inputs that failed")
     parser.add_argument("--count", type=Path, help="file that gets a line for each target")
-    parser.add_argument("--page", action="store_true", help="only write docs/fuzz.md from the counts that are kept")
+    parser.add_argument("--page", action="store_true", help="only write docs/testing.md from the counts that are kept")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # no process outlives this one
     if options.page:
         lines = (ROOT / "tests" / "fuzz" / "executions.jsonl").read_text(encoding="utf-8").splitlines()
-        (ROOT / "docs" / "fuzz.md").write_text(page([json.loads(line) for line in lines]), encoding="utf-8")
+        put(page([json.loads(line) for line in lines]))
         return 0
     chosen = options.target or list(targets())
     counts = fuzz_all(chosen, options.seconds / len(chosen), options.seed, options.processes, options.findings)

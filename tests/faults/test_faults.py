@@ -9,6 +9,7 @@ import pytest
 from fault_folders import HOSTILE
 from fault_kinds import KINDS, Kind
 from fault_records import DAMAGES, sound
+from testing_page import section
 
 SEEDS = {
     "kill -9": (0, 1, 6, 9),
@@ -34,7 +35,7 @@ def test_every_damage_changes_something() -> None:
 
 
 def test_the_page_has_every_kind_and_all_were_survived() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+    page = section("Faults")
     for kind in KINDS:
         assert f"| {kind.name} | {kind.tries} | {kind.tries} | {kind.survived} |" in page, "run `make faults`"
     assert page.count("\n|") - 2 == len(KINDS)

@@ -8,14 +8,11 @@ import re
 import pytest
 
 from source import ROOT
+from testing_page import section
 
 ROW = re.compile(r"^\| (?P<promise>[^|]+) \| `(?P<path>tests/[\w/]+\.py)::(?P<test>test_\w+)` \|$")
 HEAD = ("| promise | test |", "|---|---|")
-ROWS = [
-    line
-    for line in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("|") and line not in HEAD
-]
+ROWS = [line for line in section("Promises").splitlines() if line.startswith("|") and line not in HEAD]
 
 
 def named_in(path: str) -> set[str]:

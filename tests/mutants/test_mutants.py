@@ -13,6 +13,7 @@ from mutants import PACKAGES, Project, batches, main, read
 from mutants_page import page
 from mutate import mutants
 from source import ROOT
+from testing_page import section
 from warm_pool import left_out
 
 SOURCE = '''"""A module."""
@@ -112,19 +113,14 @@ def test_survivors_are_found_and_counted(project: Project, capsys: pytest.Captur
         main(["equivalent", survivors["(1)"], "it was killed"], project)
 
 
-def test_the_page_says_why_each_survivor_lives(project: Project) -> None:
+def test_the_page_counts_by_package(project: Project) -> None:
     main(["run", "--packages", "room"], project)
-    survivor = next(key for key, entry in project.entries().items() if entry["outcome"] == "survived")
-    main(["survivor", survivor, "only a GPU would notice"], project)
     said = page(({**entry, "path": "src/strobe/room/clamp.py"} for entry in project.entries().values()), ("room",))
     assert "| room | 6 | 3 | 66.7 | 0 |" in said and "| all | 6 | 3 | 66.7 | 0 |" in said
-    assert said.count("| room/clamp.py:") == 3 and said.count("only a GPU would notice |") == 1
-    assert said.count("a test is missing |") == 2
 
 
 def test_the_page_of_the_docs_is_of_the_results() -> None:
-    docs = ROOT / "docs" / "mutants.md"
-    assert docs.read_text(encoding="utf-8") == page(read(ROOT / "tests" / "mutants" / "results.jsonl").values(), PACKAGES)
+    assert section("Mutants") == page(read(ROOT / "tests" / "mutants" / "results.jsonl").values(), PACKAGES)
 
 
 def test_a_constant_is_tested_by_those_who_import_it(project: Project) -> None:
