@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from strobe.bench.cases import soak
 from strobe.bench.cases.ablate import run
 from strobe.cli.main import main
-from strobe.perf.measure.memory import Held
 from terminal import Strobe
 
 CLIP = ("--device", "cpu", "--blocks", "4", "--switch", "block=2:a blue square moving up")
@@ -71,24 +68,6 @@ def test_an_interruption_names_what_is_kept_and_what_goes_on(
         assert some.err.startswith("the 1 finished cells are kept: the same command goes on from there, ")
         assert page[line[0]] in some.err
         assert nothing.err == "error: interrupted\n"
-
-
-def test_an_interrupted_soak_counts_its_frame_blocks(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, right = iter(range(100)), soak.held
-
-    def held(device: torch.device) -> Held:
-        if next(calls) == 7:
-            raise KeyboardInterrupt
-        return right(device)
-
-    monkeypatch.setattr(soak, "held", held)
-    folder = tmp_path / "soak"
-    cut = strobe("bench", "soak", "--preset", "turbo", "--blocks", 12, "--device", "cpu", "--out", folder)
-    assert cut.code == 130 and f"the 7 finished frame blocks are kept: strobe report {folder}" in cut.err
-    assert (
-        "the run was interrupted: the report is of 7 frame blocks, and what came after them is missing"
-        in strobe("report", folder).err
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`strobe profile stream --breakdown`, `strobe bench soak`, and what docs/profile.md shows."""
+"""`strobe profile stream --breakdown`, and what docs/profile.md shows."""
 
 from __future__ import annotations
 
@@ -83,32 +83,3 @@ def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path, quick: tuple[st
 def test_a_breakdown_reads_a_trace(strobe: Strobe, tmp_path: Path, quick: tuple[str, ...]) -> None:
     result = strobe("profile", "stream", *quick, "--breakdown", "--no-trace", "-o", tmp_path / "out")
     assert result.code == 2 and "--no-trace" in result.err and not (tmp_path / "out").exists()
-
-
-def test_a_short_soak(strobe: Strobe, tmp_path: Path) -> None:
-    soak = ("bench", "soak", "--preset", "turbo", "--device", "cpu", "-o", tmp_path / "soak")
-    result = strobe(*soak, "--blocks", "9", "--switch-every", "7", "--json")
-    assert result.code == 0, result.err
-    found = result.document
-    assert found["blocks"] == 9 and {"median", "max", "resident"} == found["figures"].keys()
-    run = read_run(tmp_path / "soak")
-    assert [line.frame_block for line in run.memory] == list(range(9)) and run.end is not None and run.end.status == "complete"
-    for name in ("report.html", "report.md", "report.json"):
-        assert (tmp_path / "soak" / name).stat().st_size
-    again = strobe("report", tmp_path / "soak", "--out", tmp_path / "page")
-    assert again.code == 0 and (tmp_path / "page" / "report.md").read_text() == (tmp_path / "soak" / "report.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--blocks", "1"], "give 8 or more"),
-        (["--minutes", "0"], "more than 0"),
-        (["--preset", "turbi"], "did you mean 'turbo'"),
-        (["--switch-every", "-3"], "give 1 or more, or 0 for none"),
-    ],
-)
-def test_a_soak_that_cannot_be_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
-    result = strobe("bench", "soak", "--device", "cpu", *arguments, "-o", tmp_path / "soak")
-    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
-    assert not (tmp_path / "soak").exists()

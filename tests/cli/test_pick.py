@@ -99,7 +99,6 @@ def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_pat
         ["ablate", "window=6,8", "--base", "realtime"],
         ["log", "--quick", "--presets", "realtime"],
         ["profile", "stream", "realtime"],
-        ["bench", "soak", "--preset", "realtime"],
         ["bench", "shapes", "realtime"],
     ],
 )

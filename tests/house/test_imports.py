@@ -147,7 +147,7 @@ def test_a_wrong_count_is_told_without_torch(line: str) -> None:
     [
         ("report", "report", {"ablate", "bench", "bench_tree", "doctor", "generate", "profile", "trace"}),
         ("profile dit", "profile.dit", {"compare", "profile.attention", "profile.kernels", "profile.stream"}),
-        ("bench soak", "bench_soak", {"bench_attention", "bench_serve", "bench_tree", "profile"}),
+        ("bench serve", "bench_serve", {"bench_attention", "bench_tree", "profile"}),
         ("accept", "accept", {"compare", "profile"}),
     ],
 )

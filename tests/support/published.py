@@ -13,7 +13,6 @@ from strobe.perf.report.attention_bench.build import bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.tree_bench.build import tree_report
 
 ROOT: Final = Path(__file__).parents[2]
@@ -39,7 +38,7 @@ DOORS: Final[dict[str, Door]] = {
     "engine-h200/long-default": run_page,
     "engine-h200/low-memory-wan": run_page,
     "engine-h200/vae": run_page,
-    "engine-h200/soak": soak_report,
+    "engine-h200/soak": run_page,
     "engine-h200/batch": ablation_report,
     "engine-h200/turbo-fp8-sparse": ablation_report,
     "engine-h200/eight": ablation_report,

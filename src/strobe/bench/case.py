@@ -32,6 +32,7 @@ class Plan:
         attribution: one more trace of each variant, of one frame block, with such options; None for none.
         review: judge the quality of each variant, and keep a clip of it.
         alone: a case without candidates is measured too, each palindrome being one clip.
+        memory: read the memory that the process holds after each frame block of a timed clip.
         waits: variants that wait for the device at every region inside a pass, as code that reads sizes back does.
 
     Raises:
@@ -47,6 +48,7 @@ class Plan:
     attribution: Capture | None = None
     review: bool = True
     alone: bool = False
+    memory: bool = False
     waits: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

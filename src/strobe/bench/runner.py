@@ -25,7 +25,7 @@ from strobe.perf.analysis.runs.replays import encode_passes, passes_of
 from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
 from strobe.perf.measure.compiles import num_compiles
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.measure.memory import reset_peak
+from strobe.perf.measure.memory import held, memory_records, reset_peak
 from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
 from strobe.perf.measure.timing import Region, TimingRecorder, region_records, span_records
@@ -220,12 +220,12 @@ class _Run:
         with ClockSampler(case.device) as sampler, recording(recorder):
             recorder.start_clip()
             with span(E2E):
-                for _ in case.blocks(name):
-                    pass
+                own = [held(case.device) if self._plan.memory else None for _ in case.blocks(name)]
             regions = recorder.finish_clip()
         clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
         inside = region_records(clip, recorder.inside(), self._region_ns) if phase == "timed" else ()
-        self._writer.append(*span_records(clip, regions), *inside, clip)
+        memory = memory_records(clip, own) if phase == "timed" else ()
+        self._writer.append(*span_records(clip, regions), *inside, *memory, clip)
         if phase == "timed" and num_compiles() > compiled:
             self._exclude(clip, "compilation", "compilation")
         if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):

@@ -18,7 +18,6 @@ bench = App(name="bench", help="Measure what the package ships.")
 bench.command("strobe.cli.bench_attention:attention", name="attention")  # imported when it is run or described
 bench.command("strobe.cli.bench_tree:tree", name="tree")
 bench.command("strobe.cli.bench_tree:scaling", name="scaling")
-bench.command("strobe.cli.bench_soak:soak", name="soak")
 bench.command("strobe.cli.bench_serve:serve", name="serve")
 
 

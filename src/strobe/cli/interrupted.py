@@ -46,7 +46,7 @@ def tells_what_is_kept(output: Output, kept: Callable[[], Iterable[str]]) -> Ite
 
 
 def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield a line for each run that has finished clips, or frame blocks of a soak."""
+    """Yield a line for each run that has finished clips."""
     from strobe.core.errors import DataError
     from strobe.perf.records.store import read_run
 
@@ -57,8 +57,6 @@ def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
             continue  # not even begun
         if run.clips:
             yield f"the {len(run.clips)} finished clips are kept: strobe report {folder}"
-        elif run.memory:
-            yield f"the {len(run.memory)} finished frame blocks are kept: strobe report {folder}"
 
 
 def kept_cells(folder: Path, show: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 from strobe.perf.logs import read_log
 from strobe.perf.records.lines import check, number_of, read_lines, seal
 from strobe.perf.records.packed import RECORDS
-from strobe.perf.records.record import Clip, End, Excluded, Header, Memory, Record, Span
+from strobe.perf.records.record import Clip, End, Excluded, Header, Record, Span
 from strobe.perf.records.store import RunWriter, read_run
 
 NUM_CLIPS, NUM_SPANS = 3, 4
@@ -117,18 +117,6 @@ def test_of_older_records_the_count_of_spans_is_checked(run: Path, number: int) 
 def test_a_clip_that_was_never_finished_is_no_damage(run: Path) -> None:
     found = read_run(rewritten(run, lambda lines: lines.__delitem__(slice(14, None))))
     assert found.end is None and found.damage == () and len(found.clips) == 2
-
-
-def test_a_soak_keeps_the_frame_blocks_it_has(tmp_path: Path, header: Header, span: Span) -> None:
-    with RunWriter(tmp_path / "run") as writer:
-        writer.append(header)
-        for index in range(5):
-            block = msgspec.structs.replace(span, clip=0, index=index)
-            writer.append(block, Memory(variant="turbo", clip=0, frame_block=index, resident_bytes=1))
-        writer.append(Clip(variant="turbo", clip=0, order=0, palindrome=0, phase="timed", num_spans=5))
-    found = read_run(rewritten(writer.folder, lambda lines: lines.__setitem__(5, b"")))
-    assert [each.index for each in found.spans] == [0, 1, 3, 4] and len(found.clips) == 1
-    assert found.damage == ("line 6 is damaged in records.jsonl and not read",)
 
 
 def test_a_log_of_records_has_the_sound_clips_alone(run: Path) -> None:

@@ -247,25 +247,6 @@ class Scored(Printed, frozen=True, kw_only=True):
     ]
 
 
-class Soaked(Printed, frozen=True, kw_only=True):
-    """`strobe bench soak`: comparison of the first and the last part of a long stream."""
-
-    run: Annotated[str, Meta(description="path of the run folder")]
-    blocks: Annotated[int, Meta(description="number of frame blocks that were made")]
-    drift: Annotated[
-        float | None,
-        Meta(description="change of a frame block's time over 1,000 frame blocks / median time; null: too few frame blocks"),
-    ]
-    figures: Annotated[
-        dict[str, Any],
-        Meta(
-            description="by figure: value in the `first` and `last` part, allowed growth (`may_grow`), and `holds`: true if "
-            "it grew no more"
-        ),
-    ]
-    report: ReportPaths
-
-
 class Loaded(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
@@ -355,7 +336,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "bench attention": (Benched,),
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
-    "bench soak": (Soaked,),
     "bench serve": (Loaded,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),

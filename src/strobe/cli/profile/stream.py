@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
 _SPARSITY: Final = 0.8
 """Sparsity for a preset that is dense itself, the same as in the preset `sparse`."""
+_LONG: Final = 100
+"""Frame blocks of a clip from which on the memory is read after each, and the last are held against the first."""
 _PIECES: Final = 60
 """Most rows of a breakdown's table."""
 
@@ -46,7 +48,7 @@ class Profiled(ModelFlags):
         rounds: timed clips of a preset; of several presets, palindromes.
         prompt: what to show.
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
-        blocks: length of a clip in frame blocks.
+        blocks: length of a clip in frame blocks; with 100 or more the page holds the last, times and memory, against the first.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
@@ -118,6 +120,7 @@ def stream(
     strobe profile stream balanced --blocks 8 --regions dit_forward attention -o traces  # slow
     strobe profile stream balanced turbo --no-compile --rounds 4  # slow
     strobe profile stream balanced turbo_fp8 --breakdown  # gpu
+    strobe profile stream ultra --blocks 1000 --rounds 1 --no-trace  # slow
     strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30  # slow
     ```
 
@@ -240,6 +243,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
         attribution=_attribution_capture(attributed, regions),
         review=False,
         alone=alone,
+        memory=what.blocks >= _LONG,
     )
 
 

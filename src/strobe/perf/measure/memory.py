@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from strobe.perf.records.record import Clip, Memory
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +56,17 @@ def held(device: torch.device) -> Held:
     import torch
 
     return Held(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+
+def memory_records(clip: Clip, own: Sequence[Held | None]) -> tuple[Memory, ...]:
+    """Return a record for each frame block of a clip after which the memory was read."""
+    return tuple(
+        Memory(
+            variant=clip.variant, clip=clip.clip, frame_block=number, resident_bytes=each.resident_bytes,
+            allocated_bytes=each.allocated_bytes, reserved_bytes=each.reserved_bytes,
+        )
+        for number, each in enumerate(own) if each is not None
+    )  # fmt: skip
 
 
 def _status(name: str) -> int | None:

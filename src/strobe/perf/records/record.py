@@ -17,8 +17,8 @@ from strobe.perf.records.clocks import Clocks, GpuState
 from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
 from strobe.perf.records.viewers import Served, Server, Viewer
 
-RunKind = Literal["stream", "soak", "operator", "attention", "tree", "serve", "calls", "programs", "accept"]
-"""Subject of a run: clips, one long clip, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
+RunKind = Literal["stream", "operator", "attention", "tree", "serve", "calls", "programs", "accept"]
+"""Subject of a run: clips, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
 of the caller's own functions, whole programs, the acceptance of a model."""
 Exclusion = Literal["warm-up", "compilation", "throttling", "refused", "failed", "damaged", "other"]
 Mode = Literal["free-running", "serialised"]
@@ -121,7 +121,7 @@ class Header(Line, frozen=True, kw_only=True):
     run: Annotated[str, Meta(description="name of the run folder")]
     kind: Annotated[
         RunKind,
-        Meta(description="subject: clips (`stream`), long clip (`soak`), own code (`calls`, `programs`), `serve`, `accept`"),
+        Meta(description="subject: clips (`stream`), own code (`calls`, `programs`), `serve`, `accept`"),
     ] = "stream"
     date: Annotated[str, Meta(description="start of the run, UTC, ISO 8601")]
     strobe: Annotated[str, Meta(description="version of strobe")]
@@ -291,7 +291,7 @@ class Clip(Line, frozen=True, kw_only=True):
 
 
 class Memory(Line, frozen=True, kw_only=True):
-    """Memory that the process holds in a soak, read after each frame block."""
+    """Memory that the process holds, read after each frame block of a long clip."""
 
     variant: Annotated[str, Meta(description="name of the variant")]
     clip: Annotated[int, Meta(description="number of the clip among the clips of this variant, from 0")]

@@ -236,8 +236,6 @@ class RunRecords:
     @property
     def made(self) -> str:
         """Return the finished share of a run in words: `25 of 50 timed clips`."""
-        if self.memory:
-            return f"{len(self.memory)} frame blocks"
         timed = sum(clip.phase == "timed" for clip in self.clips)
         each = {"calls": "samples", "programs": "runs of programs"}.get(self.header.kind, "timed clips")
         planned = self.header.palindromes * len(self.header.order)
@@ -297,7 +295,7 @@ def read_run(path: str | Path) -> RunRecords:
     """Read the undamaged records of a run folder, or of its `records.jsonl` or `records.jsonl.gz`.
 
     A line counts if its checksum is right and its number is the next; in a file older than checksums, if it is a record. A clip
-    counts if all of its lines do; in a soak, which is one long clip, each frame block counts by itself.
+    counts if all of its lines do.
 
     ```python
     run = strobe.read_run("runs/20260101T120000Z-compare-1a2b3c")
@@ -328,7 +326,6 @@ def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[
     """
     spans = Counter((record.variant, record.clip) for record in records.values() if isinstance(record, Span))
     clips = {(record.variant, record.clip): record for record in records.values() if isinstance(record, Clip)}
-    streams = {(record.variant, record.clip) for record in records.values() if isinstance(record, Memory)}
     found = {
         name: f"damaged records, {spans[name]} of {clip.num_spans} spans are sound"
         for name, clip in clips.items()
@@ -336,7 +333,7 @@ def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[
     }
     if lossy:
         found |= {name: "damaged records, its own line is not there" for name in spans if name not in clips}
-    return {name: cause for name, cause in found.items() if name not in streams}
+    return found
 
 
 def _of(records: Iterable[Record], kind: type[T]) -> tuple[T, ...]:

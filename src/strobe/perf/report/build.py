@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.acceptance import is_acceptance
 from strobe.perf.analysis.runs.calls import is_own_code
-from strobe.perf.analysis.runs.soak import is_soak
 from strobe.perf.analysis.runs.viewers import is_load
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.accept_page import accept_report
@@ -23,7 +22,6 @@ from strobe.perf.report.model import Report
 from strobe.perf.report.plugged import plugged_sections
 from strobe.perf.report.run_page.build import run_report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.soak_page import soak_report
 from strobe.perf.report.study import RunStudy, load_study
 
 
@@ -44,7 +42,7 @@ def build_report(
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
 
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, a soak, the
+    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, the
     acceptance of a model, the viewers of a server, and functions or programs give the page of their command.
 
     Raises:
@@ -64,7 +62,7 @@ def report_and_findings(
 ) -> tuple[Report, tuple[Finding, ...]]:
     """Build the same report, and return it with its findings: each candidate against its reference.
 
-    Runs of single attention calls, soaks and loaded servers have no findings.
+    Runs of single attention calls and loaded servers have no findings.
     """
     study = load_study(folders, into, pair)
     for is_such, words, page in _ALONE:
@@ -93,7 +91,6 @@ _Page: TypeAlias = Callable[[RunStudy, tuple[str, str] | None, tuple[str, ...]],
 _ALONE: Final[tuple[tuple[Callable[[RunRecords], bool], str, _Page], ...]] = (
     (is_attention_run, "attention calls by themselves", _attention_page),
     (is_acceptance, "the acceptance of a model", lambda study, *_: (accept_report(study.runs[0].folder), ())),
-    (is_soak, "a soak", lambda study, *_: (soak_report(study.runs[0].folder), ())),
     (is_own_code, "functions or programs", lambda study, _, allowed: calls_report(study, allowed)),
     (is_load, "the viewers of a server", lambda study, *_: (serve_report(study.runs[0].folder), ())),
     (is_dit_run, "forward passes over a whole clip", lambda study, pair, allowed: None if pair else dit_report(study, allowed)),

@@ -21,6 +21,7 @@ from strobe.perf.report.blocks.stages import stages_section
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.model import Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.run_page.breakdown import breakdown_section
+from strobe.perf.report.run_page.growth import growth_section
 from strobe.perf.report.run_page.headline import HEADLINE, chain_section, headline_section
 from strobe.perf.report.run_page.latency import latency_section
 from strobe.perf.report.run_page.roofline import roofline_section
@@ -51,6 +52,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         breakdown_section(study),
         run_kernels(study),
         stages_section(study, findings),
+        growth_section(study),
         roofline_section(study),
         settings_section(study),
         notes_section(study),

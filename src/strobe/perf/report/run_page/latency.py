@@ -19,6 +19,11 @@ def _time(ns: float | None) -> Cell:
     return Missing("no steady frame blocks") if ns is None else Time(ns)
 
 
+def _part(value_ns: float) -> Cell:
+    """Return a part of a frame block; no clip spends nothing on one, so 0 says that it was not timed by itself."""
+    return _time(value_ns) if value_ns else Missing("not timed by itself in these clips")
+
+
 def _rate(value: float | None) -> Cell:
     return Missing("no steady frame blocks") if value is None else Number(value, 2, "FPS")
 
@@ -34,8 +39,8 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ("steady frame block, streamed with VAE: mean", lambda found: _time(found.block.mean_ns if found.block else None)),
     ("steady frame block, streamed with VAE: p50", lambda found: _time(found.block.p50_ns if found.block else None)),
     ("steady frame block, streamed with VAE: slow end", _tail),
-    ("denoise steps and commit alone, in a steady block", lambda found: _time(found.dit_block_ns)),
-    ("VAE decode alone, in a steady block", lambda found: _time(found.decode_block_ns)),
+    ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
+    ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
     ("between latent frames (steady block / latent frames in it)", lambda found: _time(found.inter_latent_ns)),
     ("between pixel frames (steady block / pixel frames in it)", lambda found: _time(found.inter_frame_ns)),
     ("pixel FPS, steady, with VAE", lambda found: _rate(found.pixel_fps)),

@@ -1,38 +1,30 @@
-"""The page of a soak: first frame blocks against the last, block times and memory over the stream."""
+"""Section of a long clip: first frame blocks against the last, block times and memory over the clip."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from strobe.core.printable import bytes_in
-from strobe.perf.analysis.runs.soak import Compared, Soak, soak_of
+from strobe.perf.analysis.runs.growth import Compared, Growth, growths_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
-from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.damage import end_banners
 from strobe.perf.report.blocks.fields import Field, beside, table_of
-from strobe.perf.report.blocks.page import page, run_facts
-from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     Axis,
+    Block,
     Cell,
-    Count,
-    Fact,
     Figure,
     Mark,
     Missing,
-    Notes,
     Plane,
-    Report,
     Section,
     Share,
     Table,
     Text,
     Time,
 )
-from strobe.perf.report.study import load_study
+from strobe.perf.report.study import RunStudy
 from strobe.perf.report.text import bytes_cell
 
 _POINTS: Final = 100
@@ -46,31 +38,17 @@ _WORDS: Final = {
 }
 
 
-def soak_report(folder: Path) -> Report:
-    """Build the page of a soak's run folder.
-
-    Raises:
-        DataError: it is none, or too short.
-    """
-    run = read_run(folder)
-    found = soak_of(run)
-    head, work, settings = run.header, run.header.workload, run.variants[0]
-    assert work is not None
-    latents = len(found.blocks_ns) * work.latents_per_block
-    return page(
-        title=f"Soak of {settings.name}",
-        subtitle=f"{len(found.blocks_ns)} frame blocks, {latents} latent frames, on {head.machine.device_name}",
-        facts=(
-            *run_facts(head),
-            Fact("Frame", Text(f"{work.width}x{work.height} pixels")),
-            Fact("Prompt switches", Count(len(found.switches))),
-        ),
-        banners=end_banners(run, "The soak did not come to its end", f"{len(found.blocks_ns)} frame blocks count"),
-        sections=(_verdict(found), _times(found), _memory(found), settings_section(load_study([folder]))),
-    )
+def growth_section(study: RunStudy) -> Section | None:
+    """Build the section; None if no clip is long enough, or its memory was not read."""
+    blocks: list[Block] = []
+    for run in study.runs:
+        for found in growths_of(run):
+            blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
+    lead = "The last frame blocks of a long clip against the first, after the cache was full."
+    return Section("growth", "First against last", lead, tuple(blocks)) if blocks else None
 
 
-def verdict_table(found: Soak) -> Table:
+def _verdict(found: Growth) -> Table:
     """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
@@ -90,7 +68,7 @@ def verdict_table(found: Soak) -> Table:
         "slopes between any two."
     )
     fields = (*beside("figure", words, numeric=True), holds)
-    return table_of("The first frame blocks against the last.", fields, rows, notes=(note,))
+    return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
 
 
 def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Sequence[object]:
@@ -99,17 +77,12 @@ def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared
     return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
 
 
-def _verdict(found: Soak) -> Section:
-    lead = "A frame block lasts from one delivery of frames to the next, decoding included, on the host's clock."
-    return Section("soak", "First against last", lead, (verdict_table(found),))
-
-
 def _buckets(count: int) -> list[range]:
     size = max(1, -(-count // _POINTS))
     return [range(start, min(count, start + size)) for start in range(0, count, size)]
 
 
-def _times(found: Soak) -> Section:
+def _times_figure(found: Growth) -> Figure:
     buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
         range(len(found.blocks_ns))
     ]
@@ -124,20 +97,19 @@ def _times(found: Soak) -> Section:
     shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
     plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
     to_a_point = f", {size} to a point" if size > 1 else ""
-    title = f"Length of a frame block over the stream{to_a_point}, from number {found.settled} on."
+    title = f"{found.variant}: length of a frame block over the clip{to_a_point}, from number {found.settled} on."
     table = table_of("The points.", beside("frame blocks", ("median", "max"), "ms", show=Time), rows)
-    figure = Figure(title, "Points over the stream; the table says the same.", plane, table)
-    return Section("times", "Frame blocks over the stream", "", (figure,))
+    return Figure(title, "Points over the clip; the table says the same.", plane, table)
 
 
 def _span(bucket: range) -> str:
     return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
 
 
-def _memory(found: Soak) -> Section:
+def _memory_figure(found: Growth) -> list[Figure]:
     kinds = [each.what for each in found.held]
     if not kinds:
-        return Section("memory", "Memory over the stream", "", (Notes(("This machine does not tell.",)),))
+        return []
     buckets = _buckets(len(found.memory))
     rows, marks = [], []
     for bucket in buckets:
@@ -147,11 +119,10 @@ def _memory(found: Soak) -> Section:
     series = tuple(_WORDS[kind] for kind in kinds)
     plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
     most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
-    title = f"Memory held after a frame block{most_of}."
+    title = f"{found.variant}: memory held after a frame block{most_of}."
     fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
     table = table_of("The points.", fields, rows)
-    figure = Figure(title, "Points over the stream; the table says the same.", plane, table)
-    return Section("memory", "Memory over the stream", "", (figure,))
+    return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
 
 
 def _most(lines: Sequence[Memory], kind: str) -> int:

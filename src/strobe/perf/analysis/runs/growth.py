@@ -1,4 +1,4 @@
-"""Growth of frame block times and memory in a soak: the first part of a long stream against its last part."""
+"""Growth of frame block times and memory over a long clip: its first part against its last part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from strobe.core.errors import DataError
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory, Variant, Workload
@@ -52,11 +51,12 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Soak:
-    """Frame block times and memory of a long stream.
+class Growth:
+    """Frame block times and memory of a long clip.
 
     Args:
-        blocks_ns: length of every frame block, from one delivery to the next.
+        variant: name of the variant whose clip it is.
+        blocks_ns: length of every frame block.
         memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
         switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
@@ -67,6 +67,7 @@ class Soak:
             frame blocks (Theil and Sen); None with fewer than 100.
     """
 
+    variant: str
     blocks_ns: tuple[int, ...]
     memory: tuple[Memory, ...]
     settled: int
@@ -78,56 +79,49 @@ class Soak:
     drift: float | None
 
 
-def is_soak(run: RunRecords) -> bool:
-    """Return whether memory was read after each frame block."""
-    return bool(run.memory)
+def growths_of(run: RunRecords) -> tuple[Growth, ...]:
+    """Read the growth of each variant whose memory was read after each frame block, over the last clip of it.
 
-
-def soak_of(run: RunRecords) -> Soak:
-    """Read a soak's records, complete or not.
-
-    Raises:
-        DataError: it is none, or has too few frame blocks, see `counted`.
+    Variants with too few frame blocks to compare are left out, see `_counted`.
     """
-    spans = sorted((span for span in run.spans if span.name == FRAME_BLOCK), key=lambda span: span.index or 0)
+    last = {line.variant: line.clip for line in run.memory}
+    found = (_growth(run, settings, last[settings.name]) for settings in run.variants if settings.name in last)
+    return tuple(each for each in found if each is not None)
+
+
+def _growth(run: RunRecords, settings: Variant, clip: int) -> Growth | None:
     work = run.header.workload
-    if not is_soak(run) or work is None or not run.variants:
-        raise DataError(f"{run.folder} holds no soak; `strobe bench soak` makes one")
-    blocks = tuple(span.value_ns for span in spans)
-    steady = counted(run.variants[0], work, len(blocks))
+    assert work is not None
+    own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
+    blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
+    memory = tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip))
+    steady = _counted(settings, work, len(blocks))
+    if len(steady) < 2:
+        return None
     part = min(PART, len(steady) // 2)
     first, last = tuple(steady[:part]), tuple(steady[-part:])
-    return Soak(
+    return Growth(
+        variant=settings.name,
         blocks_ns=blocks,
-        memory=run.memory,
-        settled=_settled(run.variants[0], work),
+        memory=memory,
+        settled=_settled(settings, work),
         switches=_switches(work),
         first=first,
         last=last,
         times=tuple(_times(blocks, first, last)),
-        held=tuple(_held(run.memory, first, last)),
+        held=tuple(_held(memory, first, last)),
         drift=_drift(steady, [blocks[index] for index in steady]),
     )
 
 
-def counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
-    """Return the frame blocks of a soak to compare: the cache is full, and their length holds no work of a prompt switch.
+def _counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
+    """Return the frame blocks of a clip to compare: the cache is full, and their length holds no work of a prompt switch.
 
     Where frames come late (knob `late_frames`), the length of each is mostly work on the next one, and that of the last is short.
-
-    Raises:
-        DataError: they are fewer than 2.
     """
     settled, switches = _settled(settings, work), _switches(work)
     late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
-    found = [index for index in range(settled, num_blocks - late) if index + late not in switches]
-    if len(found) < 2:
-        seldom = ", and switch less often" if switches else ""
-        raise DataError(
-            f"{num_blocks} frame blocks are too few: from number {settled} on the cache is full, and two must follow without a "
-            f"prompt switch; give {settled + late + 2} or more{seldom}"
-        )
-    return found
+    return [index for index in range(settled, num_blocks - late) if index + late not in switches]
 
 
 def _settled(settings: Variant, work: Workload) -> int:
