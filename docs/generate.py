@@ -58,14 +58,14 @@ def api() -> str:
 
 
 def _table(title: str, rows: list[tuple[str, object, str]]) -> list[str]:
-    """A heading and a row for each name; nothing without rows."""
-    head = [f"## {title}", "", "| name | what it is | defined in |", "|---|---|---|"]
-    return [*head, *(f"| `{name}` | {_sentence(thing)} | `{home}` |" for name, thing, home in rows), ""] if rows else []
+    """A heading and a line for each name; nothing without any."""
+    head = [f"## {title}", ""]
+    return [*head, *(f"* `{name}` (`{home}`): {_sentence(thing)}" for name, thing, home in rows), ""] if rows else []
 
 
 def _sentence(thing: object) -> str:
-    """The first paragraph of a docstring in one line."""
-    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+    """The first sentence of a docstring."""
+    return FIRST.split(" ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()), maxsplit=1)[0].rstrip(".")
 
 
 def commands() -> str:

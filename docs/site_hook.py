@@ -22,7 +22,7 @@ LANGUAGES: Final = {".py": "python", ".txt": "text", ".json": "json"}
 _MARK: Final = re.compile(r"^<!-- (?:docs-check|strobe lint):.*?-->\n", re.MULTILINE | re.DOTALL)
 _FENCE: Final = re.compile(r"^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-_NAME: Final = re.compile(r"^\| `(?P<public>[\w.]+)` \|.*\| `(?P<home>[\w.]+)` \|$", re.MULTILINE)
+_NAME: Final = re.compile(r"^\* `(?P<public>[\w.]+)` \(`(?P<home>[\w.]+)`\):", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

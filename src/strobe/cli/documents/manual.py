@@ -24,6 +24,7 @@ is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.
   account.
 * **Versions.** All documents have the schema version {SCHEMA_VERSION} in `v`. A new key keeps the version; a removed, renamed
   or redefined key raises it.
+* **null** stands for what is not known, not measured or not defined.
 * **Pages.** `report.json` is the layout of a page, not data.
 """
 

@@ -32,6 +32,7 @@ kind; each section below describes one kind of line, or an object inside lines. 
 
 * **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
 * **Defaults.** A key with a value after its type may be missing from a line; it then has that value.
+* **null** stands for what is not known or does not apply.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
 * **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
   A new optional key keeps the version; a removed, renamed or redefined key raises it.
@@ -90,10 +91,14 @@ def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]
 
 
 def _meaning(kind: inspect.Type) -> str:
+    """Return the first part of a description; the class has all of it."""
     schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
     text = schema.get("description")
     assert isinstance(text, str), "every record field is described where it is declared"
-    return text
+    first, *rest = text.split("; ")
+    while first.count("(") > first.count(")"):
+        first = f"{first}; {rest.pop(0)}"
+    return first
 
 
 def _default(field: inspect.Field) -> str:
