@@ -15,7 +15,6 @@ from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
-from strobe.core.errors import ConfigError
 from strobe.perf.records.packed import RECORDS
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ _WORLD: Final = (
 )
 
 
-_COMPARED: Final = ("balanced", "speed", "low_memory", "sparse", "turbo", "turbo_fp8", "ultra")
-
-
 @Parameter(name="*", group="Acceptance")
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -44,8 +40,6 @@ class Judged:
         prompt: what the first clip shows; by default one that the model can draw.
         other: another prompt, which must change the clip.
         blocks: frame blocks of the first clip.
-        compared: presets that are compared with `quality`, or none; by default all but baseline. What cannot run here says so.
-        tiny: file of a tiny decoder, such as taew2_1; by default one beside the weights, else one with random weights, for time.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
@@ -54,44 +48,33 @@ class Judged:
     prompt: str | None = None
     other: str | None = None
     blocks: int = 12
-    compared: tuple[str, ...] = _COMPARED
-    tiny: Path | None = None
     seed: int = 0
     device: DeviceName = "auto"
 
     def subject(self, flags: ModelFlags) -> Subject:
-        """Load the model of the flags with its autoencoders.
+        """Load the model of the flags.
 
         Raises:
             ConfigError: no such preset, too few frame blocks, or prompts that are equal or that the model cannot take.
             ImplUnavailableError: the preset does not run on the device.
         """
-        from strobe.bench.accept.delivered import decoders
         from strobe.bench.accept.run import Subject, check_blocks
         from strobe.bench.cases.scoring import readable
         from strobe.core.device import resolve_device
         from strobe.engine.config import check_device
 
         device, config = resolve_device(self.device), flags.config(self.preset)
-        names = () if self.compared == ("none",) else self.compared
-        presets = tuple(flags.config(name) for name in dict.fromkeys(names))
         check_device(config, device)
         check_blocks(self.blocks)
-        if self.tiny is not None and not self.tiny.is_file():
-            raise ConfigError(f"--tiny {self.tiny}: no such file; give that of a tiny decoder, such as taew2_1.pth")
         model = flags.load()
         prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
-        beside = flags.release or flags.weights
-        folder = beside if beside is None or beside.is_dir() else beside.parent
         return Subject(
             model=model,
             config=config,
-            presets=presets,
             prompts=(self.prompt or prompt, self.other or other),
             device=device,
             seed=self.seed,
             blocks=self.blocks,
-            decoders=decoders(model, folder, self.tiny),
         )
 
 
@@ -102,7 +85,7 @@ def accept(
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),
 ) -> int:
-    """Check a model with its weights against facts that need no official code, and measure the frames per second it delivers.
+    """Check a model with its weights against facts that need no official code, and compare a preset of it with `quality`.
 
     ```
     strobe accept  # slow
@@ -110,9 +93,10 @@ def accept(
     strobe accept --model wan-1.3b --random-weights --vae tiny --size 320x576 --json  # gpu
     ```
 
-    Weights, latents, motion, sharpness, drift, how prompts show, streaming against one pass, presets against `quality`. Each
-    check stands beside its bounds and their source; where no fact is known it is reported and not judged. Exit code 1 if one
-    fails. With random weights what clips look like is not judged.
+    Weights, latents, motion, sharpness, drift, how prompts show, streaming against one pass; then `strobe compare` of the preset
+    with `quality`, in the folder compare: gate, frames per second, quality. Each check stands beside its bounds and their
+    source; where no fact is known it is reported and not judged. Exit code 1 if one fails. With random weights what clips look
+    like is not judged.
 
     Args:
         out: folder for records, page, clip and the line for a table (row.md); one that holds something is kept as accept.1, ...
@@ -140,20 +124,23 @@ def _tell(folder: Path, output: Output) -> int:
         from strobe.core.files import write_whole
         from strobe.perf.analysis.runs.acceptance import acceptance_of
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import accept_report, markdown_line, order_notes, rates_table, short_table
+        from strobe.perf.report.accept_page import COMPARE, accept_report, fps_of, markdown_line, short_table
+        from strobe.perf.report.build import build_report
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)
         found, line = acceptance_of(run), markdown_line(run, acceptance_of(run))
         paths = (*write_report(report, folder), write_whole(folder / ROW, line))
+        write_report(build_report([folder / COMPARE]), folder / COMPARE)
     output.show(
         *banner_texts(report.banners),
-        table_text(rates_table(found.rates)),
-        *order_notes(found),
         table_text(short_table(found), len(found.checks)),
     )
     output.show(report.subtitle, "", line, " ".join(map(str, paths)))
-    output.emit(_document(folder, found, line, report.subtitle) | {"report": {path.name: str(path) for path in paths}})
+    output.emit(
+        _document(folder, found, line, report.subtitle)
+        | {"fps": fps_of(run), "compare": str(folder / COMPARE), "report": {path.name: str(path) for path in paths}}
+    )
     return 0 if found.accepted else GATE_FAILED
 
 
@@ -178,9 +165,5 @@ def _document(folder: Path, found: Acceptance, line: str, verdict: str) -> dict[
             }
             for each in found.checks
         ],
-        "fps": {
-            rate.name: {"median": rate.median_fps, "slowest": rate.slowest_fps, "blocks_ns": rate.blocks_ns, "note": rate.note}
-            for rate in found.rates
-        },
         "row": line,
     }

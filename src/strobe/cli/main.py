@@ -62,8 +62,8 @@ VERBS: Final = {
     "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
     "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
     "ablate": "Change one factor at a time around a preset; measure speed and quality of each value, cell by cell.",
-    "accept": "Check a model with its weights against facts that need no official code, and measure the frames per second it "
-    "delivers.",
+    "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
+    "`quality`.",
     "bench": "Measure what the package ships.",
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
     "lint": "Find claims that cannot be true: in a README, a benchmark table, printed output, a report or records.",

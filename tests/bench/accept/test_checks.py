@@ -16,7 +16,7 @@ from strobe.bench.accept.behaviour import check_frames, check_latents, check_pro
 from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.accept.weights import check_weights
 from strobe.engine.load import Model, load
-from strobe.engine.presets import balanced, preset
+from strobe.engine.presets import balanced
 from strobe.engine.session import Session
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import advance, render
@@ -202,14 +202,6 @@ def test_the_error_of_denoising_is_that_over_the_best_linear_estimate(tiny: Mode
     assert found["denoising"].passed and found["denoising"].value == pytest.approx(1, abs=0.05)
     assert found["denoising_from_noise"].value == pytest.approx(1, abs=0.05)
     assert gains(blind)["denoising"].passed is False and gains(blind)["denoising_from_noise"].passed is None
-
-
-def test_presets_of_the_same_computation_are_judged_and_others_reported(tiny: Model) -> None:
-    asked = tuple(preset(name) for name in ("balanced", "turbo", "turbo_fp8"))
-    found = named(clips.check_presets(tiny, asked, "red circle", CPU, 0, lambda what: None))
-    assert found["preset_balanced"].passed and found["preset_balanced"].detail.startswith(("PSNR", "frames equal"))
-    assert found["preset_turbo"].passed is None and found["preset_turbo"].value is not None
-    assert found["preset_turbo_fp8"].value is None and "no FP8 matrix units" in found["preset_turbo_fp8"].basis
 
 
 def test_what_the_bundled_model_shows_is_read_from_its_pixels() -> None:

@@ -1,10 +1,10 @@
-"""Clips that a model is judged on, and how presets differ from `quality` on them."""
+"""Clips that a model is judged on."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -12,12 +12,8 @@ from torch import Tensor
 
 from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.cases.scoring import readable
-from strobe.bench.gate import relative_error
-from strobe.core.errors import StrobeError
-from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, ResolvedConfig
 from strobe.engine.load import Model
-from strobe.engine.presets import quality
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
@@ -26,7 +22,7 @@ from strobe.perf.records.checks import Check
 from strobe.quality.psnr import decibels, squared_error
 
 SHORT: Final = 6
-"""Frame blocks of the clips that compare prompts, seeds and presets."""
+"""Frame blocks of the clips that compare prompts and seeds."""
 ACCURACY: Final = 0.95
 
 
@@ -95,51 +91,3 @@ def check_autoencoder(model: Model, frames: Tensor, config: ResolvedConfig) -> I
     value = decibels(squared_error(made.frames[0], frames).mean()).item()
     meaning = "PSNR of the first frame blocks' frames, encoded and decoded again, against themselves"
     yield reported("frames", "autoencoder", value, meaning, unit="dB")
-
-
-def check_presets(
-    model: Model,
-    configs: Sequence[EngineConfig],
-    prompt: str,
-    device: torch.device,
-    seed: int,
-    progress: Callable[[str], object],
-) -> Iterator[Check]:
-    """Compare a short clip of each preset with the one of `quality` from the same noise.
-
-    A preset of the same schedule, window, formats and dtype must make the same latents; others are reported.
-    """
-    like = configs[0]
-    own = replace(quality(), simulate=like.simulate, positions=like.positions, dtype=like.dtype)
-    progress("preset quality")
-    reference = make(model, own, prompt, device, seed, SHORT)
-    limit = tolerance("latents", reference.config.dtype)
-    for config in configs:
-        progress(f"preset {config.name}")
-        name = f"preset_{config.name}"
-        try:
-            made = make(model, config, prompt, device, seed, SHORT)
-        except (StrobeError, torch.OutOfMemoryError) as error:
-            yield reported("presets", name, None, "clip against that of quality", why=" ".join(str(error).split()))
-            continue
-        off = relative_error(made.latents, reference.latents)
-        distance = squared_error(made.frames, reference.frames).mean()
-        told = f"PSNR {decibels(distance).item():.1f} dB" if distance else "frames equal"
-        meaning = f"relative error of the latents of {SHORT} frame blocks against those of quality"
-        if _computes(made.config) == _computes(reference.config):
-            source = f"fact: the same computation; rounding in {made.config.dtype} is within {limit:g}".replace("torch.", "")
-            yield judged("presets", name, off, meaning, source, bounds=(None, limit), detail=told)
-        else:
-            why = "another computation, after which a stream goes its own way: reported, not judged"
-            finite = bool(made.latents.isfinite().all())
-            yield (
-                reported("presets", name, off, meaning, why=why, detail=told)
-                if finite
-                else judged("presets", name, float("nan"), meaning, "fact: latents are finite", bounds=(None, None))
-            )
-
-
-def _computes(config: ResolvedConfig) -> tuple[object, ...]:
-    """Return the settings that decide the values."""
-    formats = config.linear_format, config.kv_format, config.attention_format
-    return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats

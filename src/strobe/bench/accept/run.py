@@ -1,11 +1,11 @@
-"""The acceptance of a model: all checks and columns of one model under one preset, written as a run."""
+"""The acceptance of a model: all checks of one model under one preset, and its comparison with `quality`, written as runs."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,31 +13,25 @@ import torch
 from msgspec import structs
 
 from strobe.bench.accept.behaviour import check_frames, check_latents, check_prompt
-from strobe.bench.accept.clips import SHORT, check_autoencoder, check_oracle, check_presets, make
-from strobe.bench.accept.delivered import COLUMNS, Column, Decoders, measure
+from strobe.bench.accept.clips import SHORT, check_autoencoder, check_oracle, make
 from strobe.bench.accept.equal import BLOCKS, check_equal, plain
 from strobe.bench.accept.order import check_order
 from strobe.bench.accept.weights import check_weights
-from strobe.bench.case import Progress
+from strobe.bench.case import Plan, Progress
 from strobe.bench.cases.stream import Script, StreamCase
-from strobe.bench.clips import ClipNumbers
-from strobe.bench.runner import end_line
+from strobe.bench.runner import end_line, run_case
 from strobe.core.errors import ConfigError
-from strobe.core.spans import FRAME_BLOCK
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import Model
+from strobe.engine.presets import quality
 from strobe.engine.weighted import check_prompts
-from strobe.perf.measure.clocks import read_clocks
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.profile import file_sha256
-from strobe.perf.records.base import Line
 from strobe.perf.records.checks import Check
-from strobe.perf.records.record import Absent, Span, Video, Workload
-from strobe.perf.records.store import RunWriter, create_run
+from strobe.perf.records.record import Gate, Workload
+from strobe.perf.records.store import RunWriter, create_run, read_run
 from strobe.quality.temporal import block_starts
 
 LEAST_BLOCKS: Final = 4
-_CLIP: Final = "clips/clip.mp4"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +41,10 @@ class Subject:
     Args:
         model: as loaded.
         config: preset that streams.
-        presets: presets that are compared with `quality`.
         prompts: first prompt, and another one.
         device: where it runs.
         seed: of the first clip; the clip of another seed has the next one.
         blocks: frame blocks of the first clip.
-        decoders: the model with its autoencoders.
 
     Raises:
         ConfigError: too few frame blocks, equal prompts, or one that the model cannot take.
@@ -60,12 +52,10 @@ class Subject:
 
     model: Model
     config: EngineConfig
-    presets: tuple[EngineConfig, ...]
     prompts: tuple[str, str]
     device: torch.device
     seed: int
     blocks: int
-    decoders: Decoders
 
     def __post_init__(self) -> None:
         check_blocks(self.blocks)
@@ -87,57 +77,41 @@ def check_blocks(blocks: int) -> None:
 def run_accept(
     subject: Subject, *, root: Path, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
 ) -> Path:
-    """Run all checks, measure all columns and write them line by line; return the run folder.
+    """Run all checks and write them line by line, then compare the preset with `quality`; return the run folder.
+
+    The comparison is a run of its own in the folder `compare`; its gate is a check too.
 
     Args:
         root: where the folder is made.
         open_run: makes the folder from `root` and a slug.
     """
-    model, device = subject.model, subject.device
     script = Script(prompt=subject.prompts[0], num_blocks=subject.blocks, seed=subject.seed)
+    asked = subject.config
+    same = replace(quality(), simulate=asked.simulate, positions=asked.positions, dtype=asked.dtype)
+    configs = [asked] if asked.name == same.name else [same, asked]
     with (
-        closing(StreamCase([subject.config], script=script, model=model, device=device)) as case,
+        closing(StreamCase(configs, script=script, model=subject.model, device=subject.device)) as case,
         open_run(root, f"accept-{subject.config.name}") as writer,
     ):
-        header = describe_run(writer.folder, device, COLUMNS, 1, "accept")
-        absent = tuple(
-            Absent(variant=name, reason=note)
-            for name, one, note in (
-                (COLUMNS[2], subject.decoders.tiny, subject.decoders.tiny_note),
-                (COLUMNS[3], subject.decoders.full, subject.decoders.full_note),
-            )
-            if one is None
-        )
-        writer.append(structs.replace(header, model=case.model, workload=case.workload, absent=absent))
+        header = describe_run(writer.folder, subject.device, (case.baseline, *case.candidates), 1, "accept")
+        writer.append(structs.replace(header, model=case.model, workload=case.workload))
         with end_line(writer):
-            settings, count = case.settings(case.baseline), _Counter(progress, len(subject.presets))
-            for check in checks_of(subject, case.workload, count):
-                writer.append(not_judged(check) if model.random_weights else check)
-            numbers = ClipNumbers(device)
-            (writer.folder / _CLIP).parent.mkdir()
-            for column in _columns(subject, writer.folder / _CLIP, count):
-                if column.blocks_ns:
-                    writer.append(structs.replace(settings, name=column.name, decoder=column.note))
-                    writer.append(*_spans(column, numbers, device))
-                if column.frames:
-                    writer.append(_video(writer.folder, column.frames, subject))
+            writer.append(structs.replace(case.settings(subject.config.name), calls_per_stage={}))
+            for check in checks_of(subject, case.workload, lambda what: progress(0, 1, what)):
+                writer.append(not_judged(check) if subject.model.random_weights else check)
+            plan = Plan(palindromes=2, traced_blocks=0, alone=True)
+            place = writer.folder / "compare"
+            outcome = run_case(case, root=place, plan=plan, progress=progress, open_run=lambda folder, _: RunWriter(folder))
+            writer.append(*map(_gate_check, read_run(outcome.folder).gates))
     return writer.folder
 
 
-@dataclass(kw_only=True)
-class _Counter:
-    """Tells how far the work is, step by step."""
-
-    progress: Progress
-    total: int
-    done: int = 0
-
-    def __init__(self, progress: Progress, num_presets: int) -> None:
-        self.progress, self.total = progress, 7 + num_presets + len(COLUMNS) - 1
-
-    def __call__(self, what: str) -> None:
-        self.progress(min(self.done, self.total), self.total, what)
-        self.done += 1
+def _gate_check(gate: Gate) -> Check:
+    """Return the gate of the comparison as a check."""
+    return Check(
+        group="presets", name=f"preset_{gate.variant}", value=None, passed=gate.passed, meaning=f"gate against {gate.reference}",
+        basis=gate.rule, detail=gate.detail,
+    )  # fmt: skip
 
 
 def not_judged(check: Check) -> Check:
@@ -147,7 +121,7 @@ def not_judged(check: Check) -> Check:
     return structs.replace(check, passed=None, basis="random weights: what clips look like means nothing, so it is not judged")
 
 
-def checks_of(subject: Subject, work: Workload, count: _Counter) -> Iterator[Check]:
+def checks_of(subject: Subject, work: Workload, count: Callable[[str], object]) -> Iterator[Check]:
     """Make the clips and yield every check."""
     model, config, device, seed = subject.model, subject.config, subject.device, subject.seed
     prompt, other = subject.prompts
@@ -175,50 +149,6 @@ def checks_of(subject: Subject, work: Workload, count: _Counter) -> Iterator[Che
     count("autoencoder")
     yield from check_autoencoder(model, clip.frames[: work.frames_first_block], ordinary)
     _freed(device)
-    if subject.presets:
-        yield from check_presets(model, subject.presets, prompt, device, seed, count)
-    _freed(device)
-
-
-def _columns(subject: Subject, video: Path, count: _Counter) -> Iterator[Column]:
-    yield from measure(
-        subject.model,
-        subject.config,
-        subject.prompts[0],
-        subject.device,
-        others=subject.decoders,
-        seed=subject.seed,
-        video=video,
-        progress=count,
-    )
-
-
-def _spans(column: Column, numbers: ClipNumbers, device: torch.device) -> Sequence[Line]:
-    """Return the lines of a column's frame blocks, numbered from the first that counts, with the line of their clip."""
-    clip = numbers.finish(column.name, "timed", 0, len(column.blocks_ns), read_clocks(device))
-    lines: list[Line] = []
-    start_ns = 0
-    for index, value_ns in enumerate(column.blocks_ns):
-        lines.append(
-            Span(
-                variant=column.name, clip=clip.clip, order=clip.order, palindrome=0, name=FRAME_BLOCK, index=index,
-                start_ns=start_ns, value_ns=value_ns, clock="perf_counter", warmup=False,
-            )
-        )  # fmt: skip
-        start_ns += value_ns
-    return (*lines, clip)
-
-
-def _video(folder: Path, frames: int, subject: Subject) -> Video:
-    path = folder / _CLIP
-    return Video(
-        variant=COLUMNS[-1],
-        path=_CLIP,
-        sha256=file_sha256(path),
-        frames=frames,
-        fps=subject.model.defaults.fps,
-        caption=f"{subject.prompts[0]}; seed {subject.seed}",
-    )
 
 
 def _freed(device: torch.device) -> None:

@@ -295,7 +295,7 @@ class Judged(Printed, frozen=True, kw_only=True):
 
 
 class Acceptance(Printed, frozen=True, kw_only=True):
-    """`strobe accept`: checks of a model that need no official code, and the frames per second that it delivers."""
+    """`strobe accept`: checks of a model that need no official code, and its comparison with `quality`."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
     accepted: Annotated[bool, Meta(description="true: every check was made and none failed; false: exit code 1")]
@@ -310,12 +310,9 @@ class Acceptance(Printed, frozen=True, kw_only=True):
         ),
     ]
     fps: Annotated[
-        dict[str, dict[str, Any]],
-        Meta(
-            description="by what is counted: `median` and `slowest` pixel frames per second (null: cannot be had, see `note`), "
-            "`blocks_ns`, `note`"
-        ),
+        float | None, Meta(description="pixel frames per second that the preset delivers; null: no steady frame blocks")
     ]
+    compare: Annotated[str, Meta(description="path of the run folder of the comparison with `quality`")]
     row: Annotated[str, Meta(description="head and row of a Markdown table of results")]
     report: Annotated[dict[str, str], Meta(description="by name: path of each file of the page and of the row")]
 

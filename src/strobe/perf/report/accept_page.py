@@ -1,4 +1,4 @@
-"""The page of a model's acceptance: the verdict, delivered frames per second, every check with its bounds and their source."""
+"""The page of a model's acceptance: the verdict, every check with its bounds and their source, its speed and quality."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.analysis.runs.acceptance import Acceptance, Rate, acceptance_of
+from strobe.perf.analysis.runs.acceptance import Acceptance, acceptance_of
 from strobe.perf.records.checks import Check, CheckGroup
+from strobe.perf.records.packed import records_in
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, count, numeric, table_of
+from strobe.perf.report.blocks.fields import Field, numeric, table_of
+from strobe.perf.report.blocks.latency import latency_section
 from strobe.perf.report.blocks.notes import clips_section
 from strobe.perf.report.blocks.page import page, run_facts
+from strobe.perf.report.blocks.quality import quality_section
 from strobe.perf.report.blocks.settings import settings_section
+from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.model import Banner, Cell, Code, Fact, Missing, Number, Paragraph, Report, Section, Table, Text
 from strobe.perf.report.study import load_study
 from strobe.perf.report.text import significant
@@ -26,11 +30,8 @@ _GROUPS: Final[dict[CheckGroup, str]] = {
     "stream": "Streaming",
     "presets": "Presets against quality",
 }
-_DELIVERED: Final = (
-    "Pixel frames per second of the steady frame blocks. The first two columns are sums of passes, as they are often published; "
-    "they come from one clip, with no decoder beside it. The others are what a viewer gets, from one delivery to the next, each "
-    "in a clip of its own."
-)
+COMPARE: Final = "compare"
+"""Folder of the comparison with `quality`, inside that of the acceptance."""
 _RANDOM: Final = "random weights"
 
 
@@ -43,8 +44,7 @@ def accept_report(folder: Path) -> Report:
     run, study = read_run(folder), load_study([folder])
     found, head, work = acceptance_of(run), run.header, run.header.workload
     assert work is not None
-    model, clips = head.model, clips_section(study)
-    rates, notes = rates_table(found.rates), map(Paragraph, order_notes(found))
+    model = head.model
     return page(
         title=f"Acceptance of {model.name if model else 'a model'}",
         subtitle=verdict(found),
@@ -59,9 +59,8 @@ def accept_report(folder: Path) -> Report:
         banners=_banners(run, found),
         sections=(
             Section("verdict", "Line for a table of results", "", (line_table(run, found),)),
-            Section("delivered", "Delivered frames per second", _DELIVERED, (rates, *notes)),
             *_checks(found),
-            *(() if clips is None else (clips,)),
+            *_compared(folder),
             settings_section(study),
         ),
     )
@@ -76,6 +75,25 @@ def verdict(found: Acceptance) -> str:
     return f"{'Accepted' if found.complete else 'Not finished'}: {told}."
 
 
+def _compared(folder: Path) -> tuple[Section, ...]:
+    """Build the sections of the comparison, which has a page of its own; none if the run ended before it."""
+    if records_in(folder / COMPARE) is None:
+        return ()
+    study = load_study([folder / COMPARE], folder)
+    found = find_latencies(study)
+    if not found:
+        return ()
+    return tuple(each for each in (latency_section(study, found), quality_section(study, found), clips_section(study)) if each)
+
+
+def fps_of(run: RunRecords) -> float | None:
+    """Return the pixel frames per second that the preset delivers, from the comparison; None: not measured."""
+    if records_in(run.folder / COMPARE) is None:
+        return None
+    found = [each for each in find_latencies(load_study([run.folder / COMPARE])).values() if not isinstance(each, str)]
+    return found[-1].pixel_fps if found else None  # with a red gate nothing is timed
+
+
 def line_table(run: RunRecords, found: Acceptance) -> Table:
     """Build the table of one row that stands for this model in a table of results."""
     head, work = run.header, run.header.workload
@@ -84,9 +102,7 @@ def line_table(run: RunRecords, found: Acceptance) -> Table:
     frame, commit = f"{work.height}x{work.width}", head.git.commit[:12] if head.git.commit else "no checkout"
     passed = Text(f"{found.num_judged - len(found.failed)} of {found.num_judged}", "bad" if found.failed else "good")
 
-    def fps(rate: Rate) -> Field[None]:
-        return numeric(f"FPS: {rate.name}", lambda _: _fps(rate.median_fps, rate.note))
-
+    fps = fps_of(run)
     fields: tuple[Field[None], ...] = (
         Field("model", lambda _: head.model.name if head.model else ""),
         Field("weights", lambda _: head.model.weights_sha256[:12] if head.model else "", Code),
@@ -94,7 +110,7 @@ def line_table(run: RunRecords, found: Acceptance) -> Table:
         Field("frame", lambda _: frame),
         Field("device", lambda _: head.machine.device_name),
         Field("checks passed", lambda _: passed),
-        *map(fps, found.rates),
+        numeric("FPS", lambda _: Missing("no steady frame blocks") if fps is None else Number(fps, 1)),
         Field("date", lambda _: head.date[:10]),
         Field("strobe", lambda _: f"{head.strobe} {commit}"),
     )
@@ -118,38 +134,6 @@ def _plain(cell: Cell) -> str:
             return text.replace("|", "\\|")
         case _:
             return "-"
-
-
-def rates_table(rates: Sequence[Rate]) -> Table:
-    """Build the table of delivered frames per second by column."""
-    fields: tuple[Field[Rate], ...] = (
-        Field("what is counted", lambda each: each.name),
-        numeric("FPS, median", lambda each: _fps(each.median_fps, each.note)),
-        numeric("FPS, slowest", lambda each: _fps(each.slowest_fps, each.note)),
-        count("frame blocks", lambda each: len(each.blocks_ns)),
-        Field("how", lambda each: each.note),
-    )
-    told = "Each line adds to the one before; the full autoencoder stands in place of the tiny one."
-    return table_of(told, fields, rates)
-
-
-def order_notes(found: Acceptance) -> tuple[str, ...]:
-    """Say of each column that came out faster than one that it contains how far chance explains that."""
-    return tuple(_order_note(inner, outer) for inner, outer in found.out_of_order)
-
-
-def _order_note(inner: Rate, outer: Rate) -> str:
-    assert inner.median_fps and outer.median_fps
-    gain, spread = outer.median_fps / inner.median_fps - 1, max(inner.spread, outer.spread)
-    why = "so chance explains it" if gain <= spread else "so the machine was slower in one of them"
-    return (
-        f"{outer.name} came out {100 * gain:.1f} % faster than {inner.name}, which it contains: they are two clips, and frame "
-        f"blocks of one differ by up to {100 * spread:.1f} % among themselves, {why}. Run it again when nothing else runs."
-    )
-
-
-def _fps(value: float | None, why: str) -> Cell:
-    return Missing(why) if value is None else Number(value, 1)
 
 
 def check_table(checks: Sequence[Check], caption: str) -> Table:

@@ -11,6 +11,7 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections
 from strobe.perf.report.blocks.attention import attention_sections
 from strobe.perf.report.blocks.kernels import run_kernels
+from strobe.perf.report.blocks.latency import latency_section
 from strobe.perf.report.blocks.ledger import ledger_blocks
 from strobe.perf.report.blocks.levels import speedups
 from strobe.perf.report.blocks.notes import clips_section, notes_section
@@ -23,7 +24,6 @@ from strobe.perf.report.model import Block, Fact, Notes, Report, Section, Text
 from strobe.perf.report.run_page.breakdown import breakdown_section
 from strobe.perf.report.run_page.growth import growth_section
 from strobe.perf.report.run_page.headline import HEADLINE, chain_section, headline_section
-from strobe.perf.report.run_page.latency import latency_section
 from strobe.perf.report.run_page.roofline import roofline_section
 from strobe.perf.report.run_page.timeline import timeline_section
 from strobe.perf.report.study import RunStudy

@@ -19,9 +19,9 @@ def _time(ns: float | None) -> Cell:
     return Missing("no steady frame blocks") if ns is None else Time(ns)
 
 
-def _part(value_ns: float) -> Cell:
+def _part(value_ns: float | None) -> Cell:
     """Return a part of a frame block; no clip spends nothing on one, so 0 says that it was not timed by itself."""
-    return _time(value_ns) if value_ns else Missing("not timed by itself in these clips")
+    return Missing("not timed by itself in these clips") if value_ns == 0 else _time(value_ns)
 
 
 def _rate(value: float | None) -> Cell:
