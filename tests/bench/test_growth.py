@@ -12,7 +12,7 @@ import pytest
 
 from strobe.bench.case import Plan
 from strobe.bench.runner import run_case
-from strobe.perf.analysis.runs.growth import Growth, growths_of
+from strobe.perf.analysis.runs.growth import LongClip, growths_of
 from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
@@ -27,7 +27,7 @@ def quiet(*step: object) -> None:
     pass
 
 
-def only(run: RunRecords) -> Growth:
+def only(run: RunRecords) -> LongClip:
     (found,) = growths_of(run)
     return found
 

@@ -1,1 +1,1 @@
-"""Acceptance of a model with its weights: checks against facts that need no official code, and delivered frames per second."""
+"""Acceptance of a model with its weights: checks against facts that need no official code, and a comparison with `quality`."""

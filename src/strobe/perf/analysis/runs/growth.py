@@ -51,7 +51,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
+class LongClip:
     """Frame block times and memory of a long clip.
 
     Args:
@@ -79,7 +79,7 @@ class Growth:
     drift: float | None
 
 
-def growths_of(run: RunRecords) -> tuple[Growth, ...]:
+def growths_of(run: RunRecords) -> tuple[LongClip, ...]:
     """Read the growth of each variant whose memory was read after each frame block, over the last clip of it.
 
     Variants with too few frame blocks to compare are left out, see `_counted`.
@@ -89,7 +89,7 @@ def growths_of(run: RunRecords) -> tuple[Growth, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _growth(run: RunRecords, settings: Variant, clip: int) -> Growth | None:
+def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip | None:
     work = run.header.workload
     assert work is not None
     own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
@@ -100,7 +100,7 @@ def _growth(run: RunRecords, settings: Variant, clip: int) -> Growth | None:
         return None
     part = min(PART, len(steady) // 2)
     first, last = tuple(steady[:part]), tuple(steady[-part:])
-    return Growth(
+    return LongClip(
         variant=settings.name,
         blocks_ns=blocks,
         memory=memory,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from strobe.core.printable import bytes_in
-from strobe.perf.analysis.runs.growth import Compared, Growth, growths_of
+from strobe.perf.analysis.runs.growth import Compared, LongClip, growths_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Memory
 from strobe.perf.report.blocks.fields import Field, beside, table_of
@@ -48,7 +48,7 @@ def growth_section(study: RunStudy) -> Section | None:
     return Section("growth", "First against last", lead, tuple(blocks)) if blocks else None
 
 
-def _verdict(found: Growth) -> Table:
+def _verdict(found: LongClip) -> Table:
     """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
@@ -82,7 +82,7 @@ def _buckets(count: int) -> list[range]:
     return [range(start, min(count, start + size)) for start in range(0, count, size)]
 
 
-def _times_figure(found: Growth) -> Figure:
+def _times_figure(found: LongClip) -> Figure:
     buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
         range(len(found.blocks_ns))
     ]
@@ -106,7 +106,7 @@ def _span(bucket: range) -> str:
     return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
 
 
-def _memory_figure(found: Growth) -> list[Figure]:
+def _memory_figure(found: LongClip) -> list[Figure]:
     kinds = [each.what for each in found.held]
     if not kinds:
         return []
