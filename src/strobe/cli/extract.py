@@ -357,16 +357,18 @@ def _finish(
 ) -> None:
     """Write the Markdown, print the tables, and emit the JSON."""
     from strobe.core.files import write_whole
+    from strobe.perf.report.blocks.damage import damage_banners
     from strobe.perf.report.blocks.logs import inputs_section
+    from strobe.perf.report.blocks.page import page
     from strobe.perf.report.documents.logs import log_document
-    from strobe.perf.report.extract_page import extract_report
     from strobe.perf.report.markdown import render_markdown
     from strobe.perf.report.model import Table
 
     inputs, logs = read
     sections = (section, inputs_section(inputs, logs))
     subtitle = f"From {', '.join(file.path.name for file in inputs)}."
-    report = extract_report(title, subtitle, sections, logs)
+    banners = damage_banners((log.path.name, log.damage) for log in logs)
+    report = page(title=title, subtitle=subtitle, banners=banners, sections=sections)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, render_markdown(report))

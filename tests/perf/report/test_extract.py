@@ -18,7 +18,7 @@ from strobe.perf.report.blocks.logs import (
     ranges,
     stages_section,
 )
-from strobe.perf.report.extract_page import extract_report
+from strobe.perf.report.blocks.page import page
 from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import ExactTime, Table, decode_report, encode_report
 
@@ -63,7 +63,7 @@ def test_every_line_and_every_file_is_accounted_for() -> None:
     names = ("similar.log", "no_times.log")
     logs = [read_log(DATA / name) for name in names]
     section = inputs_section([input_file(DATA / name) for name in names], logs)
-    text = render_markdown(extract_report("title", "subtitle", [section]))
+    text = render_markdown(page(title="title", subtitle="subtitle", sections=[section]))
     for name in names:
         assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() in text
     assert "| similar.log | 11 | 4 | 2 | 0 | 5 | 0 | 0 | 0 | 4 | 0 | complete |" in text
@@ -77,7 +77,7 @@ def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> 
     path.write_text("[<b>EvilStage] finished in 1 s\n[<b>EvilStage] finished in 2 s\n>>>> a|b time: x|y ms\n")
     log = read_log(path)
     section = stages_section([(path.name, stage_rounds(LogRequest(log=log), "evil"))])
-    report = extract_report("t", "s", [section, inputs_section([input_file(path)], [log])])
+    report = page(title="t", subtitle="s", sections=[section, inputs_section([input_file(path)], [log])])
     text = render_markdown(report)
     assert "<script>" not in text and "<b>" not in text and "a\\|b\\`&lt;script&gt;.log" in text
     assert decode_report(encode_report(report)) == report
@@ -86,7 +86,7 @@ def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> 
 def test_a_trace_without_the_kernel_has_a_row() -> None:
     (table,) = focal_section([("rank 0", ())], "flash").blocks
     assert isinstance(table, Table) and len(table.rows) == 1
-    assert "none" in render_markdown(extract_report("t", "s", [focal_section([("rank 0", ())], "flash")]))
+    assert "none" in render_markdown(page(title="t", subtitle="s", sections=[focal_section([("rank 0", ())], "flash")]))
 
 
 @pytest.mark.parametrize(
