@@ -50,9 +50,9 @@ def count_rooms(checkout: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def num_lines(*places: Path) -> int:
-    """Count lines of files, or of the Python files in folders."""
+    """Count lines of files, or of the Python files in folders; of what is not there, none."""
     files = [file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])]
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files if file.is_file())
 
 
 def classes(file: Path) -> list[str]:
