@@ -57,11 +57,3 @@ def test_records_as_logs(strobe: Strobe, run: tuple[Path, str]) -> None:
     assert shown.code == 0, shown.err
     assert TITLE in shown.out and f"log of the candidate: {told}" in shown.out
     assert TITLE in (folder.parent / "page" / "report.md").read_text()
-
-
-def test_lint(strobe: Strobe, run: tuple[Path, str]) -> None:
-    folder, told = run
-    found = strobe("lint", folder / "records.jsonl", "--json")
-    assert found.code == 1
-    rules = {finding["rule"]: finding["place"]["line"] for finding in found.document["findings"]}
-    assert rules["recorded-lines"] == int(told.split()[1]) and "recorded-spans" in rules

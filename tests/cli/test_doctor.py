@@ -55,7 +55,7 @@ def test_missing_weights_are_told_with_a_fix(strobe: Strobe, monkeypatch: pytest
     monkeypatch.setattr(load, "load", fail)
     result = strobe("doctor", "--device", "cpu")
     assert result.code == 3
-    assert "missing  weights: no weights in the package" in result.out and "install strobe again" in result.out
+    assert "missing  weights: no weights in the package" in result.out and "install strobe-video again" in result.out
 
 
 def test_a_machine_without_torch_is_told_so(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from strobe.engine.arena import (
 )
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.graphs import CudaGraphs, Recorded
+from strobe.engine.graphs import WARM_UPS, CudaGraphs, Recorded
 from strobe.engine.load import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import PRESETS, preset
@@ -377,7 +377,7 @@ def test_a_capture_is_alone_too(monkeypatch: pytest.MonkeyPatch, fails: bool) ->
     with pytest.raises(StrobeError, match="cannot be captured") if fails else nullcontext():
         runner._forget(runner._record(call))
     capture_stream.cache_clear()
-    found = ["warm-up", "warm-up", "warm-up", "wait", "capture", "set back" if fails else "wait"]
+    found = [*["warm-up"] * WARM_UPS, "wait", "capture", "set back" if fails else "wait"]
     assert free == [(what, False) for what in found] and not torch_has.underway
 
 

@@ -17,6 +17,7 @@ NO_STAND_INS = {
     "tests/attention/test_gates.py": {"Wrong": "a module of kernels"},
     "tests/bench/own/test_calls.py": {"Clock": "a clock that work moves"},
     "tests/cache/test_tiled.py": {"Played": "plays a cache"},
+    "tests/integrations/diffusers/test_calls.py": {"Own": "a pipeline of somebody else"},
     "tests/engine/test_pick.py": {"Clock": "a clock that progress moves"},
     "tests/engine/test_rolling.py": {"Reference": "the stream written out anew"},
     "tests/engine/test_snapshot_files.py": {"OnGpu": "a tensor"},

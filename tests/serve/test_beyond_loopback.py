@@ -15,7 +15,7 @@ from strobe.cli.serve import _addresses
 from strobe.serve.settings import ServeSettings
 
 TOKEN = "correct horse battery"
-SOCKETS = ("/v1/stream", "/v1/realtime/video", "/v1/realtime_video/generate")
+SOCKETS = ("/v1/stream",)
 
 
 @pytest.fixture(scope="module")

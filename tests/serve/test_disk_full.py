@@ -63,9 +63,9 @@ def failures(metrics: Metrics) -> float:
 
 
 def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
-    running: Running, run: Run, disk: Path, capsys: pytest.CaptureFixture[str]
+    bundled: Running, run: Run, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub = running.server.hub
+    hub = bundled.server.hub
     assert isinstance(hub, Hub)
     own, hub.recordings = hub.recordings, Recordings(hub.metrics, hub.recorded)
     before = failures(hub.metrics)
@@ -79,7 +79,7 @@ def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
                 return message
 
     async def stream() -> tuple[protocol.Recorded, ...]:
-        async with watch(running.ws, prompt="a red circle moving left") as viewer:
+        async with watch(bundled.ws, prompt="a red circle moving left") as viewer:
             await viewer.send(protocol.Record(on=True))
             assert (await until_recorded(viewer)).on
             fill(disk, 16 << 10)
@@ -99,7 +99,7 @@ def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
 
     try:
         found, again, other = run(stream())
-        clip = httpx.get(running.http + found.download)
+        clip = httpx.get(bundled.http + found.download)
         assert clip.status_code == 200 and decoded(clip.content) == found.frames > 0
     finally:
         hub.recordings.close()

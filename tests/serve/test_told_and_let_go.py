@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 from unittest.mock import create_autospec
 
-import av
 import numpy as np
 import pytest
-from strobe.serve.fragments import Fragments
 
 from live_server import Running
 from strobe.serve import protocol
@@ -227,19 +224,3 @@ def test_what_has_arrived_lets_the_next_pictures_go(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("strobe.serve.hub.monotonic", lambda: NOW_S)
     with_hub(work)
-
-
-@pytest.mark.parametrize("pieces", [(1,), (3,), (2, 1, 4)])
-def test_a_file_in_fragments_has_every_frame_in_order(pieces: tuple[int, ...]) -> None:
-    shades = [40 + 20 * number for number in range(sum(pieces))]
-    frames = [np.full((32, 48, 3), shade, np.uint8) for shade in shades]
-    fragments, data, at = Fragments(48, 32, 16), b"", 0
-    for size in pieces:
-        data += fragments.add(frames[at : at + size])
-        at += size
-        with av.open(io.BytesIO(data)) as so_far:
-            assert sum(1 for _ in so_far.decode(video=0)) in (at - 1, at), "at most the last frame is still to come"
-    data += fragments.close()
-    with av.open(io.BytesIO(data)) as whole:
-        found = [float(frame.to_ndarray(format="rgb24").mean()) for frame in whole.decode(video=0)]
-    assert found == pytest.approx(shades, abs=6)

@@ -99,8 +99,8 @@ def _start(name: str, marks: str, files: Sequence[Path], how: How, environment: 
     workers = how.workers if name == "together" else 1  # not this process, so that a test that dies is one failure
     argv = [
         sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "gpu_events",
-        "-p", "no:cacheprovider", "-q", "-rN", "--tb=no", "-m", marks, "--tier", "all",
-        "-n", str(workers), "--dist", "load", "--maxschedchunk", "1",
+        "-p", "no:cacheprovider", "-q", "-rN", "--tb=no", "-m", marks, "-n", str(workers),
+        "--dist", "load", "--maxschedchunk", "1",
         "--continue-on-collection-errors", "--timeout", str(how.timeout), "--timeout-method", "thread",
         "-o", "timeout_func_only=false", f"--junitxml={how.out / f'junit-{name}.xml'}", *map(str, files),
     ]  # fmt: skip

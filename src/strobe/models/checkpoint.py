@@ -196,9 +196,10 @@ def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
         header = file.read(start - 8) if start <= HEADER_BYTES else b""
     try:
         found: Any = msgspec.json.decode(header) if start <= min(size_bytes, HEADER_BYTES) else None
-        words = msgspec.convert(found.pop("__metadata__", None) or {}, dict[str, str])
-        entries = msgspec.convert(found, dict[str, _Entry])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError) as error:
+        listed = msgspec.convert(found, dict[str, Any])
+        words = msgspec.convert(listed.pop("__metadata__", None) or {}, dict[str, str])
+        entries = msgspec.convert(listed, dict[str, _Entry])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         half = "its list of tensors is not all there" if size_bytes < start <= HEADER_BYTES else "it has no list of tensors"
         raise WeightsError(f"{path} is damaged or no safetensors file ({half}); fetch it again") from error
     end = start + max((entry.data_offsets[1] for entry in entries.values()), default=0)

@@ -17,7 +17,7 @@ from strobe.perf.report.study import load_study
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["wan-1.3b", "hunyuan-video-1.5"])
 def test_compiled_and_eager_variants_have_accounts(name: str, tmp_path: Path) -> None:
     device = torch.device("cuda")

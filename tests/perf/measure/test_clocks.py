@@ -190,7 +190,7 @@ def test_what_the_driver_does_not_answer_is_null(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("how", ["not installed", "no driver", "unknown GPU"])
 def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "not installed":
-        monkeypatch.setitem(sys.modules, "pynvml", None)
+        monkeypatch.setattr(nvml, "broken", lambda module: f"{module} is not installed")
     elif how == "no driver":
         use(monkeypatch, (1, 1, 1, 0)).refused.add("init")
     else:
