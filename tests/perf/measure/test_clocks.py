@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -32,6 +33,7 @@ class FakeNvml(ModuleType):
 
     def __init__(self, *script: tuple[int, int, int, int]) -> None:
         super().__init__("pynvml")
+        self.__spec__ = ModuleSpec("pynvml", None)
         self.script = list(script)
         self.now = script[0] if script else (0, 0, 0, 0)
         self.threads: set[str] = set()
