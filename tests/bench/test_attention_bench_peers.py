@@ -109,6 +109,10 @@ def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
 
 def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = drawn()
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: False)
+    with pytest.raises(ImplUnavailableError, match="is not installed"):
+        peers.build("peer:cudnn-bsa", inputs)
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: True)
     with pytest.raises(ImplUnavailableError, match="runs on a GPU"):
         peers.build("peer:cudnn-bsa", inputs)
     with pytest.raises(ConfigError, match="did you mean 'flashinfer'"):

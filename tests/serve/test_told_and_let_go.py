@@ -201,12 +201,13 @@ def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkeypatch:
 @pytest.mark.parametrize(("playing", "watched", "awake", "serving"), list(product([True, False], repeat=4)))
 def test_a_stream_runs_while_it_plays_is_watched_and_awake(playing: bool, watched: bool, awake: bool, serving: bool) -> None:
     def work(hub: Hub, channel: Channel) -> None:
-        hub.worker = create_autospec(Worker, instance=True)
+        worker = create_autospec(Worker, instance=True)
+        hub.begin(worker)
         channel.send = (lambda message: None) if watched else None
         channel.playing, channel.asleep, hub.draining = playing, not awake, not serving
         channel.generation, channel.painted = 3, 7
         hub.tell_worker(channel)
-        hub.worker.painted.assert_called_once_with("a", 3, 7, playing and watched and awake and serving)
+        worker.painted.assert_called_once_with("a", 3, 7, playing and watched and awake and serving)
 
     with_hub(work)
 
