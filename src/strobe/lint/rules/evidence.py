@@ -316,8 +316,22 @@ _COUNTED: Final = re.compile(
     r"calls[_ ]per[_ ]stage|n)\s*[=:|]\s*\d|\b\d+\s+(?:layers?|blocks?)\s*[x×*]\s*\d+|"
     r"\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
 )
+_SUM: Final = 0.01
+"""What a printed sum may differ from its parts by, as a share of it."""
 APART: Final = 20
 """Ratio of a stage time to a call time above which the stage holds many calls."""
+
+
+def _is_sum(level: Level) -> bool:
+    """Return whether the table adds its other rows or columns up to this level: they are its parts, and no calls of their own."""
+    place, whole = (level.place.line, level.quantity.text), float(level.quantity.value)
+    for column in zip(*(row.cells for row in level.view.table.rows), strict=False):
+        figures = [(cell, quantity) for cell in column if (quantity := cell.quantity) is not None]
+        if any((cell.line, quantity.text) == place for cell, quantity in figures):
+            others = sum(float(quantity.value) for cell, quantity in figures if (cell.line, quantity.text) != place)
+            if abs(others - whole) <= _SUM * whole:
+                return True
+    return False
 
 
 def calls_per_stage(study: LintStudy) -> Iterator[Claim]:
@@ -330,7 +344,7 @@ def calls_per_stage(study: LintStudy) -> Iterator[Claim]:
         for one, two in combinations(every, 2)
         if one.view is two.view and one.rank == two.rank and one.variant != two.variant
     ]
-    for one, two in [pair for pair in pairs if pair[0].rank >= 5][:1]:
+    for one, two in [pair for pair in pairs if pair[0].rank >= 5 and not _is_sum(pair[0])][:1]:
         variants = one.variant, two.variant
         inside = [pair for pair in pairs if pair[0].rank <= 2 and (pair[0].variant, pair[1].variant) == variants]
         inside = [pair for pair in inside if pair[0].quantity.value * APART < one.quantity.value]
