@@ -20,6 +20,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SHORT", 3)
 
 
+@pytest.mark.rest
 def test_broken_weights_are_not_accepted_and_the_files_say_why(
     strobe: Strobe, short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

@@ -35,6 +35,7 @@ def made() -> Tensor:
     return frames
 
 
+@pytest.mark.rest
 def test_the_clip_is_the_stored_one(made: Tensor, stored: Tensor) -> None:
     assert made.shape == stored.shape
     difference = (made.double() - stored.double()) / 255

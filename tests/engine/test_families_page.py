@@ -75,6 +75,7 @@ def test_defaults(family: str) -> None:
     assert recipe.positions in told or recipe.past in ("rolling", "recomputed")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", SHORT)
 def test_predicted_bytes(family: str) -> None:
     balanced, low = rows("files it is read from")[family][-1].split(", ", 1)

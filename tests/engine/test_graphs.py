@@ -64,6 +64,7 @@ def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] 
     return torch.cat([block.latents for block in session.stream(num_blocks, switches=switches)], dim=1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8", "fused attention"])
 def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: Model, name: str) -> None:
     """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""

@@ -133,6 +133,7 @@ class Live(TorchDispatchMode):
         self.bytes -= num_bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlap_decode", [False, True])
 @pytest.mark.parametrize("block_decode", [False, True])
 @pytest.mark.parametrize(("name", "frames"), [("wan-1.3b", 12), ("wan-5b", 8)])  # of the largest pass: a recache, or none

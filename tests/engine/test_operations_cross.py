@@ -223,6 +223,7 @@ class Operations(RuleBasedStateMachine):
         return Kept(snapshot, live.steps, live.lora)
 
 
+@pytest.mark.rest
 def test_operations_cross(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In `make hunt` 25 times as many."""
     monkeypatch.setattr("strobe.engine.session.check_room", lambda *args, **how: None)  # half of what opening a session takes
