@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/custom_profiling.py
     torchrun --nproc-per-node 2 examples/custom_profiling.py --seq-len 4096 --calls 50
 
-Written against `assert_tree_attn` as the guide writes it; that module lies beside this file.
+`Timer` and the profiled call are the guide's, from `strobe.compat.assert_tree_attn`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from assert_tree_attn import Timer, profiled_tree_attn_decode
 
-from strobe.compat.assert_tree_attn import gather_times, perturbation, skew
+from strobe.compat.assert_tree_attn import Timer, gather_times, perturbation, profiled_tree_attn_decode, skew
 
 
 def measure(seq_len: int, calls: int) -> tuple[Timer, Timer]:
