@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
+.PHONY: setup demo serve test test-all test-ray hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -56,11 +56,16 @@ test: setup
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock
 	$(PYTEST)
 
-# The first tier and then what it leaves out, Ray among it; `make test test-all` runs each test once. tests/support/tiers.py says
-# which tests those are.
+# The first tier and then what it leaves out; `make test test-all` runs each test once. tests/support/tiers.py says which tests
+# those are.
 test-all: test
-	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
 	$(PYTEST) --tier rest
+
+# Cells and replicas of the server on a Ray of this machine, a node and a replica killed. By themselves: beside other tests Ray's own
+# processes do not start in the seconds that Ray gives them.
+test-ray: setup
+	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --tier all tests/bench/test_executor_ray.py tests/serve/test_replicas.py
 
 # Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
 # NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
