@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import diffusers
 import torch
 from torch import Tensor, nn
 
@@ -272,6 +271,8 @@ def load_named(
         raise ConfigError("--tiny draws its weights; leave --weights out")
     chosen = shot or (model.tiny_shot if tiny else model.shot)
     grid = chosen.grid(model.stride, model.patch)
+    import diffusers
+
     cls = getattr(diffusers, model.cls)
     if weights is None:
         with _drawn(device, dtype, seed):
