@@ -25,7 +25,7 @@ from strobe.models.vae.wan import layers
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.runs.attended import cost_in_blocks
+from strobe.perf.analysis.runs.breakdown import cost_in_blocks
 from strobe.perf.records.record import Variant
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from strobe.engine.config import resolve
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.unipc import correction, prediction
-from strobe.perf.analysis.runs.budget import REGIONS, REST
+from strobe.perf.analysis.runs.breakdown import REGIONS, REST
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,9 @@ from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
-from strobe.perf.records.grids import MESSAGE
+from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench.cells import read_cells
-from strobe.perf.report.tree_bench.verdicts import bound
+from strobe.perf.report.tree_bench import bound, read_cells
 
 
 class Watched(LocalExecutor):

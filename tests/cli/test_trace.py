@@ -235,7 +235,7 @@ def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: 
     graph = H200 / "eager.json.gz"
     assert "what if?" in strobe("trace", graph).out and "operators launched 15 %" in strobe("trace", graph).out
     assert "what if?" not in strobe("trace", graph, "--no-details").out
-    monkeypatch.setattr("strobe.perf.report.trace_study.DETAILED_BYTES", 1000)
+    monkeypatch.setattr("strobe.perf.report.study.DETAILED_BYTES", 1000)
     page = strobe("trace", graph, "--format", "md").out
     assert "eager: not read, because a file has more than" in page and "--details reads them" in page.replace("\\-", "-")
     assert "what if?" in strobe("trace", graph, "--details").out

@@ -15,7 +15,7 @@ from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
-from strobe.perf.records.packed import RECORDS
+from strobe.perf.records.store import RECORDS
 
 if TYPE_CHECKING:
     from strobe.bench.accept.run import Subject

@@ -18,7 +18,7 @@ from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.comparable.checks import Facts
+    from strobe.perf.analysis.comparable import Facts
     from strobe.perf.report.model import Block, Report
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
 
@@ -130,8 +130,8 @@ def speedup(
 
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
-        from strobe.perf.report.documents.speedup_document import speedup_document
-        from strobe.perf.report.documents.value import to_json
+        from strobe.perf.report.documents.runs import to_json
+        from strobe.perf.report.documents.speedup import speedup_document
         from strobe.perf.report.speedup_page.build import build_speedup_report
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
@@ -188,9 +188,9 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
-    from strobe.perf.analysis.comparable.checks import given_facts
-    from strobe.perf.analysis.ledger.label_trace import PRIORITY
-    from strobe.perf.analysis.runs.log_rounds import STAGE
+    from strobe.perf.analysis.comparable import given_facts
+    from strobe.perf.analysis.ledger.traces import PRIORITY
+    from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.logs import parse_unit
     from strobe.perf.report.speedup_page.study import SpeedupRequest
 
@@ -263,7 +263,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     """Write the page, its twins, the exact figures and the list of input files."""
     from strobe.core.files import write_whole
     from strobe.core.printable import clean_lines
-    from strobe.perf.report.speedup_page.inputs import write_inputs
+    from strobe.perf.report.speedup_page.study import write_inputs
     from strobe.perf.report.write import write_report
 
     folder = result.out
@@ -292,7 +292,7 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
     """Print the answer in two sentences, then what fits a terminal: levels, accounts, notes, banners, and the answer's table."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER
-    from strobe.perf.report.speedup_page.answer import story
+    from strobe.perf.report.speedup_page.build import story
 
     if told := story(study):
         output.show(told, "")

@@ -19,7 +19,7 @@ MAX_NAME: Final = 64
 
 def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
     """Return a table as text: caption, head, rows and notes. A narrow terminal wraps it; only long names are cut."""
-    from strobe.perf.report.text import cell_text
+    from strobe.perf.report.model import cell_text
 
     heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
     rows = [

@@ -22,7 +22,7 @@ from strobe.engine.presets import balanced
 from strobe.engine.session import Session
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import advance, render
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 CPU = torch.device("cpu")
 

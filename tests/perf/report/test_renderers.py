@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.report.build import build_report
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import escape, render_markdown
 from strobe.perf.report.model import (
     Code,
     Column,
@@ -33,11 +31,11 @@ from strobe.perf.report.model import (
     Table,
     Text,
     Timeline,
-    Video,
+    VideoFigure,
     Videos,
 )
 from strobe.perf.report.svg import esc
-from strobe.perf.report.write import write_report
+from strobe.perf.report.write import escape, render_html, render_markdown, write_report
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "link"}
@@ -216,7 +214,7 @@ def test_cells_render_in_both(make_run: MakeRun) -> None:
 
 
 def test_video_paths_cannot_leave_their_attribute(make_run: MakeRun) -> None:
-    block = Videos((Video("x", 'clips/a "b" (c)>.mp4'),))
+    block = Videos((VideoFigure("x", 'clips/a "b" (c)>.mp4'),))
     assert 'src="clips/a%20%22b%22%20%28c%29%3E.mp4"' in render_html(report_of(block))
     assert "](<clips/a%20%22b%22%20%28c%29%3E.mp4>)" in render_markdown(report_of(block))
 

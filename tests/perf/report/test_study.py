@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.ledger.parts import Part
+from strobe.perf.analysis.ledger.account import Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.blocks.answer import answers_of
 from strobe.perf.report.build import report_and_findings

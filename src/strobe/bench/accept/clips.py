@@ -18,7 +18,7 @@ from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.vae.taew import Taew
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 from strobe.quality.psnr import decibels, squared_error
 
 SHORT: Final = 6

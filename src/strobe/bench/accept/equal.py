@@ -22,7 +22,7 @@ from strobe.engine.presets import quality
 from strobe.engine.transformer import CLEAN, Transformer
 from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 BLOCKS: Final = 3
 """Frame blocks that are compared."""

@@ -16,7 +16,7 @@ from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.text import TextKV
 from strobe.models.wan.transformer import CausalTransformer
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 ALL_PAIRS: Final = 16
 """Most layers of which all pairs are exchanged; of more, those that are at most `NEAR` apart."""

@@ -26,8 +26,7 @@ from strobe.engine.load import Model
 from strobe.engine.presets import quality
 from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.records.checks import Check
-from strobe.perf.records.record import Gate, Workload
+from strobe.perf.records.record import Check, Gate, Workload
 from strobe.perf.records.store import RunWriter, create_run, read_run
 from strobe.quality.temporal import block_starts
 

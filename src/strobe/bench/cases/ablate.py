@@ -33,7 +33,7 @@ from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records import record
-from strobe.perf.records.plan import PLAN, Kind, Plan, PlannedCell, read_plan
+from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import RunWriter
 
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}

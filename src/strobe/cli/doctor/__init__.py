@@ -109,7 +109,7 @@ def read_plugins() -> list[dict[str, str]]:
     """Return what other packages add, and what of it is broken."""
     from strobe.attention import plugged as attention
     from strobe.engine import family
-    from strobe.perf.report import plugged as report
+    from strobe.perf.report import study as report
 
     found = (*family.registered(), *attention.registered(), *report.registered())
     return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]

@@ -14,10 +14,10 @@ RULE = 64
 _MEASURE = """
     import gc, sys, tracemalloc
     from pathlib import Path
-    from strobe.perf.report.events_csv import write_events
+    from strobe.perf.report.export import write_events
     from strobe.perf.report.trace_page import timeline
     from strobe.perf.report.trace_page.build import build_trace_report
-    from strobe.perf.report.trace_study import TraceOptions, TraceStudy
+    from strobe.perf.report.study import TraceOptions, TraceStudy
     from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
 
     columns.BLOCK, timeline.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
