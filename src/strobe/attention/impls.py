@@ -109,7 +109,7 @@ def _compiler_left_out() -> Iterator[None]:
     quack, which flash-attn-4 imports, marks its autotuner, which flash-attn-4 does not use. To mark it imports torch's compiler,
     which takes 1.3 s in each process. A thread that marks a function meanwhile has it marked all the same.
     """
-    at_once = torch.compiler.disable
+    at_once: Any = torch.compiler.disable
 
     def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
         if fn is None:
@@ -121,7 +121,7 @@ def _compiler_left_out() -> Iterator[None]:
 
         return marked
 
-    torch.compiler.disable = disable  # type: ignore[assignment]
+    torch.compiler.disable = disable
     try:
         yield
     finally:
