@@ -1,4 +1,4 @@
-"""Code in a process of its own, forked from one that has imported torch: a fresh interpreter needs over a second for that alone."""
+"""Code in a process of its own, forked from one that has imported torch, for which a fresh interpreter needs over a second."""
 
 from __future__ import annotations
 
