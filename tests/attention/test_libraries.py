@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import runpy
+import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -374,3 +376,33 @@ def test_the_choice_is_a_constant_of_a_compiled_graph(tmp_path: Path, monkeypatc
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+
+
+def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "marks.py").write_text(
+        "import torch\n@torch.compiler.disable\ndef plain():\n    return 1\n"
+        "@torch.compiler.disable(recursive=False)\n"
+        "def named():\n    '''Words.'''\n    return torch.compiler.is_dynamo_compiling()\n"
+    )
+    program = (
+        "import sys, torch\n"
+        "from strobe.attention import impls\n"
+        "own = torch.compiler.disable\n"
+        "impls.LIBRARIES['fa4'] = (('marks', 'marks'),)\n"
+        "impls.torch.cuda.get_device_capability = lambda: (9, 0)\n"
+        "impls.torch.cuda.is_available = lambda: True\n"
+        "impls.import_ahead()\n"
+        "print(impls.MISSING['fa4'], 'torch._dynamo' in sys.modules, torch.compiler.disable is own)\n"
+        "import marks\n"
+        "print(marks.plain(), marks.named.__doc__, marks.named(), 'torch._dynamo' in sys.modules)\n"
+        "impls.torch.cuda.is_available = lambda: False\n"
+        "print(torch.compile(marks.named, backend='eager')())\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert said.stdout.splitlines() == ["None False True", "1 Words. False True", "False"], said.stderr

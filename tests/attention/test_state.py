@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forked import in_triton
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
@@ -155,11 +153,7 @@ def test_the_result_goes_where_it_is_wanted() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_equals_the_reference(device: str) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    result = subprocess.run(
-        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=3000, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SCRIPT, device)
 
 
 @pytest.mark.gpu

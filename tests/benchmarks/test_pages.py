@@ -17,7 +17,7 @@ def test_every_published_page_has_its_verb() -> None:
 
 
 LARGE = "engine-h200/compare"
-"""The largest run; tests/oracle reads it in the first tier."""
+"""The largest run."""
 
 
 @pytest.mark.parametrize("folder", [pytest.param(each, marks=pytest.mark.rest) if each == LARGE else each for each in DOORS])

@@ -47,7 +47,10 @@ def write_trace(path: Path, rank: int = 0, *, device: bool = True, base: int = 1
 
 
 def test_a_trace_becomes_tables_on_stdout(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("trace", write_trace(tmp_path / "a.json"))
+    path = write_trace(tmp_path / "a.json")
+    answer, result = strobe("trace", path), strobe("trace", path, "--details")
+    assert answer.out.count("\n") < 20 and "exclusive ms" not in answer.out and answer.out.startswith("device 0: busy for ")
+    assert "Tables: --details prints them" in answer.out and "Tables: --details" not in result.out
     assert result.code == 0 and result.err == ""
     assert "Host-bound" in result.out and "gemm" in result.out and "device 0" in result.out
     assert "2.410003" in result.out  # from 12.000 to 2412.002 + 10.001 µs
@@ -63,8 +66,20 @@ def test_the_terminal_answers_what_was_asked(strobe: Strobe, tmp_path: Path) -> 
     assert row.split()[8:12] == ["3", "0.310002", "0.310002", "0.310002"]  # from 12.000 + 100.001 to 412.002 + 10.001 µs
     assert "rank 0, kernel:end -> zzz -> link:end: no device event matches 'zzz'" in out  # ":end:" is no picture
     assert "rank 0, device 0 and 1 more: no range that launched work and no kernel matches 'nowhere'." in out
-    assert "Kernels of 1 more device: in the report" in out
-    assert "Length of a step" in strobe("trace", tmp_path / "r0.json").out
+    assert "Kernels of 1 more device: in the report" in strobe("trace", tmp_path, "--details").out
+    assert "Length of a step" in strobe("trace", tmp_path / "r0.json", "--details").out
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_longer_than_the_terminal_is_wide(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for flags in ((), ("--details",)):
+        out = strobe("trace", H200 / "eager.json.gz", *flags).out
+        assert [line for line in out.splitlines() if len(line) > width and " " in line.strip()] == []
+        assert "* not shown: " in out or not flags
+    assert out.count("\n") > 40 > strobe("trace", H200 / "eager.json.gz").out.count("\n")
 
 
 def test_a_folder_gets_the_report_and_every_event(strobe: Strobe, tmp_path: Path) -> None:
@@ -231,11 +246,12 @@ def test_what_processes_cannot_read_is_one_line(
 
 
 def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default a small file is read with its operators; a large one says how; both flags decide for themselves."""
+    """By default a small file is read with its operators; a large one says how."""
     graph = H200 / "eager.json.gz"
-    assert "what if?" in strobe("trace", graph).out and "operators launched 15 %" in strobe("trace", graph).out
-    assert "what if?" not in strobe("trace", graph, "--no-details").out
+    assert " took no time, the trace would be " in strobe("trace", graph).out
+    assert "operators launched 15 %" in strobe("trace", graph, "--details").out
     monkeypatch.setattr("strobe.perf.report.study.DETAILED_BYTES", 1000)
+    assert " took no time, the trace would be " not in strobe("trace", graph).out
     page = strobe("trace", graph, "--format", "md").out
     assert "eager: not read, because a file has more than" in page and "--details reads them" in page.replace("\\-", "-")
     assert "what if?" in strobe("trace", graph, "--details").out

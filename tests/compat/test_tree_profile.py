@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import forked
 import tree_work as work
 from strobe.compat import tree_attn_decode
 from strobe.compat.assert_tree_attn import Timer, perturbation, profiled_tree_attn_decode, render, shares, skew
@@ -111,10 +111,10 @@ def test_what_serialising_cost() -> None:
     assert perturbation(*timers) == pytest.approx(1 / 3)
 
 
-def run_script(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"strobe.compat.{script}", *arguments], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+def run_script(script: str, folder: Path, *arguments: str) -> forked.Done:
+    code = f"import runpy; runpy.run_module('strobe.compat.{script}', run_name='__main__', alter_sys=True)"
+    with contextlib.chdir(folder):
+        return forked.run(code, *arguments)
 
 
 def test_the_guide_s_script_prints_its_blocks_and_their_sums(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,30 +48,63 @@ ENTRIES = {
     },
     "strobe.report": {"mine": "plugged_package:sections", "fails": "plugged_package:fails"},
 }
-GATES = """
-import json, torch
+# What one Python says that has the package installed: commands, the gates, calls by name. One process, because each would import
+# torch again, and none changes what the next finds.
+DRIVER = """
+import contextlib, io, json, sys, traceback
+from itertools import islice
+import torch, strobe
 from strobe.attention.dense.api import IMPLS
-from strobe.attention.gates.run import GATED, run_gate
+from strobe.attention.gates.run import GATED, find_cases, run_gate
+from strobe.cli.main import main
 from strobe.core.device import Card
-few = __import__("plugged_cases").few
-if __name__ == "__main__":
+
+def few(operator, impl, device):
+    return tuple(islice(find_cases(operator, impl, device), 6))
+
+def gates():
     ours = {impl.name: impl for impl in IMPLS}
     card = Card(vendor="nvidia", architecture="sm_90", name="H200", capability=(9, 0))
     found = {n: run_gate(ours[n], torch.device("cpu"), lambda *told: None, few) for n in ("plugged", "doubled")}
     doubts = ours["plugged"].untested(card, ())
-    print(json.dumps({"found": found, "gated": list(GATED["dense"]), "doubts": doubts, "portable": ours["plugged"].portable}))
+    return {"found": found, "gated": list(GATED["dense"]), "doubts": doubts, "portable": ours["plugged"].portable}
+
+def mean_of(impl):
+    q = torch.ones(1, 3, 2, 8)
+    return strobe.dense_attention(q, q, q, impl=impl).out.mean().item()
+
+def run(work):
+    out, err = io.StringIO(), io.StringIO()
+    value = None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            value = work()
+        except Exception:
+            traceback.print_exc()
+    return {"value": value, "out": out.getvalue(), "err": err.getvalue()}
+
+if __name__ == "__main__":
+    told = {name: run(lambda: main(words)) for name, words in json.loads(sys.argv[1]).items()}
+    told |= {impl: run(lambda: mean_of(impl)) for impl in ("plugged", "doubled", "three")}
+    print(json.dumps(told | {"gates": run(gates)}))
 """
 
 
+Said = dict[str, dict[str, Any]]
+"""What became of each piece of the driver's work: the value it returned, and what it printed."""
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a Python that has the package installed: its module and its metadata are on the path."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page") / "page"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory, page: Path) -> Said:
+    """Run the driver where the package is installed: its module and its metadata are on the path."""
     site = tmp_path_factory.mktemp("site")
     (site / "plugged_package.py").write_text(CODE)
-    (site / "plugged_cases.py").write_text(
-        "from itertools import islice\nfrom strobe.attention.gates.run import find_cases\n"
-        "def few(operator, impl, device):\n    return tuple(islice(find_cases(operator, impl, device), 6))\n"
-    )
+    (site / "driver.py").write_text(DRIVER)
     info = site / "plugged_package-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged-package\nVersion: 1.2\n")
@@ -79,18 +113,30 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in found.items()) for group, found in ENTRIES.items()
     )
     (info / "entry_points.txt").write_text("\n".join(groups))
+    generate = ["generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "--json", "--force", "--model"]
+    commands = {
+        "doctor": ["doctor", "--device", "cpu", "--json"],
+        "tiny-1b": [*generate, "tiny-1b"],
+        "gone-1b": [*generate, "gone-1b"],
+        "report": ["report", str(ROOT / "benchmarks" / "presets-h200"), "-o", str(page)],
+    }
     path = os.pathsep.join([str(PACKAGE.parent), str(site)])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "STROBE_CONFIG": os.devnull}
-
-
-def run(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
-
-
-def test_doctor_lists_what_is_there_and_what_is_broken(environment: dict[str, str], tmp_path: Path) -> None:
-    done = run(environment, tmp_path, "-m", "strobe", "doctor", "--device", "cpu", "--json")
+    done = subprocess.run(
+        [sys.executable, "driver.py", json.dumps(commands)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "STROBE_CONFIG": os.devnull},
+        cwd=site,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    found: Said = json.loads(done.stdout)
+    return found
+
+
+def test_doctor_lists_what_is_there_and_what_is_broken(said: Said) -> None:
+    assert said["doctor"]["value"] == 0, said["doctor"]["err"]
+    document = json.loads(said["doctor"]["out"])
     found = {(each["group"], each["name"]): each["broken"] for each in document["plugins"]}
     assert set(found) == {(group, name) for group, entries in ENTRIES.items() for name in entries}
     assert {each["package"] for each in document["plugins"]} == {"plugged-package 1.2"}
@@ -107,20 +153,16 @@ def test_doctor_lists_what_is_there_and_what_is_broken(environment: dict[str, st
     assert document["attention"]["runs"] == "sdpa", "auto takes ours"
 
 
-def test_a_model_of_a_package_makes_frames(environment: dict[str, str], tmp_path: Path) -> None:
-    command = ["-m", "strobe", "generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "--json", "--force"]
-    done = run(environment, tmp_path, *command, "--model", "tiny-1b")
-    assert done.returncode == 0 and json.loads(done.stdout)["model"] == "plugged tiny-1b", done.stderr
-    done = run(environment, tmp_path, *command, "--model", "gone-1b")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "; family 'gone' (no_such_module:FAMILY of plugged-package 1.2) is broken: it cannot be imported" in done.stderr
+def test_a_model_of_a_package_makes_frames(said: Said) -> None:
+    made, gone = said["tiny-1b"], said["gone-1b"]
+    assert made["value"] == 0 and json.loads(made["out"])["model"] == "plugged tiny-1b", made["err"]
+    assert gone["value"] == 2 and gone["err"].count("\n") == 1
+    assert "; family 'gone' (no_such_module:FAMILY of plugged-package 1.2) is broken: it cannot be imported" in gone["err"]
 
 
-def test_attention_of_a_package_is_held_to_the_gate_of_ours(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "gates.py").write_text(GATES)
-    done = run(environment, tmp_path, "gates.py")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+def test_attention_of_a_package_is_held_to_the_gate_of_ours(said: Said) -> None:
+    told = said["gates"]["value"]
+    assert told, said["gates"]["err"]
     passed, refused, failed = told["found"]["plugged"]
     assert passed + refused == 6 and passed > 0 and failed == ""
     assert told["found"]["doubled"][0] == 0 and told["found"]["doubled"][2].startswith("output, float32-1x1")
@@ -130,21 +172,21 @@ def test_attention_of_a_package_is_held_to_the_gate_of_ours(environment: dict[st
     )
 
 
-def test_attention_of_a_package_runs_by_its_name(environment: dict[str, str], tmp_path: Path) -> None:
-    call = "strobe.dense_attention(q, q, q, impl={!r}).out.mean().item()"
-    code = f"import torch, strobe; q = torch.ones(1, 3, 2, 8); print(round({call}, 4))"
-    assert run(environment, tmp_path, "-c", code.format("plugged")).stdout == "1.0\n"
-    assert run(environment, tmp_path, "-c", code.format("doubled")).stdout == "2.0\n"
-    done = run(environment, tmp_path, "-c", code.format("three"))
-    assert "impl 'three' cannot run: plug-in 'three' (plugged_package:__name__ of plugged-package 1.2) is broken" in done.stderr
+def test_attention_of_a_package_runs_by_its_name(said: Said) -> None:
+    assert said["plugged"]["value"] == pytest.approx(1.0)
+    assert said["doubled"]["value"] == pytest.approx(2.0)
+    refused = "impl 'three' cannot run: plug-in 'three' (plugged_package:__name__ of plugged-package 1.2) is broken"
+    assert refused in said["three"]["err"]
 
 
-def test_a_section_of_a_package_is_on_the_page_and_a_broken_one_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    runs = ROOT / "benchmarks" / "presets-h200"
-    done = run(environment, tmp_path, "-m", "strobe", "report", str(runs), "-o", str(tmp_path / "page"))
-    assert done.returncode == 0, done.stderr
-    assert "Added by a package" in (tmp_path / "page" / "report.md").read_text(encoding="utf-8")
-    assert done.stderr.splitlines()[0].endswith(
-        "plug-in 'fails' (plugged_package:fails of plugged-package 1.2) is left out: KeyError: 'no such table'; "
-        "mend or uninstall plugged-package 1.2"
+def test_a_section_of_a_package_is_on_the_page_and_a_broken_one_is_one_line(said: Said, page: Path) -> None:
+    assert said["report"]["value"] == 0, said["report"]["err"]
+    assert "Added by a package" in (page / "report.md").read_text(encoding="utf-8")
+    assert (
+        said["report"]["err"]
+        .splitlines()[0]
+        .endswith(
+            "plug-in 'fails' (plugged_package:fails of plugged-package 1.2) is left out: KeyError: 'no such table'; "
+            "mend or uninstall plugged-package 1.2"
+        )
     )

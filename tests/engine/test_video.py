@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import av
@@ -11,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import strobe
+from forked import run
 from strobe.core.errors import ConfigError, SessionError, ShapeError, StrobeError
 from strobe.engine.video import FORMATS, VideoFile, check_video_path, missing_encoders
 
@@ -36,13 +34,6 @@ def decode(path: Path) -> Tensor:
         except av.InvalidDataError:
             pass  # the cut end of a broken file
     return torch.stack(frames)
-
-
-def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own; it finds the path in sys.argv[1]."""
-    script = f"import sys\nsys.path.insert(0, {str(Path(strobe.__file__).parents[1])!r})\n{script}"
-    command = [sys.executable, "-c", script, str(path)]
-    return subprocess.run(command, check=False, timeout=600, capture_output=True, text=True)
 
 
 def psnr_db(frames: Tensor, reference: Tensor) -> float:
@@ -103,7 +94,7 @@ def test_a_killed_process_leaves_the_earlier_clip_and_what_it_had(tmp_path: Path
     path = tmp_path / f"clip{suffix}"
     path.write_bytes(b"an old one")
     script = (
-        "import os, torch\n"
+        "import os, sys, torch\n"
         "from strobe.engine.video import VideoFile\n"
         "video = VideoFile(sys.argv[1], fps=16)\n"
         "for _ in range(5):\n"
@@ -118,7 +109,7 @@ def test_a_killed_process_leaves_the_earlier_clip_and_what_it_had(tmp_path: Path
 def fill(path: Path, limit: int) -> str:
     """Write a long clip where a file may have so many bytes; return what is said about it."""
     script = (
-        "import resource, signal, torch\n"
+        "import resource, signal, sys, torch\n"
         "from strobe.core.errors import StrobeError\n"
         "from strobe.engine.video import VideoFile\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

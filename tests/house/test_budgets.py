@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from source import PACKAGE, ROOT, Function, depth, functions, is_kernel, name_of, num_lines, num_parameters, parse, python_files
+from source import (
+    PACKAGE,
+    ROOT,
+    Function,
+    depth,
+    functions,
+    is_kernel,
+    name_of,
+    num_lines,
+    num_parameters,
+    parse,
+    python_files,
+    statements,
+)  # fmt: skip
 
 EVERYTHING = python_files("src", "tests", "tools", "docs", "benchmarks", "examples")
 
@@ -67,18 +81,20 @@ other packages wrote."""
 
 def manner_faults(path: Path, tree: ast.Module) -> Iterator[str]:
     """What the package does in one place alone, or nowhere."""
-    room = path.relative_to(PACKAGE).as_posix()
-    if not room.startswith("cli/") and uses(tree, "print"):
+    room, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+    if not room.startswith("cli/") and "print" in text and uses(tree, "print"):
         yield "only the command line prints; return the value"
-    if room != "core/settings.py" and (uses(tree, "os.environ") or uses(tree, "os.getenv")):
+    if room != "core/settings.py" and any(name in text and uses(tree, f"os.{name}") for name in ("environ", "getenv")):
         yield "core/settings.py alone uses the environment"
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ExceptHandler) and room not in CATCHES_ALL:
             caught = "" if node.type is None else ast.unparse(node.type)
             if node.type is None or re.search(r"\b(Base)?Exception\b", caught):
                 yield f"line {node.lineno}: name the error"
-        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in SHAPE_LITERALS:
-            yield f"line {node.lineno}: derive {node.value} from the shapes"
+    if any(str(literal) in text.replace("_", "") for literal in SHAPE_LITERALS):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value in SHAPE_LITERALS:
+                yield f"line {node.lineno}: derive {node.value} from the shapes"
 
 
 def faults(path: Path) -> list[str]:
@@ -161,9 +177,14 @@ def noun_budgets() -> dict[str, int]:
 
 def public_classes(place: Path) -> list[str]:
     """Public classes of a file or room, those inside others too."""
-    files = place.rglob("*.py") if place.is_dir() else [place]
-    trees = (ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in files)
-    return [node.name for tree in trees for node in tree if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return [name for path in (place.rglob("*.py") if place.is_dir() else [place]) for name in classes_of(path)]
+
+
+@functools.cache
+def classes_of(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    nodes = statements(ast.parse(text)) if "class " in text else ()
+    return [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
 
 
 @pytest.mark.parametrize("room", noun_budgets())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import forked
 from fake_hub import MAIN, OLD, Hub, serving
 from strobe.core import libraries
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -34,11 +34,11 @@ WAN = {
     "big/other.safetensors": b"3",
 }
 CALLS = """
-import json, sys
+import json
 from strobe.core.errors import StrobeError
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch
 found = []
-for address, patterns, ignored in json.loads(sys.stdin.read() if len(sys.argv) < 2 else sys.argv[1]):
+for address, patterns, ignored in json.loads(ASKED):
     try:
         path, source = fetch(address, patterns, ignored)
         files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -57,7 +57,7 @@ def hub() -> Iterator[Hub]:
 
 
 def calls(hub: Hub, home: Path, *asked: tuple[str, tuple[str, ...], tuple[str, ...]], **variables: str) -> list[list[str]]:
-    code = CALLS.replace("sys.stdin.read() if len(sys.argv) < 2 else sys.argv[1]", repr(json.dumps(asked)))
+    code = CALLS.replace("ASKED", repr(json.dumps(asked)))
     found: list[list[str]] = json.loads(hub.run(code, home, **variables))
     return found
 
@@ -140,24 +140,11 @@ def test_an_address_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_from_the_hub_makes_frames_and_says_which_commit(hub: Hub, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "strobe",
-        "generate",
-        "a red circle moving left",
-        "--blocks",
-        "1",
-        "--device",
-        "cpu",
-        "--json",
-    ]
-    clip = ["--model", "hf:owner/shapes@v1", "-o", str(tmp_path / "clip.mp4")]
-    done = subprocess.run([*command, *clip], env=hub.environment(tmp_path), capture_output=True, text=True, timeout=600)
+    command = ["generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "--json", "--model"]
+    here = hub.environment(tmp_path)
+    done = forked.strobe(*command, "hf:owner/shapes@v1", "-o", tmp_path / "clip.mp4", environment=here)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == f"hf:owner/shapes@{OLD}" and hub.fetched == [f"{OLD}/{FILE}"]
-    done = subprocess.run(
-        [*command, "--model", "hf:no/such"], env=hub.environment(tmp_path), capture_output=True, text=True, timeout=600
-    )
+    done = forked.strobe(*command, "hf:no/such", environment=here)
     assert done.returncode == 3 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: hf:no/such: there is no repository no/such")

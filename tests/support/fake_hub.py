@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+
+import forked
 
 MAIN, OLD = "a" * 40, "b" * 40
 """Commits: of `main`, and of the tag `v1`."""
@@ -66,15 +65,12 @@ class Hub:
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables by which the hub's library comes here, with a cache of its own."""
-        ours = str(Path(__file__).parents[2] / "src")
         hub = {"HF_ENDPOINT": f"http://127.0.0.1:{self.port}", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-        return os.environ | hub | {"PYTHONPATH": ours, "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "no_proxy": "*"}
+        return hub | {"HF_HUB_DISABLE_TELEMETRY": "1", "no_proxy": "*"}
 
     def run(self, code: str, home: Path, **variables: str) -> str:
         """What Python prints that meets this hub."""
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=self.environment(home) | variables, capture_output=True, text=True, timeout=600
-        )
+        done = forked.run(code, environment=self.environment(home) | variables)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

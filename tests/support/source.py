@@ -34,9 +34,18 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """List every statement and what holds some, such as `except`, without the inside of expressions, which is most of a tree."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+
+
 def functions(tree: ast.Module) -> Iterator[Function]:
     """List every function and method, nested ones too."""
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in statements(tree) if isinstance(node, Function))
 
 
 def num_lines(function: Function) -> int:
@@ -57,7 +66,7 @@ def depth(node: ast.AST, level: int = 0) -> int:
     """Return the deepest nesting of compound statements; an `elif` is as deep as its `if`, nested functions count apart."""
     deepest = level
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, Function):
+        if isinstance(child, Function | ast.expr):
             continue
         is_elif = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
         deepest = max(deepest, depth(child, level + (isinstance(child, NESTING) and not is_elif)))

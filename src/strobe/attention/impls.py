@@ -12,10 +12,13 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Generic, Literal, TypeVar
+from threading import RLock, Thread
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import torch
@@ -93,14 +96,61 @@ class _Missing(MutableMapping[str, str | None]):
 
 
 MISSING: Final = _Missing()
+_ONE_AT_A_TIME: Final = RLock()
+"""Held while a library is imported: whoever asks for it meanwhile waits for the answer."""
 if importlib.util.find_spec("flash_attn") is not None:
     keep_fa4_kernels()  # before anything imports it
 
 
+@contextmanager
+def _compiler_left_out() -> Iterator[None]:
+    """While this is open, `torch.compiler.disable` marks a function when that is first called, not at once.
+
+    quack, which flash-attn-4 imports, marks its autotuner, which flash-attn-4 does not use. To mark it imports torch's compiler,
+    which takes 1.3 s in each process. A thread that marks a function meanwhile has it marked all the same.
+    """
+    at_once: Any = torch.compiler.disable
+
+    def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+        if fn is None:
+            return partial(disable, recursive=recursive, reason=reason)
+
+        @wraps(fn)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            return at_once(fn, recursive, reason=reason)(*args, **kwargs)
+
+        return marked
+
+    torch.compiler.disable = disable
+    try:
+        yield
+    finally:
+        torch.compiler.disable = at_once
+
+
+def import_ahead() -> None:
+    """Import, in a thread of its own, the library that dense attention on this card asks for first, while weights are read."""
+    if torch.cuda.is_available():
+        Thread(target=_import_for_card, name="strobe-imports").start()
+
+
+def _import_for_card() -> None:
+    major = torch.cuda.get_device_capability()[0]
+    for (operator, impl), majors in CAPABILITIES.items():
+        if operator == "dense" and major in majors and MISSING[impl] is None:
+            break
+
+
 @constant_when_traced
 def _why_missing(impl: str) -> str | None:
+    with _ONE_AT_A_TIME:
+        return _found_missing(impl)
+
+
+def _found_missing(impl: str) -> str | None:
     if impl not in MISSING.found:
-        reasons = [not_installed(*each) for each in LIBRARIES[impl]]
+        with _compiler_left_out():
+            reasons = [not_installed(*each) for each in LIBRARIES[impl]]
         said = [reason for reason in reasons if reason]
         enough = len(said) < len(reasons) if impl == "gluon" else not said
         MISSING.found[impl] = None if enough else said[0]

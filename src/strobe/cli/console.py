@@ -7,7 +7,9 @@ separately from the text, as a `rich.text.Text`, see `styled`.
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -62,7 +64,7 @@ class Output:
         if not self.json:
             console = terminal()
             for renderable in renderables:
-                console.print(renderable)
+                console.print(fill(renderable) if isinstance(renderable, str) else renderable)
 
     def write(self, text: str) -> None:
         """Print a document on stdout, unless stdout carries JSON; a JSON document stays one."""
@@ -141,9 +143,36 @@ def styled(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*(clean(part) if isinstance(part, str) else (clean(part[0]), part[1]) for part in parts))
 
 
+def columns() -> int | None:
+    """Return the width that lines keep to; None where stdout goes to a file or a pipe and COLUMNS is not set."""
+    from strobe.core.settings import read_settings
+
+    console = terminal()
+    return console.width if console.is_terminal or read_settings().columns else None
+
+
+_WITH_UNIT: Final = re.compile(r"(?<=\d) (?=%|ms\b|µs\b|s\b)")
+
+
+def fill(text: str) -> str:
+    """Break lines that are longer than the terminal is wide between words, not between a number and its unit."""
+    width = columns()
+    if width is None:
+        return text
+    lines = [
+        line
+        if len(line) <= width
+        else textwrap.fill(
+            _WITH_UNIT.sub("\0", line), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines).replace("\0", " ")
+
+
 def joined_lines(lines: Iterable[Text | str]) -> Text:
     """Join lines below each other."""
-    return Text("\n").join(line if isinstance(line, Text) else Text(clean(line)) for line in lines)
+    return Text("\n").join(line if isinstance(line, Text) else Text(fill(clean(line))) for line in lines)
 
 
 def terminal(*, stderr: bool = False) -> Console:

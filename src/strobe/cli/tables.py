@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from strobe.cli.console import joined_lines, styled
+from strobe.cli.console import columns, joined_lines, styled
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
@@ -15,28 +15,44 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 30
 MAX_NAME: Final = 64
+_NARROW: Final = 18
+"""Characters of a cell that is not the first of its row, where lines keep to a width."""
 
 
 def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
-    """Return a table as text: caption, head, rows and notes. A narrow terminal wraps it; only long names are cut."""
+    """Return a table as text: caption, head, rows and notes. A narrow terminal shows the columns that fit."""
     from strobe.perf.report.model import cell_text
 
     heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
     rows = [
         [cell_text(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)] for row in table.rows[:max_rows]
     ]
-    lines = [[_cut(clean(text)) for text in row] for row in (heads, *rows)]
+    most = columns()
+    cuts = [MAX_NAME if most is None else 2 * most // 5 if at == 0 else _NARROW for at in range(len(heads))]
+    lines = [[_cut(clean(text), cut) for text, cut in zip(row, cuts, strict=True)] for row in (heads, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    order = sorted(range(len(widths)), key=lambda at: (at > 0, at > 0 and not table.columns[at].numeric, at))
+    shown = sorted(_fitting(widths, order, most))
+    hidden = [head for at, head in enumerate(heads) if head and at not in shown]
     padded = [
         "  ".join(
-            text.rjust(width) if column.numeric else text.ljust(width)
-            for text, width, column in zip(line, widths, table.columns, strict=True)
+            line[at].rjust(widths[at]) if table.columns[at].numeric else line[at].ljust(widths[at]) for at in shown
         ).rstrip()
         for line in lines
     ]
     more = [f"{len(table.rows) - max_rows} more rows"] if len(table.rows) > max_rows else []
+    narrow = [f"* not shown: {', '.join(hidden)}"] if hidden else []
     said = [f"* {note}" for note in table.notes] if notes else []
-    return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *said, ""))
+    return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *narrow, *said, ""))
+
+
+def _fitting(widths: Sequence[int], order: Sequence[int], most: int | None) -> Iterator[int]:
+    """Yield the first of the columns in an order, and each later one for which there is room beside those before it."""
+    used = -2
+    for at in order:
+        if most is None or used < 0 or used + 2 + widths[at] <= most:
+            used += 2 + widths[at]
+            yield at
 
 
 def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "caution")) -> Iterator[Text]:
@@ -47,5 +63,5 @@ def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "
             yield joined_lines((title, *(f"  {item}" for item in banner.items), ""))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

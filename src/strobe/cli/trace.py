@@ -44,9 +44,9 @@ class Analysis:
         window: this part only: a range or module (ProfilerStep#3, "attention[2]"), steps (3..7) or a time (100ms..200ms).
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
         section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end, one or several.
-        details: read every operator and synchronisation too, for GPU time by operator, the device's peaks and the critical path.
-            Reading then takes up to twice as long, and some 40 bytes for each operator. By default this is done for files of up
-            to 16 MB as they lie on disk.
+        details: print every table, not the answer alone, and read every operator and synchronisation, for GPU time by operator,
+            the device's peaks and the critical path: reading then takes up to twice as long, and some 40 bytes for each
+            operator. Files of up to 16 MB are read so by default.
     """
 
     top: int = 30
@@ -54,7 +54,7 @@ class Analysis:
     window: str | None = None
     steps: str | None = None
     section: tuple[str, ...] = ()
-    details: Annotated[bool | None, Parameter(negative="--no-details")] = None
+    details: bool = False
 
 
 _DEFAULTS: Final = Analysis()
@@ -141,7 +141,7 @@ def trace(
 
         output.write(render(report, format[0]))
     else:
-        output.show(*_summary(report), *([" ".join(written.values())] if written else []))
+        output.show(*_summary(report, analysis), *([" ".join(written.values())] if written else []))
     if output.json:
         output.emit({**_data(study), "written": written})
 
@@ -157,7 +157,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
 
         options = TraceOptions(
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
-            details=analysis.details,
+            details=analysis.details or None,
         )  # fmt: skip
         study = load_trace_study(files, options, megabytes(advance), readers.reading())
     for reason in study.skipped:
@@ -196,15 +196,18 @@ def _data(study: TraceStudy) -> dict[str, Any]:
     return to_json(trace_document(study))
 
 
-def _summary(report: model.Report) -> Iterator[Text | str]:
-    """Yield what fits a terminal: the answer, the banners and the main tables."""
+def _summary(report: model.Report, analysis: Analysis) -> Iterator[Text | str]:
+    """Yield what fits a screen: the answer, the banners and the tables that were asked for; with details the main tables."""
     from strobe.perf.report.model import Notes, Table
     from strobe.perf.report.trace_page.build import ANSWER
 
     first = [section for section in report.sections if section.id == ANSWER]
     yield from (item for section in first for block in section.blocks if isinstance(block, Notes) for item in (*block.items, ""))
     yield from banner_texts(report.banners)
-    for section in (each for each in report.sections if each.id != ANSWER):
+    asked = {name for name, given in (("sections", analysis.section), ("steps", analysis.steps)) if given}
+    rest = [section for section in report.sections if section.id != ANSWER]
+    shown = rest if analysis.details or not first else [section for section in rest if section.id in asked]
+    for section in shown:
         tables = [block for block in section.blocks if isinstance(block, Table)]
         yield from (
             table_text(tables[at], _LONG.get(section.id, _ROWS), notes=section.id in _NOTED)
@@ -217,3 +220,5 @@ def _summary(report: model.Report) -> Iterator[Text | str]:
         more = sum(table.sortable for table in tables) - 1
         if section.id == "kernels" and more > 0:
             yield f"Kernels of {more} more device{'s' if more > 1 else ''}: in the report, which -o FOLDER writes.\n"
+    if len(shown) < len(rest):
+        yield "Tables: --details prints them, -o FOLDER writes them as a page."

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from strobe.attention.impls import import_ahead
 from strobe.core.errors import ConfigError, WeightsError, nearest
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import VideoVAE
@@ -147,6 +148,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         lora.check(opened.dit)
     if loras:
         name = f"{name} with {', '.join(map(str, loras))}"
+    import_ahead()
     checkpoint = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forked import in_triton
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse import history as operator
 from strobe.attention.sparse.coarse import Estimator, pool
@@ -247,11 +245,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
 )
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_fused_selection_equals_the_plain_one(device: str, cases: list[str]) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    result = subprocess.run(
-        [sys.executable, SCRIPT, device, *cases], env=environment, capture_output=True, text=True, timeout=3000, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SCRIPT, device, *cases)
 
 
 def test_no_key_at_all_is_refused() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from forked import in_triton, run
 from strobe.attention.sparse import tiled
 
 SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
@@ -28,19 +26,14 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 )
 @needs_triton
 def test_fused_stages_equal_the_reference(device: str, cases: list[str]) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    result = subprocess.run(
-        [sys.executable, SCRIPT, device, *cases], env=environment, capture_output=True, text=True, timeout=3000, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SCRIPT, device, *cases)
 
 
 @needs_triton
 def test_a_compiler_for_a_gpu_takes_every_launch() -> None:
     script = SCRIPT.with_name("launches_without_a_gpu.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0"}
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=3000, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    done = run(script, environment={"TRITON_INTERPRET": "0"})
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @needs_triton

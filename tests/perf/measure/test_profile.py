@@ -4,8 +4,6 @@ import gzip
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forked import run
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.spans import span
 from strobe.perf.measure.profile import Capture, _slim, trace_blocks, trace_clip
@@ -178,7 +177,7 @@ trace_blocks(blocks, device=torch.device("cpu"), first_block=1, num_blocks=1, pa
 
 def test_nothing_is_written_to_the_terminal(tmp_path: Path) -> None:
     """In a process of its own: the profiler's library reads its log level at its first use, whoever makes it."""
-    done = subprocess.run([sys.executable, "-c", QUIET, tmp_path / "t.json.gz"], capture_output=True, text=True, timeout=600)
+    done = run(QUIET, tmp_path / "t.json.gz")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "t.json.gz").stat().st_size > 0
 
@@ -223,8 +222,11 @@ except StrobeError as error:
 def test_a_trace_that_does_not_fit_is_no_trace_and_leaves_nothing(tmp_path: Path) -> None:
     """The profiler neither fails nor says so when a file cannot grow; it leaves a part under another name."""
     path = tmp_path / "traces" / "t.json.gz"
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True)
-    assert done.stdout == f"cannot write {path}: the profiler did not come to the end of it; name another place"
+    done = run(FULL_DISK, path)
+    assert (
+        done.returncode == 0
+        and done.stdout == f"cannot write {path}: the profiler did not come to the end of it; name another place"
+    )
     assert not list(path.parent.iterdir())
 
 

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -337,15 +338,20 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_installed() -> None:
-    """Check that transformers can be imported.
+    """Check that transformers is there. It is imported when a prompt is first encoded: that takes over a second.
 
     Raises:
         ImplUnavailableError: it is not.
     """
-    if why := broken("transformers"):
-        raise ImplUnavailableError("umt5", f"the text encoder needs transformers, and {why}; {INSTALL}")
+    if find_spec("transformers") is None:
+        raise _unusable("transformers is not installed")
+
+
+def _unusable(why: str) -> ImplUnavailableError:
+    return ImplUnavailableError("umt5", f"the text encoder needs transformers, and {why}; {INSTALL}")
 
 
 def _transformers() -> Any:
-    check_installed()
+    if why := broken("transformers"):
+        raise _unusable(why)
     return import_module("transformers")

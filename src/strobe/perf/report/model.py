@@ -309,7 +309,7 @@ class Headlines(_Node, frozen=True):
     table: Table
 
 
-class VideoFigure(_Node, frozen=True):
+class Video(_Node, frozen=True):
     """A clip beside the report, by relative path."""
 
     label: str
@@ -320,7 +320,7 @@ class VideoFigure(_Node, frozen=True):
 class Videos(_Node, frozen=True):
     """Clips shown side by side."""
 
-    items: tuple[VideoFigure, ...]
+    items: tuple[Video, ...]
 
 
 Block = Paragraph | Notes | Table | Figure | Headlines | Videos

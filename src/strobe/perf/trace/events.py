@@ -353,6 +353,8 @@ class Trace:
             recorded.
         details: what `ops` say of themselves; `None` unless they were asked for.
         waits: calls that wait for a device (`cudaStreamSynchronize`), in order of start; empty unless details were asked for.
+        long_calls: calls of the host that launch nothing and last 20 us or more (`cudaMalloc`, `cuModuleLoadData`, waits),
+            in order of start.
         memory: one track per device whose allocations were recorded.
         overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
         overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
@@ -381,6 +383,7 @@ class Trace:
     operators: tuple[OperatorCalls, ...] = ()
     details: OperatorFacts | None = None
     waits: HostEvents = field(default_factory=HostEvents.empty)
+    long_calls: HostEvents = field(default_factory=HostEvents.empty)
     memory: tuple[MemoryTrack, ...] = ()
     overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)

@@ -23,7 +23,7 @@ from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
 from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
 from strobe.perf.trace.plain import holds
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
-from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads, Times, times_of
+from strobe.perf.trace.tables import HostTable, LaunchTable, LongCallTable, OperatorSizes, Threads, Times, times_of
 
 Report = Callable[[int, int, str], object]
 
@@ -171,6 +171,7 @@ class _Contents:
             self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
         self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
+        self._long_calls = LongCallTable()
         self._devices = DeviceTable(linked=shapes or details)
         self._sizes = OperatorSizes()
         self._memory = MemoryTracks()
@@ -192,6 +193,7 @@ class _Contents:
             if batch.of[group]:
                 self._devices.add(group, self._times(batch.of[group]))
         self._launches.add(self._times(self._launches.worth(batch.of[Group.LAUNCH])))
+        self._long_calls.add(times_of(self._long_calls.worth(batch.of[Group.LAUNCH])))
         if self._details is not None:
             self._waits.add(times_of(self._waits.worth(batch.of[Group.LAUNCH])))
         self._ranges.add(self._times(batch.of[Group.RANGE]))
@@ -245,7 +247,7 @@ class _Contents:
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
-        threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits))
+        threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
         joined = join(self._devices, self._launches, self._sizes, threads)
         once = joined.doubled
         ranges = host_events(self._ranges, threads, once=once)
@@ -274,6 +276,7 @@ class _Contents:
             operators=joined.operators,
             details=details,
             waits=host_events(self._waits, threads, once=once),
+            long_calls=host_events(self._long_calls, threads, once=once),
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),

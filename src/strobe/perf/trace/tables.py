@@ -28,6 +28,8 @@ _LAUNCHES_NOTHING: Final = re.compile(
     r"(?=\w++\Z)(?!.*(?:Launch|Memcpy|Memset))(?:cuda|cu|hip|ze|ur)\w*?"
     r"(?:Get|Query|Synchronize|Event|IsCapturing|Peek|Occupancy|CallConfiguration|SetDevice)\w*"
 )
+_SPEAKS_OF_WORK: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
+LONG_CALL_NS: Final = 20_000
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 
 
@@ -91,6 +93,21 @@ class LaunchTable(HostTable):
         """Keep calls."""
         super().add(times)
         self.correlation.extend(integers([event.args.correlation for event in times.events]))
+
+
+class LongCallTable(HostTable):
+    """Calls that launch nothing and hold the host up for `LONG_CALL_NS` or more."""
+
+    def worth(self, events: Sequence[Any]) -> list[Any]:
+        """Return the calls whose name speaks of no launch, copy or memset."""
+        return [event for event in events if not _SPEAKS_OF_WORK.search(event.name)]
+
+    def add(self, times: Times) -> None:
+        """Keep the long ones."""
+        some = times.duration >= LONG_CALL_NS
+        super().add(
+            times._replace(events=list(compress(times.events, some)), start=times.start[some], duration=times.duration[some])
+        )
 
 
 class _Launches(dict[str, bool]):

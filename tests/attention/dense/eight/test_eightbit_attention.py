@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 import strobe
+from forked import in_triton, run
 from real_like import Shape, error, plain, real_like
 from strobe.attention.dense.eight.api import IMPLS, choose
 from strobe.attention.gates import eightbit
@@ -156,16 +154,7 @@ def test_what_is_kept_is_what_it_says() -> None:
 @rest_while_gated("eightbit", "triton")
 @needs_triton
 def test_the_kernels_equal_the_reference() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
-    result = subprocess.run(
-        [sys.executable, SUPPORT / "eightbit_on_cpu.py"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SUPPORT / "eightbit_on_cpu.py", "cpu")
 
 
 @rest_while_gated("eightbit", "gluon")
@@ -173,9 +162,8 @@ def test_the_kernels_equal_the_reference() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_the_kernels_compile_for_hopper(dtype: str, tmp_path: Path) -> None:
     """Gluon has no interpreter: that its kernel compiles to machine instructions is all that is known of it without a GPU."""
-    changes = {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, SUPPORT / "compiled_ahead.py", "sm_90", "whole", f"eight:{dtype}"]
-    result = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=3000, check=False)
+    changes = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    result = run(SUPPORT / "compiled_ahead.py", "sm_90", "whole", f"eight:{dtype}", environment=changes)
     assert result.returncode == 0, result.stderr[-3000:]
     asked = dict(line.split() for line in result.stdout.splitlines())
     assert asked.keys() == {"_attend_kernel", "_merge_kernel", "_round_kernel", "gluon_attend_kernel"}

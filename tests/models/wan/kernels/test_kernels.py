@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forked import in_triton
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.rows import Quantized
@@ -168,11 +166,7 @@ def test_the_first_pairs_of_keys_are_turned(pairs: int, dtype: torch.dtype, limi
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_equals_the_reference(device: str) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    result = subprocess.run(
-        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SCRIPT, device)
 
 
 OPERATORS = (

@@ -54,3 +54,17 @@ def test_a_trace_of_the_host_alone_has_no_answer(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": [launch("1", "5", 1)]}))
     report = build_trace_report(load_trace_study((path,), TraceOptions()))
     assert "answer" not in {section.id for section in report.sections}
+
+
+def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:
+    steps = (("0", "50000", 46000), ("50000", "500", 50100), ("50600", "500", 50700), ("51200", "500", 51300))
+    events = [event("cuda_driver", "cuModuleLoadData", "100", "20000"), event("user_annotation", "autotune", "20200", "25000")]
+    for number, (start, length, at) in enumerate(steps):
+        events += [event("user_annotation", f"ProfilerStep#{number}", start, length), launch(str(at - 10), "5", number + 1)]
+        events += [kernel("flash_fwd_kernel", str(at), "300", number + 1)]
+    path = tmp_path / "first.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    said = sentences(path)
+    before = "Before the first kernel 46.00 ms passed on the host: 25.00 ms in autotune, 20.00 ms in cuModuleLoadData, "
+    assert any(line.startswith(before) for line in said), said
+    assert any("ProfilerStep#0, takes 50.00 ms on the host, 0.3000 of it busy on the device." in line for line in said), said

@@ -15,12 +15,12 @@ _MEASURE = """
     import gc, sys, tracemalloc
     from pathlib import Path
     from strobe.perf.report.export import write_events
-    from strobe.perf.report.trace_page import timeline
+    from strobe.perf.report.trace_page import device
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.study import TraceOptions, TraceStudy
     from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
 
-    columns.BLOCK, timeline.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
+    columns.BLOCK, device.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
     nodes, per_step = int(sys.argv[1]), int(sys.argv[4])
 
     def rows(count):

@@ -11,9 +11,10 @@ import numpy as np
 from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, PathPart, PathWhatIf
 from strobe.perf.analysis.device.activity import HOST_LATE, Activity
+from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
-from strobe.perf.analysis.structure.steps import Steps
+from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
     count,
@@ -198,10 +199,14 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot.rows[:_MOST]]
     yield f"Most time: {', '.join(most)}."
+    host = host_work(one.view)
+    if sum(host.before.values()) > _LITTLE * done.span_ns:
+        yield f"Before the first kernel {_ms(sum(host.before.values()))} ms passed on the host: {_spent(host.before)}."
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause})."
+        late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
     for label, path in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(path, CriticalPath) and path.what_if:
@@ -210,6 +215,13 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
                 where = f"{label}: " if len(study.labels) > 1 else ""
                 yield f"{where}If {shorten(name_of(first))} took no time, the trace would be {first.speedup:.2f}x faster."
             break
+
+
+def _spent(by_name: Counter[str]) -> str:
+    """Return the names that took most of a time."""
+    return ", ".join(
+        f"{_ms(ns)} ms {name if name == BETWEEN else f'in {shorten(name)}'}" for name, ns in by_name.most_common(_MOST)
+    )
 
 
 def _class(row: KernelTableRow) -> str:
@@ -225,11 +237,22 @@ def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     if not isinstance(found, Steps):
         return
     lengths = sorted(step.length_ns for step in found.steps)
-    median, slowest = lengths[len(lengths) // 2], max(found.steps, key=lambda step: step.length_ns)
+    median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
+    if len(lengths) == 1:
+        return
     said = f"{len(lengths)} steps of {_ms(median)} ms, the median"
-    if slowest.length_ns > _ANSWER_SLOW * median:
-        said += f"; the slowest, {slowest.label}, takes {_ms(slowest.length_ns)} ms, {_ms(slowest.idle_ns)} of it idle"
+    if _whole_ns(slowest) > _ANSWER_SLOW * median:
+        said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
+        if _whole_ns(slowest) > slowest.length_ns:
+            said += f" on the host, {_ms(slowest.busy_ns)} of it busy on the device"
+        else:
+            said += f", {_ms(slowest.idle_ns)} of it idle"
     yield f"{said}."
+
+
+def _whole_ns(step: Step) -> int:
+    """The length of a step on the device, or that of its range on the host where that is longer, as in a first step."""
+    return max(step.length_ns, step.host_ns or 0)
 
 
 def _ms(ns: int) -> str:
