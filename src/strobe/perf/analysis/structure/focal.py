@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.device_work import all_events
 from strobe.perf.analysis.device.distribution import Distribution, distribution
-from strobe.perf.analysis.device.intervals import column
+from strobe.perf.analysis.device.intervals import column, totals
+from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
 from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.structure.scopes import device_times
 from strobe.perf.analysis.structure.sections import pattern
@@ -43,6 +46,30 @@ class FocalKernels:
     num_same: int
     calls: Distribution
     window_ns: int
+
+
+_NEARLY_ALL: Final = Fraction(9, 10)
+
+
+def attention_kernel(traces: Sequence[Trace]) -> str | None:
+    """Return a regular expression of the kernel that takes nine tenths or more of all attention; None if there is none."""
+    spent: Counter[str] = Counter()
+    names: dict[str, set[str]] = {}
+    for trace in traces:
+        events = trace.device_events
+        took = totals(column(events.end_ns) - column(events.start_ns), column(events.name), len(events.names))
+        for raw, ns in zip(events.names, took.tolist(), strict=True):
+            if kernel_kind(raw) is KernelKind.ATTENTION:
+                group, full = kernel_name(raw).group, kernel_name(raw).full
+                spent[group] += ns
+                names.setdefault(group, set()).add(full)
+    if not spent:
+        return None
+    (first, most), *_ = spent.most_common(1)
+    if most < _NEARLY_ALL * spent.total():
+        return None
+    fulls = sorted(names[first])
+    return re.escape(first) if all(first in full for full in fulls) else "|".join(map(re.escape, fulls))
 
 
 def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
