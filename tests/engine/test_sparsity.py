@@ -52,14 +52,14 @@ def latents(blocks: list[FrameBlock]) -> Tensor:
 @pytest.mark.parametrize(
     "config",
     [
-        BASE,
+        pytest.param(BASE, marks=pytest.mark.rest),
         replace(BASE, keep_sink=False),
-        replace(BASE, positions="absolute"),
+        pytest.param(replace(BASE, positions="absolute"), marks=pytest.mark.rest),
         replace(BASE, sink=0, window=7),
         replace(BASE, window=5),  # nothing but the sink and the frame block: no history
         replace(BASE, first_block=1, sink=3),
     ],
-    ids=str,
+    ids=["plain", "sink not kept", "absolute", "no sink", "no history", "first block of one"],
 )
 def test_a_share_too_small_to_skip_a_tile_changes_nothing(film: Callable[..., list[FrameBlock]], config: EngineConfig) -> None:
     dense, sparse = (latents(film(replace(config, sparsity=share), samples=(0, 1))) for share in (0.0, 0.01))
