@@ -19,7 +19,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.noise import draw
 from strobe.engine.prompts import Switch, blocks_for, parse_switch
 from strobe.engine.session import Session
