@@ -16,7 +16,7 @@ from strobe.bench.cases.stream import Script
 from strobe.cli.ablate import tell
 from strobe.cli.console import Output
 from strobe.core.errors import ConfigError, DataError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

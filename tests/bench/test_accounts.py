@@ -13,7 +13,7 @@ from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
 from strobe.engine.graphs import Recorded
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.perf.analysis.ledger.account import ClipKind, Ledger, Part

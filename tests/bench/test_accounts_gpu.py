@@ -14,7 +14,7 @@ from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
 from strobe.core.errors import ImplUnavailableError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.models.wan.dit import CausalWan

@@ -10,7 +10,7 @@ import torch
 
 from strobe.bench.cases.ablate import FULL, QUICK, Length, Setup, log_cells, script
 from strobe.core.errors import ConfigError, DataError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.perf.records.record import (
     Clip,

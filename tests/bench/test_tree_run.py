@@ -73,6 +73,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
         run_cells([shape], How(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet)
 
 
+@pytest.mark.rest
 def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
     how = How(contestants=("allgather",), iterations=1, timeout_s=3.0, delay_rank=1, delay_ms=600_000)
     shape, executor = Shape(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()

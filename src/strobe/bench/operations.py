@@ -37,11 +37,11 @@ from strobe.core.spans import (
 )
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import new_cache
-from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model, latent_shape
 from strobe.engine.noise import draw_block
-from strobe.engine.prepared import latent_shape
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.sparsity import attended_keys
 from strobe.engine.transformer import TextContext, Transformer

@@ -61,7 +61,7 @@ class Judged:
         from strobe.bench.accept.run import Subject, check_blocks
         from strobe.bench.cases.scoring import readable
         from strobe.core.device import resolve_device
-        from strobe.engine.config import check_device
+        from strobe.engine.resolve import check_device
 
         device, config = resolve_device(self.device), flags.config(self.preset)
         check_device(config, device)

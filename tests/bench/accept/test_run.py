@@ -11,7 +11,7 @@ import torch
 from strobe.bench.accept import run
 from strobe.bench.accept.run import Subject, not_judged, run_accept
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.perf.analysis.runs.acceptance import acceptance_of
 from strobe.perf.records.record import Check

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from strobe.bench.accept.verdict import reported
-from strobe.engine.config import ResolvedConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.noise import draw_block
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.text import TextKV

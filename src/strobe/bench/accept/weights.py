@@ -8,7 +8,7 @@ from torch import Tensor
 
 from strobe.bench.accept.verdict import judged
 from strobe.core.printable import first_of
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.perf.records.record import Check
 
 _NAMED = 3

@@ -192,9 +192,10 @@ def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
     import msgspec
 
     from strobe.core.device import resolve_device
-    from strobe.engine.config import DTYPES, knob_states, lacking
+    from strobe.engine.config import DTYPES
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS
+    from strobe.engine.resolve import knob_states, lacking
     from strobe.perf.measure.machine import describe_machine
     from strobe.quality.available import METRICS
 

@@ -15,8 +15,8 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.engine.config import ResolvedConfig
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
+    from strobe.engine.resolve import ResolvedConfig
     from strobe.perf.analysis.runs.breakdown import KernelProfile
     from strobe.perf.report.model import Report
     from strobe.perf.report.profile_pages import Profiled
@@ -71,9 +71,9 @@ def kernels(
     with output.progress("kernels") as advance:
         from strobe.bench.operations import KernelPlan, profile_kernels
         from strobe.core.device import resolve_device
-        from strobe.engine.config import resolve
         from strobe.engine.load import load
         from strobe.engine.presets import preset
+        from strobe.engine.resolve import resolve
         from strobe.perf.measure.machine import ClockSampler
 
         plan = KernelPlan(iterations=iterations, switches=what.switches, cold=what.cold)

@@ -23,7 +23,7 @@ from strobe.core.settings import read_settings
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
     from strobe.engine.config import EngineConfig
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.perf.measure.profile import Capture
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.model import Report
@@ -194,7 +194,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
         ImplUnavailableError: nothing is compiled there, and why.
     """
     from strobe.core.device import resolve_device
-    from strobe.engine.config import resolve
+    from strobe.engine.resolve import resolve
 
     where = resolve_device(device)
     for config in configs:

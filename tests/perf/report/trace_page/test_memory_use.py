@@ -57,6 +57,7 @@ _MEASURE = """
 """
 
 
+@pytest.mark.few("8-shape-1000000")
 @pytest.mark.parametrize(("nodes", "by", "per_step"), [(1, "name", 200), (8, "shape", 1_000_000)])
 def test_a_report_needs_at_most_64_bytes_for_each_device_event(nodes: int, by: str, per_step: int, tmp_path: object) -> None:
     command = [sys.executable, "-c", textwrap.dedent(_MEASURE), str(nodes), by, f"{tmp_path}/events.csv.gz", str(per_step)]

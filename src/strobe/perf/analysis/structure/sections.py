@@ -24,9 +24,10 @@ from strobe.perf.analysis.device.intervals import (
     distribution,
     overlaps,
     reach,
+    totals,
     union,
 )
-from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.logs.series import Constraint, short
 from strobe.perf.measure.stats import percentile
@@ -440,6 +441,30 @@ class FocalKernels:
     num_same: int
     calls: Distribution
     window_ns: int
+
+
+_NEARLY_ALL: Final = Fraction(9, 10)
+
+
+def attention_kernel(traces: Sequence[Trace]) -> str | None:
+    """Return a regular expression of the kernel that takes nine tenths or more of all attention; None if there is none."""
+    spent: Counter[str] = Counter()
+    names: dict[str, set[str]] = {}
+    for trace in traces:
+        events = trace.device_events
+        took = totals(column(events.end_ns) - column(events.start_ns), column(events.name), len(events.names))
+        for raw, ns in zip(events.names, took.tolist(), strict=True):
+            if kernel_kind(raw) is KernelKind.ATTENTION:
+                group, full = kernel_name(raw).group, kernel_name(raw).full
+                spent[group] += ns
+                names.setdefault(group, set()).add(full)
+    if not spent:
+        return None
+    (first, most), *_ = spent.most_common(1)
+    if most < _NEARLY_ALL * spent.total():
+        return None
+    fulls = sorted(names[first])
+    return re.escape(first) if all(first in full for full in fulls) else "|".join(map(re.escape, fulls))
 
 
 def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:

@@ -317,7 +317,7 @@ _WHERE: Final[dict[LevelName, str]] = {
 }  # fmt: skip
 _NAMES: Final[dict[LevelName, str]] = {
     "e2e": "whole run", "stage": "stage", "step": "traced step", "attention": "attention call", "section": "section",
-    "kernel": "focal kernel",
+    "kernel": "kernel",
 }  # fmt: skip
 _LEVELS: Final = 2
 """Fewest measured levels of which the first sentence tells."""
@@ -384,8 +384,10 @@ def _name(line: PartLine) -> str:
         return "time that was not traced"
     if line.parts == (Part.WAITING,):
         return "less waiting for the host" if line.saved_ns > 0 else "waiting for the host"
+    if line.parts == (Part.FOCAL,):
+        return "the kernel"
     name = line_name(line)
-    return f"the {name}" if line.parts[0] in (Part.FOCAL, Part.SECTION) and len(line.parts) == 1 else name
+    return f"the {name}" if line.parts == (Part.SECTION,) else name
 
 
 def _ms(ns: Fraction) -> str:

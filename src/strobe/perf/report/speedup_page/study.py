@@ -52,7 +52,13 @@ from strobe.perf.analysis.ledger.traces import (
 )
 from strobe.perf.analysis.runs.log_times import STAGE, WantedTimes, timings_of, unsynchronised
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
-from strobe.perf.analysis.structure.sections import SectionDefinition, TraceEvidence, check_alike, trace_evidence
+from strobe.perf.analysis.structure.sections import (
+    SectionDefinition,
+    TraceEvidence,
+    attention_kernel,
+    check_alike,
+    trace_evidence,
+)
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
 from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.blocks.logs import input_file
@@ -228,7 +234,10 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     sides = request.baseline, request.candidate
     details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
-    baseline, candidate = (_load(request, side, details, progress) for side in sides)
+    read = [_read_traces(side, details, progress) for side in sides]
+    baseline, candidate = (
+        _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
+    )
     for loaded in (baseline, candidate):
         _check_calls(request.calls, loaded.side)
     if not unlike and request.allow_unlike:
@@ -288,9 +297,20 @@ def _paths(side: SideRequest) -> tuple[Path, ...]:
     return find_traces(side.traces) if side.traces else ()
 
 
-def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: Progress | None) -> Loaded:
-    traces = tuple(read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side))
-    traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+def _read_traces(side: SideRequest, details: bool, progress: Progress | None) -> tuple[Trace, ...]:
+    traces = [read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side)]
+    return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+
+
+def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -> Sequence[SideRequest]:
+    """Return the sides with the attention kernel of each as its focal one, where no side names any and both run just one."""
+    if any(side.focal or side.section for side in sides):
+        return sides
+    found = [attention_kernel(traces) for traces in read]
+    return [replace(side, focal=name) for side, name in zip(sides, found, strict=True)] if all(found) else sides
+
+
+def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> Loaded:
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
     on_host = host_step(traces)

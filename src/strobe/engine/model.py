@@ -1,20 +1,20 @@
-"""A model prepared for one configuration and device, shared by any number of streams."""
+"""A model, and what of it is prepared for one configuration and device, shared by any number of streams."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 from weakref import WeakSet, WeakValueDictionary
 
 from strobe.core.shapes import LatentShape
-from strobe.engine.config import ModelDefaults, ResolvedConfig
-from strobe.engine.decode import FrameDecoder
+from strobe.engine.config import ModelDefaults
+from strobe.engine.decode import FrameDecoder, VideoVAE
+from strobe.engine.resolve import ResolvedConfig
+from strobe.engine.texts import TextEncoder
 from strobe.engine.transformer import Transformer
+from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig
-
-if TYPE_CHECKING:
-    from strobe.engine.load import Model
+from strobe.models.wan.transformer import CausalTransformer
 
 
 class Prepared:
@@ -95,6 +95,55 @@ class Shelf:
             if found is None or found.changed:
                 found = self._held[_key(config)] = Prepared(model, config)
             return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """Sizes of a model's parts, from which its memory follows; nothing needs to be loaded.
+
+    Args:
+        dit: the transformer, on any device, the meta device included.
+        vae: the autoencoder, likewise.
+        defaults: frame size, frame block and stride.
+        loras: updates of the transformer.
+    """
+
+    dit: CausalTransformer
+    vae: VideoVAE
+    defaults: ModelDefaults
+    loras: tuple[Lora, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model: everything that turns a prompt into frames.
+
+    Args:
+        name: "shapes", a size of Wan or the folder it was read from; says so if weights are random.
+        weights_hash: sha256 over names and contents of the weight files, hexadecimal.
+        dit, text, vae: the parts, on the CPU. A session copies what it changes.
+        defaults: what the model was trained for.
+        loras: updates of `dit` that sessions run with, those that belong to the weights first.
+        random_weights: frames mean nothing, so quality must not be judged.
+        notes: what a caller should be told about the choices that were made, a line each.
+        shelf: what is on a device and in use; sessions of this model share it.
+    """
+
+    name: str
+    weights_hash: str
+    dit: CausalTransformer
+    text: TextEncoder
+    vae: VideoVAE
+    defaults: ModelDefaults
+    loras: tuple[Lora, ...] = ()
+    random_weights: bool = False
+    notes: tuple[str, ...] = ()
+    shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """Sizes that decide how much memory a stream takes."""
+        return Parts(dit=self.dit, vae=self.vae, defaults=self.defaults, loras=self.loras)
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:
