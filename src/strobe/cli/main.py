@@ -62,13 +62,11 @@ VERBS: Final = {
     "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
     "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
     "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
-    "ablate": "Change one factor at a time around a preset; measure speed and quality of each value, cell by cell.",
     "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
     "`quality`.",
     "bench": "Measure what the package ships.",
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
     "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
-    "log": "Write the optimisation log of recorded runs: configuration, latencies, rates, memory, quality, decision and why.",
     "presets": "What each preset turns on, and which one holds a frame rate here.",
     "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
     "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",

@@ -212,8 +212,8 @@ class Linted(Printed, frozen=True, kw_only=True):
     ]
 
 
-class Ablated(Printed, frozen=True, kw_only=True):
-    """`strobe ablate` and `strobe log`: runs (cells) of changed settings, with their speedups."""
+class Varied(Printed, frozen=True, kw_only=True):
+    """`strobe compare --vary` and `strobe report --log`: many runs, of changed settings or of a log, with their speedups."""
 
     report: ReportPaths
     measured: Annotated[tuple[str, ...], Meta(description="names of the cells that this call measured")]
@@ -310,13 +310,11 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),
-    "compare": (Measured,),
-    "report": (Reported,),
+    "compare": (Measured, Varied),
+    "report": (Reported, Varied),
     "trace": (Traced,),
     "speedup": (Compared, Reported),
     "doctor": (Machine,),
-    "ablate": (Ablated,),
-    "log": (Ablated,),
     "bench shapes": (Scored,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),

@@ -175,7 +175,7 @@ def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
     kept = tuple(sorted(folder for folder in found if not superseded(folder)))
     if not kept:
         raise DataError(
-            f"nothing was measured at {', '.join(map(str, paths))}; measure with `strobe compare` or `strobe log --quick`"
+            f"nothing was measured at {', '.join(map(str, paths))}; measure with `strobe compare`"
         )
     return kept
 
