@@ -151,7 +151,7 @@ def test_a_variable_of_no_flag_is_an_error(strobe: Strobe, monkeypatch: pytest.M
     assert strobe("doctor").err == (
         "error: STROBE_DOCTOR_SAMPLE: there is no flag --sample for it (did you mean 'STROBE_DOCTOR_SAMPLES'?); unset it\n"
     )
-    assert strobe("presets", "show", "--quiet", "--device", "cpu").code == 0, "it is another verb's"
+    assert strobe("presets", "--quiet", "--device", "cpu").code == 0, "it is another verb's"
     monkeypatch.delenv("STROBE_DOCTOR_SAMPLE")
     monkeypatch.setenv("STROBE_TRAIN_SHAPES_OUT", "x")
     monkeypatch.setenv("STROBE_DOCTOR_SAMPLES", "many")

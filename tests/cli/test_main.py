@@ -19,8 +19,7 @@ VERBS = [
     "demo",
     "generate",
     "compare",
-    "presets show",
-    "presets pick",
+    "presets",
     "report",
     "trace",
     "speedup",
@@ -84,7 +83,7 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         (["generate", "a red circle moving left", "--seed=-1.7"], "--seed -1.7: give a whole number"),
         (["profile", "attention", "--grid", "4", "1.5", "3"], "--grid 1.5: give a whole number"),
         (["bench", "shapes", "--streams", "3.0"], "--streams 3.0: give a whole number"),
-        (["presets", "show", "turb"], "did you mean 'turbo'"),
+        (["presets", "turb"], "did you mean 'turbo'"),
         (["generate", "a red circle moving left", "-o", "clip.mp5"], "did you mean '.mp4'"),
         (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
         (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
@@ -156,7 +155,7 @@ def test_every_way_to_end_has_its_exit_code(
 def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-c", "from strobe.cli.main import main; raise SystemExit(main())", "presets", "show", *flags]
+    command = [sys.executable, "-c", "from strobe.cli.main import main; raise SystemExit(main())", "presets", *flags]
     path = os.pathsep.join([str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600, env=environment)

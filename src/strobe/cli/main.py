@@ -67,7 +67,7 @@ VERBS: Final = {
     "bench": "Measure what the package ships.",
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
     "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
-    "presets": "What each preset turns on, and which one holds a frame rate here.",
+    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
     "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
     "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
