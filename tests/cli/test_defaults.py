@@ -120,7 +120,7 @@ def test_a_file_of_another_user_is_passed_over(strobe: Strobe, place: Path, monk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[doctr]\na = 1", ":1: doctr: no such table (did you mean 'doctor'?); tables: demo, generate,"),
+        ("[doctr]\na = 1", ":1: doctr: no such table (did you mean 'doctor'?); tables: speedup, trace,"),
         ("\n[doctor]\nprest = 'a'", ":3: [doctor] prest: strobe doctor has no such flag (did you mean 'preset'?)"),
         ("[doctor]\nsamples = 'a'", ":2: [doctor] samples: Expected int, got str"),
         ("[doctor]\nsamples = 2.5", ":2: [doctor] samples: Expected int, got float"),

@@ -8,9 +8,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import NoneType
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnknownOptionError
 
 import strobe
 from strobe.cli.console import OUT, styled, terminal
@@ -55,24 +55,46 @@ def _whole(hint: object) -> bool:
 
 
 VERBS: Final = {
-    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
-    "generate": "Make a clip from a prompt, steered by prompt switches.",
+    "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
+    "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
     "compare": "Measure presets, programs or commits against each other: interleaved, every sample kept, then the report.",
     "report": "Write report.html, report.md and report.json of one or several runs.",
-    "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
-    "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
+    "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
+    "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
+    "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
+    "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
+    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
+    "generate": "Make a clip from a prompt, steered by prompt switches.",
+    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
+    "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
     "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
     "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
     "`quality`.",
     "bench": "Measure what the package ships.",
-    "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
-    "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
-    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
-    "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
-    "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
-    "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
 }
 """The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
+GROUPS: Final = {
+    "Explain": ("speedup", "trace", "compare", "report", "profile", "lint", "quality", "extract"),
+    "Make": ("demo", "generate", "presets"),
+    "Serve": ("serve",),
+    "Maintain": ("doctor", "accept", "bench"),
+}
+"""The boxes of `strobe --help`, in order, and the verbs in each."""
+NEXT: Final = {
+    "speedup": "-o page writes the page; strobe trace looks into one side.",
+    "trace": "strobe speedup compares two traces.",
+    "compare": "strobe report RUN_DIR makes the page again, and --require makes it a gate.",
+    "report": "Open report.html; --require makes it a gate.",
+    "lint": "docs/lint.md says what each rule looks for.",
+    "quality": "strobe compare measures speed and quality together.",
+    "demo": "Open runs/*/report.html, then steer the model yourself: strobe serve.",
+    "generate": "strobe compare baseline turbo shows what a preset gains, strobe serve steers a stream while it plays.",
+    "presets": "strobe compare PRESET PRESET measures two of them.",
+    "serve": "strobe bench serve loads the server with viewers.",
+    "doctor": "strobe doctor --gate records on a GPU which implementations are right there.",
+    "accept": "strobe report DIR makes the page again.",
+}
+"""What a user does after a verb: the last line of its page. A verb that has verbs says it itself."""
 
 
 def command_line(*, lists: bool = False) -> App:
@@ -94,13 +116,18 @@ def command_line(*, lists: bool = False) -> App:
         version=lambda: f"strobe {strobe.__version__}",
         version_flags=["--version"],
         help_flags=HELP,
+        group_commands=Group("Flags", sort_key=9) if lists else None,
         suppress_keyboard_interrupt=False,
         config=(fill_in, whole_numbers),
         default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
     )
-    for verb, line in VERBS.items():
-        name = verb.replace("-", "_")
-        app.command(f"strobe.cli.{name}:{name}", name=verb, help=line if lists else None)
+    for place, (title, verbs) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=place)
+        for at, verb in enumerate(verbs):
+            options: dict[str, Any] = {"help_epilogue": f"Next: {NEXT[verb]}\n"} if verb in NEXT else {}
+            if lists:
+                options |= {"help": VERBS[verb], "group": group, "sort_key": at}
+            app.command(f"strobe.cli.{verb}:{verb}", name=verb, **options)
     line = "Let the shell complete words."
     app.command("strobe.cli.completion:install_completion", name="--install-completion", help=line)
     return app
