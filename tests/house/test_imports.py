@@ -134,7 +134,8 @@ def test_help_loads_no_torch(verb: str, loaded_by_help: dict[str, list[str]]) ->
 
 @pytest.mark.parametrize(
     "line",
-    ["compare baseline turbo --rounds 0", "demo --blocks 0", "compare turbo --vary steps=1 --rounds 0", "doctor --preset turbo --samples 0",
+    ["compare baseline turbo --rounds 0", "demo --blocks 0", "compare turbo --vary steps=1 --rounds 0",
+     "doctor --preset turbo --samples 0",
      "profile stream --active 0", "generate dog --blocks 0", "generate dog -o dog.mp5", "generate dog --seed 1.5"],
 )  # fmt: skip
 def test_a_wrong_count_is_told_without_torch(line: str) -> None:
