@@ -68,10 +68,10 @@ class ClipFlags(ModelFlags):
         return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
 
 
-@Parameter(name="*", group="One preset with settings changed")
+@Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class GridFlags:
-    """Flags that change settings of one preset instead of naming another.
+class GridFlags(ClipFlags):
+    """Flags of the clip, and flags that change settings of one preset instead of naming another.
 
     Args:
         vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, switch_at (a frame block), syncs (the host
@@ -102,8 +102,7 @@ def compare(
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
-    grid: GridFlags = GridFlags(),
-    clip: ClipFlags = ClipFlags(),
+    clip: GridFlags = GridFlags(),
     programs: ProgramFlags = ProgramFlags(),
     output: Output = Output(),
 ) -> int:
@@ -149,10 +148,10 @@ def compare(
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
-    if grid.asked:
+    if clip.asked:
         refuse((*given(programs), *(["--require"] if require else []), *(["--allow-different"] if allow_different else [])),
                "for whole presets or programs, and here settings of one preset change")  # fmt: skip
-        return _vary(sides, grid, rounds, out or Path("grid"), clip, output)
+        return _vary(sides, clip, rounds, out or Path("grid"), output)
     out = out or Path("runs")
     if SEPARATOR in sides or programs.commits:
         told = (*given(clip), *(["--allow-different"] if allow_different else []))
@@ -186,7 +185,7 @@ def compare(
     return code
 
 
-def _vary(sides: Sequence[str], grid: GridFlags, rounds: int, out: Path, clip: ClipFlags, output: Output) -> int:
+def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output: Output) -> int:
     """Measure a preset against itself with settings changed, a run for each change, and write their page."""
     if len(sides) != 1:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
@@ -195,7 +194,7 @@ def _vary(sides: Sequence[str], grid: GridFlags, rounds: int, out: Path, clip: C
         from strobe.bench.cases.ablate import Setup, job, run_cells
 
         base = Setup(config=clip.config(sides[0]))
-        cells, model, device = _cells(base, grid, clip)
+        cells, model, device = _cells(base, clip)
         plan = Plan(palindromes=rounds)
         work: Job = job(base, clip.script(model.defaults), model, device, plan, SAMPLES)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
@@ -203,7 +202,7 @@ def _vary(sides: Sequence[str], grid: GridFlags, rounds: int, out: Path, clip: C
     return page_of_many([out], out, output, outcome)
 
 
-def _cells(base: Setup, grid: GridFlags, clip: ClipFlags) -> tuple[list[AblationCell], Model, str]:
+def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str]:
     """Return what is measured, with which model and on which device.
 
     Raises:
@@ -212,15 +211,15 @@ def _cells(base: Setup, grid: GridFlags, clip: ClipFlags) -> tuple[list[Ablation
     from strobe.bench.cases import ablate as planned
     from strobe.core.device import resolve_device
 
-    factors, device, name = planned.parse_factors(grid.vary), resolve_device(clip.device), base.config.name
+    factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
     model = clip.load()
-    make = planned.products if grid.grid else planned.one_at_a_time
+    make = planned.products if clip.grid else planned.one_at_a_time
     found: list[AblationCell] = list(make(base, factors, model.defaults, device))
     if factors and not found:
         raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
     if found and all(cell.candidate is None for cell in found):
         found.insert(0, planned.base_alone(base))
-    if grid.leave_one_out:
+    if clip.leave_one_out:
         found += planned.leave_one_out(base, model.defaults, device)
     if not found:
         raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
