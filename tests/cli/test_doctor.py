@@ -44,8 +44,19 @@ def test_it_says_what_this_machine_has(strobe: Strobe) -> None:
 
 def test_the_page_for_people_has_the_same(strobe: Strobe) -> None:
     out = strobe("doctor", "--device", "cpu").out
-    for words in ("torch", "runs: ", "cudnn", "missing", "ring_cache", "compile is off", "lpips: "):
+    for words in (
+        "torch",
+        "no GPU, ",
+        " GB, ",
+        "runs: ",
+        "needs a GPU: cudnn, fa4, triton",
+        "compile: used on CUDA only",
+        "lpips: ",
+    ):
         assert words in out
+    assert "ring_cache" not in out and out.count("\n") <= 40
+    everything = strobe("doctor", "--device", "cpu", "--details").out
+    assert "ring_cache" in everything and "needs a GPU  it runs on a GPU" in everything
 
 
 def test_missing_weights_are_told_with_a_fix(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,7 +91,7 @@ def doctor(
             document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
             if devices is not None:
                 document["devices"] = predict_devices(stream, devices)
-    output.show(*_tables(document))
+    output.show(*_tables(document, details=output.details))
     output.emit(document)
     gated = document.get("gate", {})
     if gated.get("reason") or not all(check.ok for check in checks):
@@ -239,8 +239,8 @@ def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...]
     return {"runs": choice.impl.name, "passed_over": dict(choice.passed_over), "impls": states}
 
 
-def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the document as text and tables for a terminal."""
+def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableType]:
+    """Yield what runs here and what does not as text for a terminal; with details every table."""
     for check in document["checks"]:
         yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
@@ -250,23 +250,25 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"defaults of flags: {document['defaults']['file']}: {'; '.join(tables) or 'none'}"
     if "machine" not in document:
         return
-    machine = Table(box=None, show_header=False)
-    for key, value in document["machine"].items():
-        if value not in (None, False) and not isinstance(value, dict):
-            machine.add_row(key, str(value))
-    yield from ("", styled(("machine", "bold")), machine)
+    yield from ("", f"machine  {_machine(document['machine'])}")
     if "gate" in document:
         yield from _gate_lines(document["gate"])
-    attention = document["attention"]
+    attention, on_cpu = document["attention"], document["machine"]["device"] == "cpu"
     yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
-    yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
-    yield _impl_table(attention["impls"])
-    yield from ("", styled(("optimisations", "bold"), " on this device"), _knob_table(document["presets"]))
-    reasons = {name: knob["reason"] for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]}
-    yield from (f"  {name} is off: {reason}" for name, reason in reasons.items())
-    yield from (f"  not here: {reason}" for reason in document["lacking"].values())
-    yield from ("", styled(("quality metrics", "bold")))
-    yield from (f"  {name}: {state}" for name, state in document["metrics"].items())
+    if details:
+        yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
+        yield _impl_table(attention["impls"], on_cpu=on_cpu)
+    else:
+        yield from _impl_lines(attention["impls"], on_cpu=on_cpu)
+    yield from ("", styled(("optimisations", "bold"), "  off on this machine:"))
+    if details:
+        yield _knob_table(document["presets"])
+    knobs = [(name, knob["reason"]) for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]]
+    yield from (f"  {', '.join(names)}: {reason}" for reason, names in _by_second(knobs))
+    lacking = [(name, reason.removeprefix(f"{name} ")) for name, reason in document["lacking"].items()]
+    yield from (f"  preset {', '.join(names)} {reason}" for reason, names in _by_second(lacking))
+    yield from ("", styled(("quality metrics", "bold"), "  measured and not:"))
+    yield from (f"  {', '.join(names)}: {state}" for state, names in _by_second(list(document["metrics"].items())))
     if document["plugins"]:
         yield from ("", styled(("plug-ins", "bold")))
         for each in document["plugins"]:
@@ -276,6 +278,40 @@ def _tables(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield from memory_table(document["memory"])
     if "devices" in document:
         yield from devices_table(document["devices"])
+    if not details:
+        yield from ("", "Each implementation with its reason and every setting of every preset: --details.")
+
+
+def _machine(found: dict[str, Any]) -> str:
+    """Return the machine on one line, in units that people read."""
+    memory = f"{found['memory_bytes'] / 1e9:.1f} GB" if found.get("memory_bytes") else ""
+    cpu = f"{found['cpu_name']}, {found['cores']} cores" if found.get("cpu_name") else f"{found['cores']} cores"
+    gpu = "no GPU" if found["device"] == "cpu" else found["device_name"]
+    driver = f"driver {found['driver']}" if found.get("driver") else ""
+    return ", ".join(
+        filter(None, (gpu, driver, cpu, memory, f"torch {found['torch']}", f"Python {found['python']}", found["os"]))
+    )
+
+
+def _by_second(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Group names by what is said of them; each name once."""
+    groups: dict[str, list[str]] = {}
+    for name, said in dict.fromkeys(pairs):
+        groups.setdefault(said, []).append(name)
+    return list(groups.items())
+
+
+def _state(impl: dict[str, str], *, on_cpu: bool) -> str:
+    """Return the state of an implementation; what does not run on a machine without a GPU needs one."""
+    return "needs a GPU" if on_cpu and impl["state"] == "missing" else impl["state"]
+
+
+def _impl_lines(impls: list[dict[str, str]], *, on_cpu: bool) -> Iterator[str]:
+    """Yield the implementations of each operator by their state."""
+    for operator in dict.fromkeys(impl["operator"] for impl in impls):
+        own = [(impl["name"], _state(impl, on_cpu=on_cpu)) for impl in impls if impl["operator"] == operator]
+        said = (f"{state}: {', '.join(names)}" for state, names in _by_second(own))
+        yield f"  {operator}  {'; '.join(said)}"
 
 
 def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
@@ -289,11 +325,11 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  recorded in {gate['record']}"
 
 
-def _impl_table(impls: list[dict[str, str]]) -> Table:
+def _impl_table(impls: list[dict[str, str]], *, on_cpu: bool) -> Table:
     """Return the table of every implementation: gated and where, or untested or missing and why."""
     table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
     for impl in impls:
-        table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], impl["detail"])
+        table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
     return table
 
 
