@@ -15,7 +15,8 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Forced
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.video import VideoAttentionOutput, _text_of, video_sparse_attention
+from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+from strobe.attention.sparse.video_plan import VideoOptions, written
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
@@ -189,8 +190,11 @@ def test_the_operator_that_a_compiler_calls_says_what_it_returns(topk: list[int]
     q, k, v = draw(2, 90, 2, 16)
     angles = torch.linspace(0, 6, 90 * 8).reshape(90, 8)
     gate, cos, sin = (q.flip(1), angles.cos(), angles.sin()) if gated else (None, None, None)
-    tiles, policy = (GRID, GRID, (4, 4, 4), (4, 4, 4), tuple(topk)), (True, 0, 0, 1)
-    arguments = (q, k, v, gate, cos, sin, _text_of(tiles, policy, (gated, 0.25, "raster", "raster", "reference", gated)))
+    told = VideoOptions(
+        grid=GRID, kv_grid=GRID, kv_tile=(4, 4, 4), topk=topk[0] if len(topk) == 1 else tuple(topk), coarse=gated,
+        forced=Forced(own=True), softmax_scale=0.25, impl="reference", return_lse=gated,
+    )  # fmt: skip
+    arguments = (q, k, v, gate, cos, sin, written(told))
     operator: Any = torch.ops.strobe.video_sparse_attention.default
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, arguments, test_utils=checks)

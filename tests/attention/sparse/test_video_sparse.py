@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from dataclasses import fields
 from itertools import product
 from threading import get_ident
 from typing import Any
@@ -19,6 +21,7 @@ from strobe.attention.sparse import video, video_plan
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
+from strobe.attention.sparse.video_plan import VideoOptions
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 
@@ -319,6 +322,39 @@ def test_a_plan_is_found_again_where_nothing_has_changed(monkeypatch: pytest.Mon
                 video_sparse_attention(**({"q": q, "k": k, "v": v, "grid": GRID, "topk": 2, "gate": q, "rope": rope} | change))
     with pytest.raises(pytest.fail.Exception):
         video_sparse_attention(q.clone().requires_grad_(), k, v, grid=GRID, topk=2, gate=q, rope=rope)
+
+
+OTHERS = VideoOptions(
+    grid=(5, 3, 6), kv_grid=(2, 9, 5), tile=(2, 4, 8), kv_tile=(1, 8, 8), topk=3, sparsity=0.25, coarse=True,
+    forced=Forced(own=True, first_frames=1, last_frames=2), estimator=Estimator(parts=4), softmax_scale=0.5, q_layout="tiled",
+    kv_layout="tiled", impl="triton", return_lse=True, probe=7,
+)  # fmt: skip
+"""Of every option a value that is not its default."""
+
+
+def test_no_option_is_forgotten_between_the_call_and_the_operator_of_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that is added has a parameter of the same default, reaches the options of the call, its key and its text."""
+    values, usual = OTHERS._asdict(), VideoOptions(grid=GRID)
+    parameters = inspect.signature(video_sparse_attention).parameters
+    assert set(parameters) - {"q", "k", "v", "gate", "rope"} == set(values)
+    defaults = {name: each.default for name, each in parameters.items() if name in VideoOptions._field_defaults}
+    assert defaults == VideoOptions._field_defaults
+
+    q, k, v = _qkv()
+    seen: list[VideoOptions] = []
+    monkeypatch.setattr(video, "_attend", lambda *arguments: seen.append(arguments[-1]))
+    video_sparse_attention(q, k, v, **values)
+    assert seen == [OTHERS] and video_plan.options_of(video_plan.written(OTHERS)) == OTHERS
+
+    for name, value in values.items():
+        changed = usual._replace(**{name: value})
+        assert changed != usual, f"{name}: give OTHERS a value that is not the default"
+        assert video_plan.options_of(video_plan.written(changed)) == changed, name
+        key = video_plan.key_of(q, k, v, None, None, changed)
+        assert key is None if name == "probe" else key not in (None, video_plan.key_of(q, k, v, None, None, usual)), name
+    for policy in (OTHERS.forced, OTHERS.estimator):
+        kept = {each.name: getattr(policy, each.name) for each in fields(policy)}
+        assert all(kept[each.name] != each.default for each in fields(policy)), f"give OTHERS {policy} no default"
 
 
 def test_a_plan_is_made_where_no_mode_of_the_caller_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,9 @@ Everything a call's shapes and options decide is worked out once, in a plan, and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
-from operator import index
 from typing import Any, Final, Literal
 
 import torch
@@ -27,15 +24,17 @@ from strobe.attention.sparse.tiled import attend, graded, prepare, selection_of
 from strobe.attention.sparse.video_plan import (
     Layout,
     VideoCall,
+    VideoOptions,
     VideoPlan,
     arrangement,
     key_of,
+    options_of,
     plan_of,
     plan_seen,
     see_plan,
     see_prepared,
 )
-from strobe.attention.types import AttentionOutput, TensorMeta, constant_when_traced, expect, scale_of
+from strobe.attention.types import AttentionOutput, TensorMeta, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
 
 _FREE: Final = Forced()
@@ -121,36 +120,29 @@ def video_sparse_attention(
         ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    options = (grid, kv_grid, tile, kv_tile, topk, sparsity, coarse, softmax_scale, q_layout, kv_layout, impl, return_lse)
-    key = key_of((q, k, v), gate, rope, options, (forced, estimator, probe))
+    options = VideoOptions(
+        grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk, sparsity=sparsity, coarse=coarse, forced=forced,
+        estimator=estimator, softmax_scale=softmax_scale, q_layout=q_layout, kv_layout=kv_layout, impl=impl,
+        return_lse=return_lse, probe=probe,
+    )  # fmt: skip
+    return _attend(q, k, v, gate, rope, options)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
+) -> VideoAttentionOutput:
+    key = key_of(q, k, v, gate, rope, options)
     found = None if key is None else plan_seen(key, q.device)
     if found is None:
-        call = _call_of(
-            (q, k, v),
-            (gate, rope),
-            grid=grid,
-            kv_grid=kv_grid,
-            tile=tile,
-            kv_tile=kv_tile,
-            topk=topk,
-            sparsity=sparsity,
-            coarse=coarse,
-            forced=forced,
-            estimator=estimator,
-            softmax_scale=softmax_scale,
-            q_layout=q_layout,
-            kv_layout=kv_layout,
-            impl=impl,
-            return_lse=return_lse,
-            probe=probe,
-        )
+        call = _call_of(q, k, v, gate, rope, options)
         found = plan_of(call, type(q) in (Tensor, torch.nn.Parameter))
         if rope is not None:
             _check_rope(rope, q)
-        if found.opaque and probe == 0:
-            return _as_one_operator(call, found, (q, k, v), gate, rope)
+        if found.text and options.probe == 0:
+            return _as_one_operator(call.options, found, q, k, v, gate, rope)
         if key is not None:
             see_plan(key, found)
+    return_lse, probe = options.return_lse, options.probe
     tensors = q, k, v
     with ambient(q, found.plan.choice.impl.name):
         spread, place = None if gate is None else _spread(gate, q), None
@@ -184,22 +176,19 @@ def _of_prepared(found: VideoPlan, out: Tensor, indices: Tensor, lse: Tensor | N
 
 
 def _as_one_operator(
-    call: VideoCall,
+    options: VideoOptions,
     found: VideoPlan,
-    tensors: tuple[Tensor, Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     gate: Tensor | None,
     rope: tuple[Tensor, Tensor] | None,
 ) -> VideoAttentionOutput:
     """Put the call into a compiler's graph as one operator."""
-    q, per_head, forced = tensors[0], found.plan.wish.per_head, call.forced
-    topk = list(per_head if isinstance(call.topk, tuple) else per_head[:1])
+    per_head = found.plan.wish.per_head
+    topk = list(per_head if isinstance(options.topk, tuple) else per_head[:1])
     cos, sin = (None, None) if rope is None else rope
-    text = _text_of(
-        (found.q_tiles.grid, found.kv_tiles.grid, found.q_tiles.tile, found.kv_tiles.tile, tuple(topk)),
-        (forced.own, index(forced.first_frames), index(forced.last_frames), index(call.estimator.parts)),
-        (call.coarse, found.plan.spec.softmax_scale, *call.layouts, call.impl, call.return_lse),
-    )
-    out, lse, indices = torch.ops.strobe.video_sparse_attention.default(*tensors, gate, cos, sin, text)
+    out, lse, indices = torch.ops.strobe.video_sparse_attention.default(q, k, v, gate, cos, sin, found.text)
     counts = torch.tensor(topk, dtype=torch.int32, device=q.device)[:, None].expand(q.shape[0], q.shape[2], indices.shape[2])
     selection = BlockSelection(
         indices=indices,
@@ -213,7 +202,7 @@ def _as_one_operator(
     )
     return VideoAttentionOutput(
         out=out,
-        lse=lse if call.return_lse else None,
+        lse=lse if options.return_lse else None,
         selection=selection,
         recall=None,
         q_tiles=found.q_tiles,
@@ -221,30 +210,8 @@ def _as_one_operator(
     )
 
 
-@constant_when_traced
-def _text_of(tiles: tuple[tuple[int, ...], ...], policy: tuple[bool, int, int, int], rest: tuple[Any, ...]) -> str:
-    """Write what a call is given beside tensors; as a constant of a traced graph, so the arguments are plain values."""
-    grid, kv_grid, tile, kv_tile, topk = tiles
-    coarse, softmax_scale, q_layout, kv_layout, impl, return_lse = rest
-    written = {
-        "grid": grid, "kv_grid": kv_grid, "tile": tile, "kv_tile": kv_tile, "topk": topk, "policy": policy, "coarse": coarse,
-        "softmax_scale": softmax_scale, "q_layout": q_layout, "kv_layout": kv_layout, "impl": impl, "return_lse": return_lse,
-    }  # fmt: skip
-    return json.dumps(written)
-
-
-@lru_cache(maxsize=256)
-def _options_of(text: str) -> dict[str, Any]:
-    """Read the options of `video_sparse_attention` that were written; not to be changed."""
-    read = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
-    own, first_frames, last_frames, parts = read.pop("policy")
-    read["topk"] = read["topk"][0] if len(read["topk"]) == 1 else read["topk"]
-    forced = Forced(own=own, first_frames=first_frames, last_frames=last_frames)
-    return read | {"forced": forced, "estimator": Estimator(parts=parts)}
-
-
 def _video(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, cos: Tensor | None, sin: Tensor | None, call: str
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, cos: Tensor | None, sin: Tensor | None, text: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return out `[B, S_q, H, D]`, lse float32 `[B, H, S_q]` (empty unless asked for), and indices int32 `[B, H, N_q, K]`.
 
@@ -252,16 +219,17 @@ def _video(
     each argument of an operator costs the host time in every call, most of all lists.
     """
     rope = None if cos is None or sin is None else (cos, sin)
-    found = video_sparse_attention(q, k, v, gate=gate, rope=rope, **_options_of(call))
+    found = _attend(q, k, v, gate, rope, options_of(text))
     lse = torch.empty(0, dtype=torch.float32, device=q.device) if found.lse is None else found.lse
     return found.out.contiguous(), lse.contiguous(), found.selection.indices
 
 
 def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    (batch, rows, heads, _), options = q.shape, _options_of(arguments[-1])
-    tiles, topk = prod(-(-size // step) for size, step in zip(options["grid"], options["tile"], strict=True)), options["topk"]
+    options: Any = options_of(arguments[-1])  # written from a plan: grids, tiles and topk are filled in
+    (batch, rows, heads, _), topk = q.shape, options.topk
+    tiles = prod(-(-size // step) for size, step in zip(options.grid, options.tile, strict=True))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, rows) if options["return_lse"] else 0, dtype=torch.float32, device=q.device)
+    lse = torch.empty((batch, heads, rows) if options.return_lse else 0, dtype=torch.float32, device=q.device)
     most = topk if isinstance(topk, int) else max(topk)
     return out, lse, torch.empty((batch, heads, tiles, most), dtype=torch.int32, device=q.device)
 
@@ -283,7 +251,7 @@ def explain_video(
     Args:
         options: the other arguments of `video_sparse_attention`, with the same defaults.
     """
-    call = _call_of((q, k, v), (gate, rope), **options)
+    call = _call_of(q, k, v, gate, rope, VideoOptions(**options))
     plan = plan_of(call, keep=True).plan
     stages = "fused, in Triton"
     if not plan.fused:
@@ -293,30 +261,12 @@ def explain_video(
 
 
 def _call_of(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    beside: tuple[Tensor | None, tuple[Tensor, Tensor] | None],
-    *,
-    grid: Iterable[int],
-    kv_grid: Iterable[int] | None = None,
-    tile: Iterable[int] | int | Literal["auto"] = (4, 4, 4),
-    kv_tile: Iterable[int] | int | Literal["auto"] | None = None,
-    topk: int | Sequence[int] | None = None,
-    sparsity: float | None = None,
-    coarse: bool | None = None,
-    forced: Forced = _FREE,
-    estimator: Estimator = _MEANS,
-    softmax_scale: float | None = None,
-    q_layout: Layout = "raster",
-    kv_layout: Layout = "raster",
-    impl: str = "auto",
-    return_lse: bool = False,
-    probe: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
 ) -> VideoCall:
     """Check the type of every argument of a call, and collect them in a `VideoCall`."""
-    q, k, v = tensors
-    gate, rope = beside
-    expect("forced", forced, Forced, "a strobe.Forced")
-    expect("estimator", estimator, Estimator, "a strobe.Estimator")
+    tile, kv_tile, probe = options.tile, options.kv_tile, options.probe
+    expect("forced", options.forced, Forced, "a strobe.Forced")
+    expect("estimator", options.estimator, Estimator, "a strobe.Estimator")
     expect("probe", probe, int, "0 for none or a number of queries")
     if gate is not None:
         expect("gate", gate, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
@@ -327,20 +277,17 @@ def _call_of(
         expect("rope", table, Tensor, "(cos, sin), two tensors")
     return VideoCall(
         faces=(TensorMeta.of("q", q), TensorMeta.of("k", k), TensorMeta.of("v", v)),
-        grid=_three("grid", grid),
-        kv_grid=None if kv_grid is None else _three("kv_grid", kv_grid),
-        tile=tile if isinstance(tile, (int, str)) else _three("tile", tile),
-        kv_tile=kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else _three("kv_tile", kv_tile),
-        topk=topk_of(topk),
-        sparsity=sparsity,
-        forced=forced,
-        estimator=estimator,
-        layouts=(q_layout, kv_layout),
-        coarse=gate is not None if coarse is None else coarse,
+        options=options._replace(
+            grid=_three("grid", options.grid),
+            kv_grid=None if options.kv_grid is None else _three("kv_grid", options.kv_grid),
+            tile=tile if isinstance(tile, (int, str)) else _three("tile", tile),
+            kv_tile=kv_tile if kv_tile is None or isinstance(kv_tile, (int, str)) else _three("kv_tile", kv_tile),
+            topk=topk_of(options.topk),
+            coarse=gate is not None if options.coarse is None else options.coarse,
+            softmax_scale=None if options.softmax_scale is None else scale_of(options.softmax_scale),
+            return_lse=options.return_lse or probe > 0,
+        ),
         rotated=rope is not None,
-        softmax_scale=None if softmax_scale is None else scale_of(softmax_scale),
-        impl=impl,
-        return_lse=return_lse or probe > 0,
         needs_grad=graded(q, k, v, *tables),
         plain=graded(q, k, v, gate, *tables),
         deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from operator import index
 from types import NoneType
@@ -25,33 +26,44 @@ Layout = Literal["raster", "tiled"]
 TileName = tuple[int, ...] | int | Literal["auto"]
 
 
+class VideoOptions(NamedTuple):
+    """What `video_sparse_attention` is given beside tensors: its arguments, their meanings and their defaults.
+
+    The one form of them on the way to the plan, its key, and the text of the operator that a compiler calls. A named tuple, for
+    it is made and hashed in every call, and a compiler takes it apart.
+    """
+
+    grid: Iterable[int]
+    kv_grid: Iterable[int] | None = None
+    tile: TileName | Iterable[int] = (4, 4, 4)
+    kv_tile: TileName | Iterable[int] | None = None
+    topk: int | Sequence[int] | None = None
+    sparsity: float | None = None
+    coarse: bool | None = None
+    forced: Forced = Forced()
+    estimator: Estimator = Estimator()
+    softmax_scale: float | None = None
+    q_layout: Layout = "raster"
+    kv_layout: Layout = "raster"
+    impl: str = "auto"
+    return_lse: bool = False
+    probe: int = 0
+
+
 class VideoCall(NamedTuple):
     """The shapes and options of a call, which decide everything but the values; the key of the kept plans.
 
     Args:
         faces: of q, k and v.
-        layouts: of q, and of k and v.
-        coarse: whether the coarse output is added.
+        options: checked; grids, tiles and `topk` are tuples or single values, `coarse` is decided, a probe asks for the lse.
         rotated: whether rope is given.
         needs_grad: a gradient may be asked for of the fine stage.
         plain: the stages around it must have gradients.
     """
 
     faces: tuple[TensorMeta, TensorMeta, TensorMeta]
-    grid: tuple[int, ...]
-    kv_grid: tuple[int, ...] | None
-    tile: TileName
-    kv_tile: TileName | None
-    topk: int | tuple[int, ...] | None
-    sparsity: float | None
-    forced: Forced
-    estimator: Estimator
-    layouts: tuple[Layout, Layout]
-    coarse: bool
+    options: VideoOptions
     rotated: bool
-    softmax_scale: float | None
-    impl: str
-    return_lse: bool
     needs_grad: bool
     plain: bool
     deterministic: bool
@@ -62,7 +74,8 @@ class VideoPlan:
     """Both grids in tiles, the place of their rows, and the plan of the stages.
 
     Args:
-        opaque: a compiler traces the call, and takes it as one operator: its stages run fused, as they do uncompiled.
+        text: a compiler traces the call, and takes it as one operator, for its stages run fused: what the operator is told, to be
+            read by `options_of`; else empty.
         ready: prepared calls, by strides and dtypes (`arrangement`) of the tensors; None where calls cannot be prepared.
     """
 
@@ -71,7 +84,7 @@ class VideoPlan:
     q_rows: Grid
     kv_rows: Grid
     plan: Plan
-    opaque: bool = False
+    text: str = ""
     ready: dict[tuple[Any, ...], Call | None] = field(default_factory=dict)
 
 
@@ -91,36 +104,22 @@ def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
 
 _MOST_SEEN: Final = 256
 _SEEN: Final[dict[tuple[Any, ...], VideoPlan]] = {}
-_NAMES_OF_TILES: Final = (tuple, int, str)
+_KEYED: Final = frozenset((tuple, int, float, str, bool, NoneType, Forced, Estimator))
+"""Types of options that a plan is kept by: equal values of one type are the same, and stay as they are."""
 
 
 def key_of(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    gate: Tensor | None,
-    rope: tuple[Tensor, Tensor] | None,
-    options: tuple[Any, ...],
-    policy: tuple[Forced, Estimator, int],
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
 ) -> tuple[Any, ...] | None:
     """Return what decides on the plan of a call, unchecked; None where the plan is not to be found by it.
 
-    A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: a
-    call with a value that only compares equal to one that is allowed, such as 2.0 to 2, has no key.
-
-    Args:
-        options: grid, kv_grid, tile, kv_tile, topk, sparsity, coarse, softmax_scale, layouts, impl and return_lse, as given.
-        policy: what is forced, the estimator, and the number of probed queries.
+    A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: the
+    types of the options are part of the key, and 2.0 is not found by 2.
     """
-    q, k, v = tensors
-    (grid, kv_grid, tile, kv_tile, topk, _, _, softmax_scale, *_), (forced, estimator, probe) = options, policy
     if torch.compiler.is_compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    if type(probe) is not int or probe or type(forced) is not Forced or type(estimator) is not Estimator:
-        return None
-    if type(grid) is not tuple or type(kv_grid) not in (tuple, NoneType) or type(topk) not in (int, NoneType):
-        return None
-    if type(tile) not in _NAMES_OF_TILES or type(kv_tile) not in (*_NAMES_OF_TILES, NoneType):
-        return None
-    if type(softmax_scale) not in (float, NoneType) or type(gate) not in (Tensor, NoneType):
+    types = tuple(map(type, options))
+    if not _KEYED.issuperset(types) or type(options.topk) is tuple or options.probe or type(gate) not in (Tensor, NoneType):
         return None
     tables: tuple[Any, ...] = ()
     if rope is not None:
@@ -130,8 +129,8 @@ def key_of(
     if graded(q, k, v, gate, *(rope or ())):
         return None
     return (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gate is None, tables, options,
-        forced.own, forced.first_frames, forced.last_frames, estimator.parts, torch.are_deterministic_algorithms_enabled(),
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gate is None, tables, options, types,
+        torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
 
 
@@ -177,27 +176,29 @@ def _kept(call: VideoCall) -> VideoPlan:
 
 
 def _planned(call: VideoCall) -> VideoPlan:
-    q_tiles = tile_layout(call.grid, call.tile)
-    kv_tiles = _kv_tiles(q_tiles, call.kv_grid, call.kv_tile)
-    spec = check(*call.faces, call.softmax_scale, call.return_lse)
-    if call.rotated and (call.layouts != ("raster", "raster") or q_tiles.grid != kv_tiles.grid):
+    options: Any = call.options  # checked, so narrower than what may be given
+    layouts = options.q_layout, options.kv_layout
+    q_tiles = tile_layout(options.grid, options.tile)
+    kv_tiles = _kv_tiles(q_tiles, options.kv_grid, options.kv_tile)
+    spec = check(*call.faces, options.softmax_scale, options.return_lse)
+    if call.rotated and (layouts != ("raster", "raster") or q_tiles.grid != kv_tiles.grid):
         raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
-    q_rows = _rows(q_tiles, call.layouts[0], spec.q_len, "q", spec.device)
-    same = q_tiles == kv_tiles and call.layouts[0] == call.layouts[1]
-    kv_rows = _rows(kv_tiles, call.layouts[1], spec.kv_len, "k", spec.device)
-    per_head = budget(call.topk, call.sparsity, spec.num_heads, kv_tiles.num_tiles)
-    must = forced_blocks(call.forced, q_tiles, kv_tiles, per_head)
-    check_parts(call.estimator, q_tiles.block)
+    q_rows = _rows(q_tiles, layouts[0], spec.q_len, "q", spec.device)
+    same = q_tiles == kv_tiles and layouts[0] == layouts[1]
+    kv_rows = _rows(kv_tiles, layouts[1], spec.kv_len, "k", spec.device)
+    per_head = budget(options.topk, options.sparsity, spec.num_heads, kv_tiles.num_tiles)
+    must = forced_blocks(options.forced, q_tiles, kv_tiles, per_head)
+    check_parts(options.estimator, q_tiles.block)
     ragged = not (q_tiles.whole and kv_tiles.whole)
     tiles = Tiles(q_tiles.block, q_tiles.num_tiles, kv_tiles.num_tiles, ragged)
     fine = fine_spec(spec, tiles, per_head, needs_grad=call.needs_grad, deterministic=call.deterministic)
     wish = SelectionSpec(
         softmax_scale=spec.softmax_scale,
-        parts=call.estimator.parts,
+        parts=options.estimator.parts,
         per_head=per_head,
         counts=_counts(per_head, spec.batch, q_tiles.num_tiles).to(spec.device),
         forced=None if must is None else must.to(spec.device),
-        coarse=call.coarse,
+        coarse=options.coarse,
     )
     fused = not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
     return VideoPlan(
@@ -205,7 +206,7 @@ def _planned(call: VideoCall) -> VideoPlan:
         kv_tiles=kv_tiles,
         q_rows=q_rows,
         kv_rows=q_rows if same else kv_rows,
-        plan=Plan(wish=wish, spec=fine, choice=chosen_impl(fine, call.impl), fused=fused),
+        plan=Plan(wish=wish, spec=fine, choice=chosen_impl(fine, options.impl), fused=fused),
     )
 
 
@@ -214,35 +215,39 @@ def _plan_of_traced(call: VideoCall) -> VideoPlan:
 
     One number of key tiles for all heads serves any number of heads: the plan is made for one group of them.
     """
-    spec = check(*call.faces, call.softmax_scale, call.return_lse)
-    one_number = not isinstance(call.topk, tuple)
+    options: Any = call.options
+    spec = check(*call.faces, options.softmax_scale, options.return_lse)
+    one_number = not isinstance(options.topk, tuple)
     groups = index(spec.num_heads // spec.num_kv_heads)
     heads = (groups, 1, 1) if one_number else (index(spec.num_heads), index(spec.num_kv_heads), index(spec.num_kv_heads))
     faces = tuple(
         ((1 if spec.batch else 0, index(face.shape[1]), number, index(face.shape[3])), *face[1:])
         for face, number in zip(call.faces, heads, strict=True)
     )
-    forced = (call.forced.own, index(call.forced.first_frames), index(call.forced.last_frames))
-    grids = (_static(call.grid), _static(call.kv_grid), _static(call.tile), _static(call.kv_tile), _static(call.topk))
-    rest = (call.layouts, call.coarse, call.rotated, _static(call.softmax_scale), "reference", *call[14:])
-    found: VideoPlan = _traced(faces, forced, index(call.estimator.parts), grids, _static(call.sparsity), rest)
+    found: VideoPlan = _traced(faces, tuple(_static(each) for each in options), tuple(call[2:]))
     fine = SparseSpec.of(found.plan.spec, batch=spec.batch, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads)
     return VideoPlan(
         q_tiles=found.q_tiles,
         kv_tiles=found.kv_tiles,
         q_rows=found.q_rows,
         kv_rows=found.kv_rows,
-        plan=Plan(wish=found.plan.wish, spec=fine, choice=chosen_impl(fine, call.impl), fused=False),
-        opaque=found.plan.fused,
+        plan=Plan(wish=found.plan.wish, spec=fine, choice=chosen_impl(fine, options.impl), fused=False),
+        text=found.text,
     )
 
 
+_POLICIES: Final = {kind.__name__: (kind, tuple(each.name for each in fields(kind))) for kind in (Forced, Estimator)}
+
+
 def _static(value: Any) -> Any:
-    """Convert one number or a tuple of numbers, which a compiler may have made symbolic, to plain numbers."""
-    if value is None or isinstance(value, str):
+    """Convert an option, in which a compiler may have made numbers symbolic, to plain values."""
+    if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, tuple):
         return tuple(index(each) for each in value)
+    if isinstance(value, (Forced, Estimator)):
+        name = type(value).__name__
+        return (name, *(_static(getattr(value, each)) for each in _POLICIES[name][1]))
     if isinstance(value, float):  # a symbolic one has no index
         from torch.fx.experimental.symbolic_shapes import guard_scalar  # loaded by the compiler; slow to load without it
 
@@ -250,19 +255,48 @@ def _static(value: Any) -> Any:
     return index(value)
 
 
+def _dynamic(value: Any) -> Any:
+    """The option that `_static` made plain, also of what came through a text."""
+    if not isinstance(value, (tuple, list)):
+        return value
+    if value and value[0] in _POLICIES:
+        kind, names = _POLICIES[value[0]]
+        return kind(**dict(zip(names, value[1:], strict=True)))
+    return tuple(value)
+
+
 @constant_when_traced
-def _traced(
-    faces: tuple[tuple[Any, ...], ...],
-    forced: tuple[bool, int, int],
-    parts: int,
-    grids: Any,
-    sparsity: float | None,
-    rest: Any,
-) -> VideoPlan:
+def _traced(faces: tuple[tuple[Any, ...], ...], options: tuple[Any, ...], rest: tuple[Any, ...]) -> VideoPlan:
     """Return the plan as a constant of a traced graph; the arguments are plain values, as a compiler needs them."""
-    policy = Forced(own=forced[0], first_frames=forced[1], last_frames=forced[2])
     q, k, v = (TensorMeta(*face) for face in faces)
-    return _kept(VideoCall._make(((q, k, v), *grids, sparsity, policy, Estimator(parts=parts), *rest)))
+    given = VideoOptions(*map(_dynamic, options))
+    found = _kept(VideoCall((q, k, v), given._replace(impl="reference"), *rest))
+    return replace(found, text=written(_filled(given, found))) if found.plan.fused else found
+
+
+def _filled(options: VideoOptions, found: VideoPlan) -> VideoOptions:
+    """Options of a call with all that its plan decides."""
+    wish, q_tiles, kv_tiles = found.plan.wish, found.q_tiles, found.kv_tiles
+    return options._replace(
+        grid=q_tiles.grid,
+        kv_grid=kv_tiles.grid,
+        tile=q_tiles.tile,
+        kv_tile=kv_tiles.tile,
+        topk=wish.per_head if isinstance(options.topk, tuple) else wish.per_head[0],
+        sparsity=None,
+        softmax_scale=wish.softmax_scale,
+    )
+
+
+def written(options: VideoOptions) -> str:
+    """Write checked options as a text, which `options_of` reads."""
+    return json.dumps({name: _static(value) for name, value in options._asdict().items()})
+
+
+@lru_cache(maxsize=256)
+def options_of(text: str) -> VideoOptions:
+    """Read what was `written`."""
+    return VideoOptions(**{name: _dynamic(value) for name, value in json.loads(text).items()})
 
 
 def _counts(per_head: Sequence[int], batch: int, num_q: int) -> Tensor:
