@@ -25,6 +25,8 @@ from strobe.attention.types import AttentionOutput
 _LIBRARIES: Final = ("cudnn", "fa4")
 PREPARING: Final = ("cudnn", "triton")
 """Impls whose module has a `prepare`."""
+DIFFERENTIABLE: Final = (*_LIBRARIES, "triton", "cpu")
+"""Impls whose module has a `backward`."""
 
 
 class _Kernels(Protocol):
@@ -182,6 +184,19 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     else:
         out, lse = _kernels(impl).forward(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
+
+
+def gradients(
+    impl: str,
+    grads: tuple[Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor],
+    selection: BlockSelection,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v by one of `DIFFERENTIABLE`; `state` may be that over more keys than these."""
+    q, k, v = tensors
+    return _kernels(impl).backward(grads, q, k, v, state, _for_impl(impl, selection, k), softmax_scale)
 
 
 def prepare(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> Prepared | None:
