@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -136,11 +136,11 @@ def check_ring(case: RingCase, found: Sequence[Found]) -> tuple[float, float]:
         pairs = [(mine.out, whole.out), *zip(mine.gradients, whole.gradients, strict=True)]
         for number, (each, expected) in enumerate(pairs):
             atol = limit * max(1.0, expected.abs().max().item())
-            torch.testing.assert_close(each, expected[:, rows], atol=atol, rtol=limit, msg=lambda text: f"{where}: {text}")
+            torch.testing.assert_close(each, expected[:, rows], atol=atol, rtol=limit, msg=where)
             if number == 0 and rows.numel():
                 worst = max(worst, (each.double() - expected[:, rows].double()).abs().max().item())
         lse_limit = max(1e-5, limit if case.dtype.itemsize == 2 else 0.0)
-        torch.testing.assert_close(mine.lse, whole.lse[:, :, rows], atol=lse_limit, rtol=0, msg=lambda text: f"{where}: {text}")
+        torch.testing.assert_close(mine.lse, whole.lse[:, :, rows], atol=lse_limit, rtol=0, msg=where)
     return worst / (limit * max(1.0, whole.out.abs().max().item())), worst
 
 
@@ -157,7 +157,7 @@ def draw_ring_case(random: Random, numbers: Sequence[int]) -> RingCase:
     layout: Literal["raster", "tiled"] = random.choice(["raster", "raster", "tiled"])  # type: ignore[assignment]
     return RingCase(
         grid=grid,
-        shards=tuple(stop - start for start, stop in zip(bounds, bounds[1:], strict=False)),
+        shards=tuple(stop - start for start, stop in pairwise(bounds)),
         tile=tile,
         heads=heads,
         kv_heads=kv_heads,

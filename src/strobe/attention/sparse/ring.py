@@ -28,7 +28,7 @@ from strobe.attention.impls import announce
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
-from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.selection import BlockSelection, shard_lists
 from strobe.attention.sparse.stages.types import Grid, Rope, Selected, Tiled
 from strobe.attention.sparse.tiled import Attended, Plan, chosen_impl, selection_of, stages_of
 from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoOptions, plan_of
@@ -122,21 +122,6 @@ class Ring:
             finite_padding=True,
             known_bound=stop - start,
         )
-
-
-def shard_lists(indices: Tensor, counts: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the entries from `start` to below `stop` of ascending lists, numbered from `start`, and how many they are.
-
-    Args:
-        indices: int32 `[B, H, N_q, K]`, ascending in each row up to its count.
-        counts: int32 `[B, H, N_q]`.
-    """
-    most = indices.shape[-1]
-    used = torch.arange(most, device=indices.device) < counts.unsqueeze(-1)
-    before = (used & (indices < start)).sum(dim=-1, keepdim=True)
-    inside = (used & (indices >= start) & (indices < stop)).sum(dim=-1, dtype=torch.int32)
-    at = before + torch.arange(min(most, stop - start), device=indices.device)
-    return indices.gather(-1, at.clamp(max=most - 1)) - start, inside
 
 
 def attend(
