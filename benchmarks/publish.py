@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from strobe.core.errors import StrobeError
-from strobe.perf.records.packed import RECORDS, pack
+from strobe.perf.records.store import RECORDS, pack
 
 
 def publish(folders: list[Path]) -> list[Path]:

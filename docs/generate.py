@@ -20,7 +20,7 @@ import strobe
 from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
 from strobe.cli.main import app
-from strobe.perf.records.schema import schema_markdown
+from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
 
 SUBJECTS: Final = {

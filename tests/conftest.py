@@ -34,10 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fix the number of threads once, before any test draws a tensor, and the examples of the tier, before any is drawn."""
+    """Fix the number of threads once, before any test draws a tensor, and the examples of the tier, before any is drawn.
+
+    Garbage is looked for seldom, which is a tenth of the time of tests that read traces; not on a GPU, whose memory it may hold.
+    """
     import torch
 
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        gc.set_threshold(20_000, 10, 20)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", config.getoption("--tier")))
     for marker in tiers.MARKERS:
         config.addinivalue_line("markers", marker)

@@ -26,7 +26,7 @@ from check_results import Result, latest, read, text_key, write
 from check_results_page import page
 from manual_text import MARKS, PAGES, ROOT, commands, snippets
 from sandbox import TIMEOUT_S, furnish, run, run_alone, run_snippet
-from strobe.perf.records.environment import cpu_cores, cpu_name
+from strobe.perf.records.record import cpu_cores, cpu_name
 from testing_page import PAGE, put
 
 RESULTS: Final = ROOT / "tests" / "manual" / "results.jsonl"

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError
-from strobe.perf.records.lines import seal
-from strobe.perf.records.packed import RECORDS, read_bytes, records_file
-from strobe.perf.records.store import read_run
+from strobe.perf.records.store import RECORDS, read_bytes, read_run, records_file, seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
 

@@ -26,7 +26,8 @@ import torch
 
 import live_server
 from live_server import serving
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
+from strobe.engine.model import Model
 from strobe.perf.measure.stats import percentile
 from strobe.serve.block import Block
 from strobe.serve.protocol import PromptEntry

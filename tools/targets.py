@@ -85,8 +85,8 @@ def _traces() -> Target:
 def _pages() -> Target:
     """Make the target of a trace's page, whose events hold any values."""
     from fuzz_trace_reader import seeds
+    from strobe.perf.report.study import TraceOptions, load_trace_study
     from strobe.perf.report.trace_page.build import build_trace_report
-    from strobe.perf.report.trace_study import TraceOptions, load_trace_study
     from strobe.perf.report.write import render
 
     operators = [
@@ -129,8 +129,7 @@ def _pages() -> Target:
 
 
 def _records() -> Target:
-    from strobe.perf.records.packed import read_bytes, records_file
-    from strobe.perf.records.store import read_run
+    from strobe.perf.records.store import read_bytes, read_run, records_file
 
     lines = read_bytes(records_file(ROOT / "benchmarks" / "engine-h200" / "vae"))[0].splitlines(keepends=True)
     kinds: dict[bytes, list[bytes]] = {}

@@ -5,43 +5,44 @@
 
 from __future__ import annotations
 
-from strobe.perf.records.checks import Check
-from strobe.perf.records.clocks import Clocks, GpuState
-from strobe.perf.records.grids import (
-    AttentionCell,
-    Contestant,
-    LinkRate,
-    Links,
-    Prediction,
-    SentMessage,
-    Surroundings,
-    WhatIf,
-)
 from strobe.perf.records.record import (
     Absent,
+    AttentionCell,
+    Check,
     Clip,
+    Clocks,
+    Contestant,
     End,
     Excluded,
     Gate,
     Git,
+    GpuState,
     Header,
     Knob,
     LaunchedPasses,
+    LinkRate,
+    Links,
     Machine,
     Memory,
     Model,
+    Prediction,
     PromptAt,
     Quality,
     Regions,
+    SentMessage,
+    Served,
+    Server,
     Span,
     SpanCost,
+    Surroundings,
     Trace,
     Variant,
     Video,
+    Viewer,
+    WhatIf,
     Workload,
 )
 from strobe.perf.records.store import RunRecords
-from strobe.perf.records.viewers import Served, Server, Viewer
 
 __all__ = [
     "Absent",

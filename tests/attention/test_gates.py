@@ -99,7 +99,11 @@ ON_CPU = {
     ("dense", "sdpa"): [case for case in find_cases("dense", "sdpa", CPU) if "2000" not in case.name][::9],
     ("dense", "cpu"): [case for case in find_cases("dense", "cpu", CPU) if "2000" not in case.name][4::31],
 }
-TWINS = [(*whose, case) for whose, some in ON_CPU.items() for case in some]
+TWINS = [
+    pytest.param(*whose, case, marks=pytest.mark.rest if number % 2 else ())
+    for whose, some in ON_CPU.items()
+    for number, case in enumerate(some)
+]
 
 
 @pytest.mark.parametrize(("operator", "impl", "case"), TWINS, ids=lambda each: each.name if isinstance(each, Case) else each)

@@ -16,6 +16,10 @@ from strobe.compat import video_sparse_attn
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # torch's, of what vmap runs item by item
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),  # torch's forward-mode derivatives use it
+]
 TOKENS = 2 * 4 * 16
 SELECTION = strobe.BlockSelection(
     indices=torch.tensor([[[[0], [1]]]], dtype=torch.int32).expand(1, 2, 2, 1).contiguous(),

@@ -11,7 +11,7 @@ import torch
 from stand_ins import stands_in_for
 from strobe.bench.case import Case
 from strobe.core.spans import span
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, Workload
 from tiny_model import tiny_model
 

@@ -16,18 +16,17 @@ from strobe.bench.cases.stream import Script
 from strobe.cli.ablate import tell
 from strobe.cli.console import Output
 from strobe.core.errors import ConfigError, DataError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.perf.analysis.ledger.answer import MOST_LINES
+from strobe.perf.analysis.ledger.speedup import MOST_LINES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.ablation_page.front import Point, advise, front
+from strobe.perf.report.ablation_page import FrontPoint, ablation_report, advise, front
 from strobe.perf.report.blocks.answer import answers_of
-from strobe.perf.report.blocks.log.entries import run_folders
+from strobe.perf.report.blocks.optimisation_log import run_folders
 from strobe.perf.report.log_page import log_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.write import render_markdown
 
 BASE = Setup(config=preset("balanced"))
 CPU = torch.device("cpu")
@@ -214,12 +213,12 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 def test_the_front_and_its_sweet_spot() -> None:
     inf = float("inf")
     points = [
-        Point(label="base", speed=1.0, score=inf),
-        Point(label="slower and worse", speed=0.9, score=30.0),
-        Point(label="the same again", speed=1.0, score=inf),
-        Point(label="good", speed=1.8, score=50.0),
-        Point(label="beaten", speed=1.7, score=40.0),
-        Point(label="fastest", speed=2.0, score=15.0),
+        FrontPoint(label="base", speed=1.0, score=inf),
+        FrontPoint(label="slower and worse", speed=0.9, score=30.0),
+        FrontPoint(label="the same again", speed=1.0, score=inf),
+        FrontPoint(label="good", speed=1.8, score=50.0),
+        FrontPoint(label="beaten", speed=1.7, score=40.0),
+        FrontPoint(label="fastest", speed=2.0, score=15.0),
     ]
     assert [point.label for point in front(points)] == ["fastest", "good", "base"]
     advice = {each.point.label: each for each in advise(points)}

@@ -13,12 +13,10 @@ from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
 from strobe.engine.graphs import Recorded
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
-from strobe.perf.analysis.ledger.account import Ledger
-from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import Part
+from strobe.perf.analysis.ledger.account import ClipKind, Ledger, Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.findings import find
@@ -58,7 +56,7 @@ def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert {kind.kind for kind in said.kinds} == set(Kind)
+    assert {kind.kind for kind in said.kinds} == set(ClipKind)
     assert all(level.ratio for level in ledger.levels)
     assert 0 < said.explained_time <= 1
 

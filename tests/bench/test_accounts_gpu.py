@@ -14,13 +14,11 @@ from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
 from strobe.core.errors import ImplUnavailableError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.ledger.account import Ledger
-from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import Part
+from strobe.perf.analysis.ledger.account import ClipKind, Ledger, Part
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import Profile, load_study
@@ -80,7 +78,7 @@ def test_every_preset_has_a_whole_account(accounts: Accounts, name: str) -> None
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert Part.PASS not in shown and {kind.kind for kind in said.kinds} == set(Kind)
+    assert Part.PASS not in shown and {kind.kind for kind in said.kinds} == set(ClipKind)
     assert said.traced and said.explained_time >= 0.97, said
 
 

@@ -30,7 +30,7 @@ from strobe.bench.attention.run import Request, contestants, run_grid
 from strobe.bench.cells import Attempt, Outcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
-from strobe.perf.measure.stopwatch import Speed
+from strobe.perf.measure.timing import Speed
 from strobe.perf.records.store import read_run
 
 CHECKED = tolerance("checked query", "float64")

@@ -10,17 +10,26 @@ import pytest
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.measure.stats import paired_interval
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.grids import AttentionCell, Contestant
-from strobe.perf.records.record import Clip, End, Excluded, Gate, Git, Header, Machine, Quality, Span, SpanCost, Variant
+from strobe.perf.records.record import (
+    AttentionCell,
+    Clip,
+    Clocks,
+    Contestant,
+    End,
+    Excluded,
+    Gate,
+    Git,
+    Header,
+    Machine,
+    Quality,
+    Span,
+    SpanCost,
+    Variant,
+)
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_bench.advice import _settings as settings_of
-from strobe.perf.report.attention_bench.advice import advice_report, choose
-from strobe.perf.report.attention_bench.build import bench_report
-from strobe.perf.report.attention_bench.cells import read_cells
+from strobe.perf.report.attention_bench import _settings as settings_of
+from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells
 from strobe.perf.report.blocks.settings import remarks
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     Figure,
     Missing,
@@ -34,6 +43,7 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
+from strobe.perf.report.write import render_html, render_markdown
 
 MS = 1_000_000
 TOKENS = 1000
@@ -197,7 +207,7 @@ def tables(report: Report) -> dict[str, Table]:
 
 def row(table: Table, *words: object) -> dict[str, object]:
     """The first row whose leading cells say these words."""
-    from strobe.perf.report.text import cell_text
+    from strobe.perf.report.model import cell_text
 
     for each in table.rows:
         texts = [cell_text(cell, column) for cell, column in zip(each.cells, table.columns, strict=True)]

@@ -19,13 +19,14 @@ from strobe.bench.operations import (
 )
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
-from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.model import Model
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.models.vae.wan import layers
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.runs.attended import cost_in_blocks
+from strobe.perf.analysis.runs.breakdown import cost_in_blocks
 from strobe.perf.records.record import Variant
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from strobe.bench.tree.request import How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench.cells import read_cells
+from strobe.perf.report.tree_bench import read_cells
 
 PARALLEL = Resources(exclusive=False)
 PATIENCE_S = 120.0

@@ -17,7 +17,7 @@ from strobe.bench.executor import Cell, Resources, open_executor
 from strobe.bench.executor.processes import MARK
 from strobe.bench.traces import spread_reading
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
-from strobe.perf.report.trace_study import load_trace_study
+from strobe.perf.report.study import load_trace_study
 
 SHARED = Resources(exclusive=False)
 PATIENCE_S = 120.0

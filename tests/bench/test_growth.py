@@ -12,11 +12,11 @@ import pytest
 
 from strobe.bench.case import Plan
 from strobe.bench.runner import run_case
-from strobe.perf.analysis.runs.growth import LongClip, growths_of
+from strobe.perf.analysis.runs.compare import LongClip, growths_of
 from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.write import render_markdown
 
 MIB = 1 << 20
 FILLING = 2 + 12 // 3

@@ -8,9 +8,9 @@ import torch
 
 from strobe.bench.operations import KernelPlan, profile_kernels
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.perf.analysis.runs.budget import REGIONS, KernelProfile
+from strobe.perf.analysis.runs.breakdown import REGIONS, KernelProfile
 
 CPU = torch.device("cpu")
 PROMPTS = ("red circle moving", "blue square")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from live_server import serving
 from strobe.bench.cases.live import Load, _Seen, plan, run_load
 from strobe.core.errors import ConfigError, SessionError
-from strobe.perf.analysis.runs.viewers import figures_of
+from strobe.perf.analysis.runs.latency import figures_of
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.serve_page import load_table

@@ -10,16 +10,28 @@ import torch
 
 from strobe.bench.cases.ablate import FULL, QUICK, Length, Setup, log_cells, script
 from strobe.core.errors import ConfigError, DataError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.environment import git_state
-from strobe.perf.records.record import Clip, End, Gate, Header, Knob, Machine, PromptAt, Quality, Record, Span, Variant, Workload
+from strobe.perf.records.record import (
+    Clip,
+    Clocks,
+    End,
+    Gate,
+    Header,
+    Knob,
+    Machine,
+    PromptAt,
+    Quality,
+    Record,
+    Span,
+    Variant,
+    Workload,
+    git_state,
+)
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.blocks.log.decide import decide
-from strobe.perf.report.blocks.log.entries import read_entries, run_folders
+from strobe.perf.report.blocks.optimisation_log import decide, read_entries, run_folders
 from strobe.perf.report.log_page import log_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.write import render_markdown
 
 BLOCKS = 8
 MS = 1_000_000

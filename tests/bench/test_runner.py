@@ -24,8 +24,7 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import PromptAt, Workload
+from strobe.perf.records.record import Clocks, PromptAt, Workload
 from strobe.perf.records.store import read_run
 from strobe.perf.report.study import Profile, load_study
 

@@ -15,11 +15,12 @@ from strobe.bench.cases.stream import GATE_BLOCKS, Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine.arena import ArenaUse
-from strobe.engine.config import EngineConfig, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig
 from strobe.engine.memory import claim_of, predict
+from strobe.engine.model import Model
 from strobe.engine.presets import balanced, preset
 from strobe.engine.prompts import Switch
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.store import read_run

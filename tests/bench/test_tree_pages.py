@@ -14,17 +14,24 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Shape, Taken, Task
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import Parts, RankCall, Region, collectives, covered_ns, instances, parts
+from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, instances, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.grids import LinkRate, Links, SentMessage, WhatIf
-from strobe.perf.records.record import End
+from strobe.perf.records.record import End, LinkRate, Links, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.markdown import render_markdown
-from strobe.perf.report.tree_bench.build import tree_report
-from strobe.perf.report.tree_bench.cells import read_cells
-from strobe.perf.report.tree_bench.guide import guide_blocks, totals
-from strobe.perf.report.tree_bench.scaling import crossings, strong, weak, what_if
-from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
+from strobe.perf.report.tree_bench import (
+    bound,
+    crossings,
+    guide_blocks,
+    read_cells,
+    straggler,
+    strong,
+    totals,
+    tree_report,
+    warnings,
+    weak,
+    what_if,
+)
+from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
 
@@ -103,7 +110,7 @@ def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
     found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in regions)
     return RankCall(
         total_ns=total,
-        regions=tuple(Region(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
+        regions=tuple(CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
     )
 
 

@@ -17,10 +17,9 @@ from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
-from strobe.perf.records.grids import MESSAGE
+from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench.cells import read_cells
-from strobe.perf.report.tree_bench.verdicts import bound
+from strobe.perf.report.tree_bench import bound, read_cells
 
 
 class Watched(LocalExecutor):
@@ -74,6 +73,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
         run_cells([shape], How(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet)
 
 
+@pytest.mark.rest
 def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
     how = How(contestants=("allgather",), iterations=1, timeout_s=3.0, delay_rank=1, delay_ms=600_000)
     shape, executor = Shape(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()

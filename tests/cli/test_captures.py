@@ -170,6 +170,7 @@ def test_a_page_without_its_traces_says_so(strobe: Strobe, tmp_path: Path) -> No
     assert "traces/sdpa.json.gz is not there any more" in page and "| sparse-triton | sparse-triton.json.gz |" in page
 
 
+LARGE = "engine-h200/compare"
 PAGES = ("README.md", "docs/traces.md", "docs/speedup.md", "docs/tutorial_speedup.md")
 BLOCKS = [
     (page, block)
@@ -178,7 +179,15 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(BLOCKS)])
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(
+            page, block, id=f"{page}-{i}", marks=pytest.mark.rest if "engine-h200/compare" in block else ()
+        )  # it is large
+        for i, (page, block) in enumerate(BLOCKS)
+    ],
+)
 def test_the_manual_shows_what_the_commands_print(
     page: str, block: str, strobe: Strobe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.records.lines import seal
+from strobe.perf.records.store import seal
 from terminal import Strobe
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "engine-h200" / "320x576"

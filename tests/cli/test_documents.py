@@ -23,10 +23,9 @@ from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.cli.main import app
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
-from strobe.perf.report.documents.runs import RunDocument
+from strobe.perf.report.documents.runs import Document, RunDocument, table_names, to_json
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
-from strobe.perf.report.documents.value import Document, table_names, to_json
 from terminal import Strobe, check_document
 
 ROOT = Path(__file__).parents[2]

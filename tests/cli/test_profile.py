@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strobe.cli.main import main
-from strobe.perf.measure import stopwatch
+from strobe.perf.measure import timing
 from strobe.perf.records.store import read_run
 from terminal import Strobe
 
@@ -153,7 +153,7 @@ def test_an_attention_call_is_gated_timed_traced_and_reported(strobe: Strobe, tm
 def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves by 1 ms whenever it is read: every call takes as long, whatever else this machine does."""
     clock = itertools.count(step=1_000_000)
-    monkeypatch.setattr(stopwatch.time, "perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(clock))
     quick = ("profile", "attention", *CALL, "--no-trace", "-o", tmp_path / "out")
     assert strobe(*quick, "--rounds", "2", "--require", "kernel>0.0001").code == 0
     result = strobe(*quick, "--rounds", "2", "--require", "reference:kernel>1000", "--json")

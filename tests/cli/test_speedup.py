@@ -150,7 +150,7 @@ def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_pa
     assert {name for name in LEVELS if levels[name]["ratio"] is not None} == {"attention", "stage"}
     assert levels["kernel"]["missing"] == "baseline: no trace given; candidate: no trace given" and logs.document["ledgers"] == []
     traces = strobe("speedup", "--baseline-trace", guide["fa_trace"], "--candidate-trace", guide["vsa_trace"], "--json").document
-    assert {name for name in LEVELS if traces["levels"][name]["ratio"] is not None} == {"step"}
+    assert {name for name in LEVELS if traces["levels"][name]["ratio"] is not None} == {"kernel", "step"}
     both = strobe(
         "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s", "-o", tmp_path
     )
@@ -321,10 +321,16 @@ def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: t
     assert result.code == 2 and says in result.err and not (tmp_path / "page").exists()
 
 
-@pytest.mark.parametrize(("kind", "flags"), [("log", "--baseline-log A --candidate-log B"), ("trace", "--baseline-trace A")])
-def test_files_are_given_by_side(strobe: Strobe, guide: dict[str, Path], kind: str, flags: str) -> None:
-    result = strobe("speedup", guide[f"fa_{kind}"], guide[f"vsa_{kind}"])
-    assert result.code == 2 and f"is a file: logs and traces are given by side, {flags}" in result.err
+def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path]) -> None:
+    logs, traces = (guide["fa_log"], guide["vsa_log"]), (guide["fa_trace"], guide["vsa_trace"])
+    by_flag = strobe("speedup", "--baseline-log", logs[0], "--candidate-log", logs[1], "--baseline-trace", traces[0],
+                     "--candidate-trace", traces[1], "--json")  # fmt: skip
+    for files in ((*logs, *traces), (logs[0], traces[0], logs[1], traces[1])):
+        found = strobe("speedup", *files, "--json")
+        assert found.code == 0 and found.document == by_flag.document
+    for wrong, kind in (((logs[0],), "log"), ((*traces, traces[0]), "trace"), ((*logs, "--baseline-log", logs[0]), "log")):
+        result = strobe("speedup", *wrong)
+        assert result.code == 2 and f"give two {kind}s, the baseline's first, or --baseline-{kind} A" in result.err
 
 
 def test_nothing_to_compare(strobe: Strobe) -> None:

@@ -250,7 +250,7 @@ def test_operators_are_read_unless_a_file_is_large(strobe: Strobe, monkeypatch: 
     graph = H200 / "eager.json.gz"
     assert " took no time, the trace would be " in strobe("trace", graph).out
     assert "operators launched 15 %" in strobe("trace", graph, "--details").out
-    monkeypatch.setattr("strobe.perf.report.trace_study.DETAILED_BYTES", 1000)
+    monkeypatch.setattr("strobe.perf.report.study.DETAILED_BYTES", 1000)
     assert " took no time, the trace would be " not in strobe("trace", graph).out
     page = strobe("trace", graph, "--format", "md").out
     assert "eager: not read, because a file has more than" in page and "--details reads them" in page.replace("\\-", "-")

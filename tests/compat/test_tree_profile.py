@@ -131,6 +131,7 @@ def test_the_guide_s_script_prints_its_blocks_and_their_sums(tmp_path: Path) -> 
     assert torch.cuda.is_available() or (none.returncode == 3 and "torch sees no CUDA device here" in none.stderr)
 
 
+@pytest.mark.rest
 def test_the_guide_s_scenarios_are_one_command(tmp_path: Path) -> None:
     done = run_script(
         "profile_examples", tmp_path, "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1",

@@ -179,5 +179,5 @@ def test_nothing_is_written_in_place() -> None:
         "engine/snapshot.py",  # beside and renamed, by the library of the format
         "engine/video.py",  # grows under a name of its own
         "perf/measure/profile.py",  # a scratch file of the profiler, which is then compressed by `writing_whole`
-        "perf/measure/memory.py",  # a switch of the kernel
+        "perf/measure/machine.py",  # a switch of the kernel
     }

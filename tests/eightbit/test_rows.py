@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, quantize_tensor, store_rows
+from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, quantize_tensor, store_rows
+from strobe.eightbit.types import Quantized
 
 FORMATS: list[EightBit] = ["fp8", "int8"]
 LIMITS = {"fp8": 448.0, "int8": 127.0}

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from strobe.eightbit.impl import reference, triton
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 
 FORMATS = (torch.float8_e4m3fn, torch.int8)
 

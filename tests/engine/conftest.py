@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from tiny_model import tiny_model
 

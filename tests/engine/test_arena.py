@@ -33,13 +33,14 @@ from strobe.engine.arena import (
     end_capture,
     new_arena,
 )
-from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.graphs import WARM_UPS, CudaGraphs, Recorded
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 
 PLAN = ArenaPlan(kept_bytes=3, passes_bytes=5, decoder_bytes=7)

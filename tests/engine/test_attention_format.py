@@ -16,11 +16,12 @@ from strobe.cache.eightbit_ring import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.attention_format import without_kernel
-from strobe.engine.config import EngineConfig, Knobs, check_device, lacking, replace_knobs, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.model import Model
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
+from strobe.engine.resolve import check_device, lacking, resolve
 from strobe.engine.session import Session
 from strobe.models.wan.dit import CausalWan
 

@@ -10,9 +10,9 @@ import torch
 
 from strobe.cache.kv import CacheStep
 from strobe.engine.caches import new_cache
-from strobe.engine.config import EngineConfig, resolve
-from strobe.engine.load import Model
-from strobe.engine.prepared import latent_shape
+from strobe.engine.config import EngineConfig
+from strobe.engine.model import Model, latent_shape
+from strobe.engine.resolve import resolve
 from strobe.models.wan.kernels import custom_ops
 
 

@@ -15,9 +15,10 @@ from torch._dynamo.testing import CompileCounter
 
 from strobe.attention.sparse.history import side_stream
 from strobe.engine.arena import capture_stream, decode_stream
-from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import DecoderState, FrameDecoder, VideoVAE, levels
 from strobe.engine.load import shapes_defaults
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.models.vae.taew import TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.config import WanVAEConfig

@@ -12,10 +12,10 @@ import torch
 
 from source import ROOT
 from strobe.core.errors import StrobeError
-from strobe.engine.config import ResolvedConfig, resolve
 from strobe.engine.load import SHORT, model_parts
 from strobe.engine.memory import predict
 from strobe.engine.presets import PRESETS, preset
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.models.wan.recipes import RECIPES
 
 GPU = torch.device("cuda")
@@ -26,7 +26,7 @@ parts = cache(model_parts)
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that attends in eight bits; which ones do is test_attention_format.py's."""
-    monkeypatch.setattr("strobe.engine.config.without_kernel", lambda *_: "")
+    monkeypatch.setattr("strobe.engine.resolve.without_kernel", lambda *_: "")
 
 
 def rows(title: str) -> dict[str, list[str]]:

@@ -13,7 +13,8 @@ import pytest
 from strobe.core import plugins
 from strobe.core.errors import ConfigError
 from strobe.engine.family import Family
-from strobe.engine.load import Model, Parts, load, model_parts, names
+from strobe.engine.load import load, model_parts, names
+from strobe.engine.model import Model, Parts
 from strobe.engine.session import Session
 from strobe.engine.weights import Weights
 

@@ -15,7 +15,7 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 from strobe.engine.graphs import CudaGraphs
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Change, Mode, Switch
 from strobe.engine.session import Session

@@ -20,8 +20,8 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.arena import new_arena
 from strobe.engine.caches import prepare_cache
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.load import Model
 from strobe.engine.memory import plan_arena
+from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.wan.dit import CausalWan

@@ -20,8 +20,8 @@ from strobe.core import spans
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.graphs import Eager, PassInputs, Recorded, Replay
-from strobe.engine.load import Model
 from strobe.engine.memory import predict
+from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair

@@ -19,7 +19,7 @@ from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot

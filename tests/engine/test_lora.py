@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError, SessionError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import read_snapshot
 from strobe.models.lora import Lora, LoraPair, merge

@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from strobe.core.errors import StrobeError
-from strobe.engine.config import EngineConfig, replace_knobs, resolve
-from strobe.engine.load import Model, model_parts
+from strobe.engine.config import EngineConfig, replace_knobs
+from strobe.engine.load import model_parts
 from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
-from strobe.engine.prepared import latent_shape
+from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import PRESETS
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.wan.autoencoder import WanVAE

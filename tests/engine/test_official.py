@@ -22,7 +22,7 @@ from stand_ins import stands_in_for
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.noise import BlockNoise
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

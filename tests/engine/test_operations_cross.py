@@ -18,7 +18,7 @@ from fault_snapshots import numbers, tensors
 from strobe.core.errors import SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.models.lora import Lora, LoraPair

@@ -21,7 +21,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family
-from strobe.engine.load import Model, Parts
+from strobe.engine.model import Model, Parts
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.text import TextKV

@@ -12,7 +12,7 @@ import torch
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine import pick as module
 from strobe.engine.config import EngineConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.pick import BLOCKS, LADDER, MARGIN, Pick, Rate, needed_fps, pick
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.session import Session

@@ -43,7 +43,8 @@ def follow(session: Session, orders: Sequence[Order], ready: bool, blocks: int) 
     return torch.cat([*found, *(block.latents for block in session.stream(4))], dim=1)
 
 
-CASES = [("balanced", orders, blocks) for orders in ORDERS for blocks in (2, 5)] + [("balanced", "one", 0)]
+CASES: list[Any] = [("balanced", orders, 5) for orders in ORDERS] + [("balanced", "one", blocks) for blocks in (0, 2)]
+CASES += [pytest.param("balanced", orders, 2, marks=pytest.mark.rest) for orders in ORDERS if orders != "one"]
 CASES += [(name, orders, 5) for name in CONFIGS for orders in ("another instead", "a soft one instead") if name != "balanced"]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strobe.engine.config import EngineConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair
 

@@ -13,10 +13,11 @@ from torch._inductor import list_mode_options
 from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
-from strobe.engine import config as config_module
-from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, lacking, replace_knobs, resolve
-from strobe.engine.load import Model
+from strobe.engine import resolve as resolve_module
+from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, diff, preset
+from strobe.engine.resolve import lacking, resolve
 from strobe.engine.transformer import Transformer
 from strobe.models.wan.layers import WanLayer
 
@@ -59,7 +60,7 @@ def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch,
         resolve(preset(name), DEFAULTS, torch.device("cpu"))
     nvidia = [(Card(vendor="nvidia", capability=capability), capability >= (8, 9)) for capability in ((8, 0), (8, 9), (9, 0))]
     for card, there in (*nvidia, (Card(vendor="amd", architecture="gfx942"), False)):
-        monkeypatch.setattr(config_module, "card_of", lambda _, card=card: card)
+        monkeypatch.setattr(resolve_module, "card_of", lambda _, card=card: card)
         assert bool(lacking(preset(name), torch.device("cuda", 0))) == (not there)
         assert not lacking(simulated(name), torch.device("cuda", 0))
 

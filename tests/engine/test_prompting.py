@@ -13,7 +13,7 @@ from torch import Tensor
 from stand_ins import stands_in_for
 from strobe.core.errors import SessionError, WeightsError
 from strobe.engine.config import EngineConfig, Knobs
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.engine.texts import TextEncoder

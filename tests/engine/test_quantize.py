@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig, Knobs, ResolvedConfig, replace_knobs, resolve
-from strobe.engine.load import Model, load
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.load import load
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.quantize import LINEARS, quantize_linears, requantize_linears
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.transformer import Transformer, copied
 from strobe.models.lora import Lora, LoraPair, attach

@@ -20,13 +20,14 @@ from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.ahead import AheadRing
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig, Knobs, replace_knobs, resolve
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.graphs import Recorded
-from strobe.engine.load import Model
 from strobe.engine.memory import predict
+from strobe.engine.model import Model
 from strobe.engine.noise import draw
 from strobe.engine.parallel.transformer import on_several
 from strobe.engine.presets import preset
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 
 SHAPE = (4, 4, 4)

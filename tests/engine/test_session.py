@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 

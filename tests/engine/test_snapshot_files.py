@@ -18,7 +18,7 @@ import torch
 from fault_snapshots import check, damage, damaged_snapshot, header_of, resealed, with_header
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot, read_snapshot
 

@@ -14,7 +14,7 @@ from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

@@ -16,8 +16,9 @@ from torch import Tensor
 from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig
+from strobe.engine.model import Model
+from strobe.engine.resolve import resolve
 from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
 from strobe.engine.transformer import Transformer

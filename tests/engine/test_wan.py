@@ -21,9 +21,10 @@ from strobe.core.errors import ConfigError, ShapeError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine import load as loading
 from strobe.engine import wan_family
-from strobe.engine.config import EngineConfig, resolve
-from strobe.engine.load import Model, load
-from strobe.engine.prepared import latent_shape
+from strobe.engine.config import EngineConfig
+from strobe.engine.load import load
+from strobe.engine.model import Model, latent_shape
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.engine.wan_family import wan_defaults
 from strobe.engine.weights import Weights

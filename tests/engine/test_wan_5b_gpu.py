@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from strobe.core.tolerances import tolerance
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
 from strobe.engine.memory import predict
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

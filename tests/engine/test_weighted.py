@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
+from strobe.engine.model import Model
 from strobe.engine.prompt_file import read_prompts, switches_of
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

@@ -15,10 +15,10 @@ from strobe.cli.recipe import read_recipe
 from strobe.core.errors import StrobeError
 from strobe.engine.snapshot import read_snapshot
 from strobe.models.wan.weights.files import read_json
-from strobe.perf.analysis.runs.replays import read_passes
+from strobe.perf.analysis.runs.timeline import read_passes
 from strobe.perf.logs.patterns import load_patterns
 from strobe.perf.logs.reader import read_log
-from strobe.perf.records.plan import PLAN, read_plan
+from strobe.perf.records.record import PLAN, read_plan
 from strobe.perf.report.model import decode_report
 from strobe.quality.vbench import read_results
 

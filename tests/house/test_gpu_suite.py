@@ -87,6 +87,7 @@ def test_each_outcome_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "out" / "junit-alone.xml").exists()
 
 
+@pytest.mark.rest
 def test_the_budget_ends_a_run_and_the_rest_is_unfinished(tmp_path: Path) -> None:
     text = "import time, pytest\npytestmark = pytest.mark.gpu\ndef test_a(): pass\n"
     text += "".join(f"def test_{name}(): time.sleep(60)\n" for name in "bcd")

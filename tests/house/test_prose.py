@@ -12,7 +12,7 @@ import pytest
 
 from source import PACKAGE, name_of, parse
 from strobe.perf.records.record import LINES
-from strobe.perf.records.schema import parts_of
+from strobe.perf.records.store import parts_of
 
 READERS: Final = ("perf/logs", "perf/trace", "lint")
 """Rooms whose work is to read text of others."""
@@ -26,9 +26,8 @@ NAMES: Final = {"name", "metric", "variant"}
 ROOMS_OF_NAMES: Final = ("perf/records", "perf/report", "perf/analysis/runs", "perf/analysis/ledger", "bench", "cli")
 NAMES_OF_OTHERS: Final = {
     "perf/records/store.py": "folders that were moved out of the way",
-    "perf/report/trace_page/ranges.py": "ranges of a trace",
-    "perf/report/trace_page/roofline.py": "operators of torch",
-    "perf/analysis/runs/timings.py": "a timer that the user names by a pattern",
+    "perf/report/trace_page/structure.py": "ranges of a trace, and operators of torch",
+    "perf/analysis/runs/log_times.py": "a timer that the user names by a pattern",
     "bench/tree/machine.py": "folders of the kernel",
 }
 

@@ -189,6 +189,7 @@ def sound(page: Any) -> None:
     assert page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
 
 
+@pytest.mark.few("1400-dark", "390-light")
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_everything_has_a_name_and_can_be_read(browser: Any, here: Running, width: int, scheme: str) -> None:

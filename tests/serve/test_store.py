@@ -15,7 +15,7 @@ import torch
 
 import strobe
 from strobe.core.errors import DataError, SessionError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics

@@ -12,7 +12,7 @@ import strobe
 from fake_gpu import FakeGpu
 from live_server import in_shots
 from strobe.core.errors import ConfigError, SessionError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.serve.block import GpuClock
 from strobe.serve.protocol import MARKS

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from strobe.engine.config import resolve
+from strobe.engine.resolve import resolve
 from strobe.serve.scheduler import ENOUGH, Cost
 from strobe.serve.worker import Worker
 from tiny_model import well_read_model

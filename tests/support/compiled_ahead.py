@@ -32,7 +32,8 @@ from strobe.core.device import Card
 from strobe.eightbit.impl import triton as eightbit
 from strobe.eightbit.rounded import Arriving, unfilled
 from strobe.eightbit.rounding import round_queries
-from strobe.eightbit.rows import FP8_CAPABILITY, Quantized
+from strobe.eightbit.rows import FP8_CAPABILITY
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.kernels.impl import triton as wan
 
 

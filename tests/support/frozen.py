@@ -25,12 +25,10 @@ import msgspec
 
 from published import DOORS, ROOT, run_page
 from strobe.cli.main import main
-from strobe.perf.records.packed import FILES
-from strobe.perf.records.store import read_run
+from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.documents.api import compare_traces, read_trace
-from strobe.perf.report.documents.runs import run_document
-from strobe.perf.report.documents.value import to_json
+from strobe.perf.report.documents.runs import run_document, to_json
 from strobe.perf.report.write import render
 
 VALUES: Final = ROOT / "tests" / "oracle" / "values.json.xz"

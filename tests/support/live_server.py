@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import torch
 
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
+from strobe.engine.model import Model
 from strobe.serve.app import Server
 from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.attention_bench.advice import advice_report
-from strobe.perf.report.attention_bench.build import bench_report
+from strobe.perf.report.ablation_page import ablation_report
+from strobe.perf.report.attention_bench import advice_report, bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.tree_bench.build import tree_report
+from strobe.perf.report.tree_bench import tree_report
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "benchmarks"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import EngineConfig, ModelDefaults
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session

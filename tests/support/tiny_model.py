@@ -14,7 +14,7 @@ import torch
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family
-from strobe.engine.load import Model, Parts
+from strobe.engine.model import Model, Parts
 from strobe.engine.weights import Weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder

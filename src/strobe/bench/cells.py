@@ -17,7 +17,7 @@ from strobe.bench.case import Progress
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, StrobeError
 from strobe.core.files import file_inside, not_written, write_whole
-from strobe.perf.records.grids import CELLS
+from strobe.perf.records.record import CELLS
 from strobe.perf.records.store import read_run, rotate
 
 _MAX: Final = 400

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strobe.perf.measure.memory import peak_bytes
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Clip, Clock, Phase, Span, Trace
+from strobe.perf.measure.machine import peak_bytes
+from strobe.perf.records.record import Clip, Clock, Clocks, Phase, Span, Trace
 
 if TYPE_CHECKING:
     import torch
 
-    from strobe.perf.measure.profile import TraceFile
+    from strobe.perf.measure.profile import WrittenTrace
 
 
 class ClipNumbers:
@@ -67,7 +66,7 @@ def call_spans(
 
 
 def trace_line(
-    clip: Clip, file: TraceFile, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+    clip: Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Trace:
     """Return the record of a clip's trace.
 

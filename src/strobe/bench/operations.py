@@ -37,11 +37,11 @@ from strobe.core.spans import (
 )
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import new_cache
-from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
+from strobe.engine.model import Model, latent_shape
 from strobe.engine.noise import draw_block
-from strobe.engine.prepared import latent_shape
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.sparsity import attended_keys
 from strobe.engine.transformer import TextContext, Transformer
@@ -55,7 +55,7 @@ from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
 from strobe.models.wan.text import TextKV, distinct_rows
 from strobe.models.wan.transformer import Modulation
-from strobe.perf.analysis.runs.budget import (
+from strobe.perf.analysis.runs.breakdown import (
     CACHE,
     DECODER,
     EDGES,
@@ -66,13 +66,12 @@ from strobe.perf.analysis.runs.budget import (
     REGIONS,
     RESIDUALS,
     REST,
-    BudgetLine,
+    BudgetBudgetLine,
     KernelProfile,
     Operation,
     Whole,
 )
-from strobe.perf.measure.isolated import time_isolated
-from strobe.perf.measure.timing import Region, TimingRecorder
+from strobe.perf.measure.timing import TimedRegion, TimingRecorder, time_isolated
 from strobe.perf.records.record import SpanCost
 
 
@@ -282,11 +281,11 @@ def _stages(config: TinyVAEConfig, latents: LatentShape, dtype: str) -> Iterator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A runnable operation; see `strobe.perf.analysis.runs.budget.Operation` for its fields."""
+    """A runnable operation; see `strobe.perf.analysis.runs.breakdown.Operation` for its fields."""
 
     name: str
     what: str
-    kind: BudgetLine
+    kind: BudgetBudgetLine
     inside: str
     calls: int
     run: Callable[[], object]
@@ -480,7 +479,7 @@ class _Make:
     layers: Sequence[_Layer]
     costs: Mapping[str, Cost]
 
-    def __call__(self, name: str, kind: BudgetLine, what: str, cost: str, run: Callable[[_Layer], object]) -> Prepared:
+    def __call__(self, name: str, kind: BudgetBudgetLine, what: str, cost: str, run: Callable[[_Layer], object]) -> Prepared:
         turns = itertools.cycle(self.layers)
         return Prepared(
             name=name,
@@ -726,12 +725,12 @@ class _Steps:
             self._session.prompt(prompts[1 - number % 2], wait=True)
             self._stages(self._block(fine=False, what="switching the prompt"), (RECACHE,))
 
-    def _stages(self, regions: Sequence[Region], names: Sequence[str]) -> None:
+    def _stages(self, regions: Sequence[TimedRegion], names: Sequence[str]) -> None:
         for region in regions:
             if region.name in names:
                 self.stages_ns[region.name].append(region.value_ns)
 
-    def _block(self, *, fine: bool, what: str) -> tuple[Region, ...]:
+    def _block(self, *, fine: bool, what: str) -> tuple[TimedRegion, ...]:
         self.tell(what)
         recorder = self._recorders[fine]
         with recording(recorder):
@@ -740,7 +739,7 @@ class _Steps:
             return recorder.finish_clip()
 
 
-def _inside(step: Region, regions: Sequence[Region], name: str) -> int:
+def _inside(step: TimedRegion, regions: Sequence[TimedRegion], name: str) -> int:
     """Return the time of a region in one step: both lie on one thread or stream, one after the other."""
     end = step.start_ns + step.value_ns
     return sum(region.value_ns for region in regions if region.name == name and step.start_ns <= region.start_ns < end)

@@ -21,14 +21,10 @@ from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, recording, span
-from strobe.perf.analysis.runs.replays import encode_passes, passes_of
-from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down
-from strobe.perf.measure.compiles import num_compiles
-from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.measure.memory import held, memory_records, reset_peak
-from strobe.perf.measure.order import palindrome
-from strobe.perf.measure.profile import Capture, TraceFile, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import Region, TimingRecorder, region_records, span_records
+from strobe.perf.analysis.runs.timeline import encode_passes, passes_of
+from strobe.perf.measure.machine import THERMAL, ClockSampler, cool_down, describe_run, held, memory_records, reset_peak, utc_now
+from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
+from strobe.perf.measure.timing import TimedRegion, TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Workload
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
@@ -210,7 +206,7 @@ class _Run:
         numbers = tuple(range(self._plan.warmup))
         self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up"))
 
-    def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[Region, ...]:
+    def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[TimedRegion, ...]:
         """Run one clip under the timing recorder and record it."""
         case, compiled = self._case, num_compiles()
         case.prepare(name)
@@ -270,7 +266,7 @@ class _Run:
     def _whole_clip(self) -> bool:
         return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
 
-    def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> TraceFile:
+    def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> WrittenTrace:
         """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
         case = self._case
 

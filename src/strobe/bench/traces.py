@@ -15,7 +15,7 @@ from typing import Final
 from strobe.bench.executor import Cell, Executor, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.core.errors import StrobeError, TraceFormatError
-from strobe.perf.report.trace_study import Progress, Reading, TraceOptions, Wanted, wanted_of
+from strobe.perf.report.study import Progress, Reading, TraceOptions, Wanted, wanted_of
 from strobe.perf.trace import Trace, read_trace
 
 READ: Final = "trace.pickle"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strobe.cache.policy import RingPolicy, ShotPolicy
 from strobe.cache.rows import Signature, TokenRows, graded, store
-from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames, TiledStep
+from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.eightbit.rounded import RoundedKeys
 
@@ -160,6 +160,40 @@ class RingStep:
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         store(buffer, self.rows, new.detach(), self.skipped)
         return graded(buffer[:, : self.attended], self.rows, new, self.skipped)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TiledStep:
+    """One pass over a ring with tiles. `rows`, `skipped` and `signature` are those of a `RingStep`."""
+
+    cache: RingCache
+    positions: tuple[int, ...]
+    rows: Tensor
+    skipped: int
+    reach: Reach
+
+    @property
+    def signature(self) -> Signature:
+        return id(self.cache), len(self.positions), self.reach.whole_rows, self.reach.covered, self.reach.num_tiles
+
+    @property
+    def staged(self) -> bool:
+        """Whether all keys and values of the pass are staged, so that they are attended where they are kept."""
+        return self.reach.covered == self.rows.shape[0]
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
+        return self.cache.keys[layer], self.cache.values[layer]
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is attended.
+
+        With gradients on the result is a copy through which k and v get gradients.
+        """
+        keys, values = self.buffers(layer)
+        store(keys, self.rows, k.detach(), self.skipped)
+        store(values, self.rows, v.detach(), self.skipped)
+        return graded(keys, self.rows, k, self.skipped), graded(values, self.rows, v, self.skipped)
 
 
 class RingCache:

@@ -14,7 +14,8 @@ from strobe.cache.rows import Signature
 from strobe.cache.slots import SlotRing
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
-from strobe.eightbit.rows import DTYPES, EightBit, Quantized, expand_rows, quantize_rows, store_rows
+from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, store_rows
+from strobe.eightbit.types import Quantized
 
 SCALE_BYTES: Final = 4
 """Of a scale, float32."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strobe.cache.kv import CacheState, RingCache, RingStep
+from strobe.cache.kv import CacheState, RingCache, RingStep, TiledStep
 from strobe.cache.policy import ShotPolicy
 from strobe.cache.quantized import QuantizedRing, QuantizedStep
-from strobe.cache.tiled import TiledStep
 from strobe.core.errors import SessionError, ShapeError
 
 

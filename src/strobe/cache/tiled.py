@@ -10,17 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature, graded, store
-
-if TYPE_CHECKING:
-    from strobe.cache.kv import RingCache
-
 
 _WIDE: Final = (torch.complex128, torch.complex64)
 """Wider than the elements of most caches. On an H200 three frames of 30 layers take 230 us as complex128 and 706 as bfloat16."""
@@ -63,7 +58,7 @@ class HistoryTiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reach:
-    """The part of the tensors of `TiledStep.write` that a pass attends to, and whether its own keys are in it.
+    """The part of the tensors of `strobe.cache.kv.TiledStep.write` that a pass attends to, and whether its own keys are in it.
 
     Args:
         tiles: how frames behind the sink lie.
@@ -84,40 +79,6 @@ class Reach:
     sizes: Tensor
     num_tiles: int
     means: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TiledStep:
-    """One pass over a ring with tiles. `rows`, `skipped` and `signature` are those of a `strobe.cache.kv.RingStep`."""
-
-    cache: RingCache
-    positions: tuple[int, ...]
-    rows: Tensor
-    skipped: int
-    reach: Reach
-
-    @property
-    def signature(self) -> Signature:
-        return id(self.cache), len(self.positions), self.reach.whole_rows, self.reach.covered, self.reach.num_tiles
-
-    @property
-    def staged(self) -> bool:
-        """Whether all keys and values of the pass are staged, so that they are attended where they are kept."""
-        return self.reach.covered == self.rows.shape[0]
-
-    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
-        return self.cache.keys[layer], self.cache.values[layer]
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is attended.
-
-        With gradients on the result is a copy through which k and v get gradients.
-        """
-        keys, values = self.buffers(layer)
-        store(keys, self.rows, k.detach(), self.skipped)
-        store(values, self.rows, v.detach(), self.skipped)
-        return graded(keys, self.rows, k, self.skipped), graded(values, self.rows, v, self.skipped)
 
 
 class TiledFrames:

@@ -113,7 +113,7 @@ def ablate(
 def _report(folder: Path, outcome: Outcome | None, output: Output) -> int:
     """Write the page, show its first tables, and report what failed."""
     with output.progress("report"):
-        from strobe.perf.report.ablation_page.build import ablation_report
+        from strobe.perf.report.ablation_page import ablation_report
         from strobe.perf.report.write import write_report
 
         report = ablation_report(folder)

@@ -15,7 +15,7 @@ from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
-from strobe.perf.records.packed import RECORDS
+from strobe.perf.records.store import RECORDS
 
 if TYPE_CHECKING:
     from strobe.bench.accept.run import Subject
@@ -61,7 +61,7 @@ class Judged:
         from strobe.bench.accept.run import Subject, check_blocks
         from strobe.bench.cases.scoring import readable
         from strobe.core.device import resolve_device
-        from strobe.engine.config import check_device
+        from strobe.engine.resolve import check_device
 
         device, config = resolve_device(self.device), flags.config(self.preset)
         check_device(config, device)

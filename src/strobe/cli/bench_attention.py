@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.bench.attention.contestant import GridCell
     from strobe.bench.cells import Outcome
-    from strobe.perf.report.attention_bench.cells import AttentionContestant, CellRun
+    from strobe.perf.report.attention_bench import AttentionCellRun, AttentionContestant
 
 FOLDER: Final = Path("attention-bench")
 _SHOWN: Final = 200
@@ -179,9 +179,7 @@ def _cells(grid: Grid) -> tuple[GridCell, ...]:
 def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool) -> int:
     """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
-        from strobe.perf.report.attention_bench.advice import advice_report, advice_tables
-        from strobe.perf.report.attention_bench.build import bench_report, shown_tables
-        from strobe.perf.report.attention_bench.cells import read_cells
+        from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
         runs = list(read_cells(out).cells)
@@ -210,13 +208,12 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
     return GATE_FAILED if red or failed else 0
 
 
-def _show_traces(runs: list[CellRun], output: Output) -> None:
+def _show_traces(runs: list[AttentionCellRun], output: Output) -> None:
     """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
-    from strobe.perf.report.trace_page.kernels import device_kernels
-    from strobe.perf.report.trace_page.operators import operators_section
-    from strobe.perf.report.trace_study import load_trace_study
+    from strobe.perf.report.study import load_trace_study
+    from strobe.perf.report.trace_page.structure import device_kernels, operators_section
 
     for cell in runs:
         for trace in cell.run.traces:
@@ -230,7 +227,7 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
                 output.write(summary.read_text(encoding="utf-8"))
 
 
-def _document(cell: CellRun) -> dict[str, Any]:
+def _document(cell: AttentionCellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 

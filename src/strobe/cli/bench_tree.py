@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.bench.cells import Outcome
     from strobe.bench.tree.request import How, Shape
-    from strobe.perf.report.tree_bench.cells import CellRun, TreeContestant
+    from strobe.perf.report.tree_bench import TreeCellRun, TreeContestant
 
 _SHOWN: Final = 200
 
@@ -213,8 +213,7 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
     """Write the pages, show the tables, and report what happened."""
     with output.progress("report"):
-        from strobe.perf.report.tree_bench.build import shown_tables, tree_report
-        from strobe.perf.report.tree_bench.cells import read_cells
+        from strobe.perf.report.tree_bench import read_cells, shown_tables, tree_report
         from strobe.perf.report.write import write_report
 
         runs = read_cells(out).cells
@@ -236,9 +235,9 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
     return GATE_FAILED if red or failed else 0
 
 
-def _verdicts(cell: CellRun) -> Iterator[str]:
+def _verdicts(cell: TreeCellRun) -> Iterator[str]:
     """Yield the verdicts as lines, since they are too long for the columns of a terminal."""
-    from strobe.perf.report.tree_bench.verdicts import bound
+    from strobe.perf.report.tree_bench import bound
 
     for entry in cell.measured:
         found = bound(cell, entry)
@@ -246,9 +245,9 @@ def _verdicts(cell: CellRun) -> Iterator[str]:
             yield f"{entry.name}: {found.label}. {found.evidence}. Remedy: {found.remedy}."
 
 
-def _document(cell: CellRun) -> dict[str, Any]:
+def _document(cell: TreeCellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
-    from strobe.perf.report.tree_bench.verdicts import bound, straggler, warnings
+    from strobe.perf.report.tree_bench import bound, straggler, warnings
 
     def row(entry: TreeContestant) -> dict[str, Any]:
         if entry.reason:

@@ -104,7 +104,7 @@ def compare(
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
         allow_different: what is meant to differ between the presets, such as tokens; see `strobe report --help`.
     """
-    from strobe.perf.analysis.comparable.checks import check_allowed
+    from strobe.perf.analysis.comparable import check_allowed
     from strobe.perf.report.model import LevelName
 
     requirements = [parse_requirement(text) for text in require]
@@ -124,7 +124,7 @@ def compare(
     with output.progress("compare"):
         from strobe.bench.case import Plan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
-        from strobe.perf.measure.order import palindrome
+        from strobe.perf.measure.timing import palindrome
 
         asked = named_apart([clip.config(name) for name in sides])
         configs, absent = runnable(asked, clip.device)  # what is wrong with a name is told before gigabytes are read

@@ -74,7 +74,7 @@ class Output:
     def emit(self, document: dict[str, Any]) -> None:
         """Print the JSON document with its version, if it was asked for. Infinite and NaN numbers are an error."""
         if self.json:
-            from strobe.perf.report.documents.value import SCHEMA_VERSION
+            from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
             versioned = {"v": SCHEMA_VERSION, **document}
             sys.stdout.write(clean_lines(json.dumps(versioned, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")

@@ -14,7 +14,7 @@ from strobe.cli.console import OUT, Output, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.structure.focal import TraceEvidence
+    from strobe.perf.analysis.structure.sections import TraceEvidence
     from strobe.perf.logs import Log, Patterns, Unit
     from strobe.perf.report.blocks.logs import InputFile
     from strobe.perf.report.model import Section
@@ -143,9 +143,9 @@ def stages(
         raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
     patterns, unit = _prepared(flags)
     read = [_read_log(path, patterns, output) for path in logs]
-    from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest, stage_rounds
+    from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, stage_rounds
     from strobe.perf.report.blocks.logs import stages_section
-    from strobe.perf.report.documents.logs import rounds_document
+    from strobe.perf.report.documents.speedup import rounds_document
 
     found = [stage_rounds(LogRequest(log=log, unit=unit), flags.stage or STAGE) for log in read]
     labels = _labels(logs)
@@ -188,10 +188,9 @@ def attention(
     if not any(side.log for side in asked):
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
-    from strobe.perf.analysis.runs.log_metrics import attention_summary, unsynchronised
-    from strobe.perf.analysis.runs.log_rounds import STAGE, LogRequest
+    from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, attention_summary, unsynchronised
     from strobe.perf.report.blocks.logs import attention_section, input_file
-    from strobe.perf.report.documents.logs import timer_document
+    from strobe.perf.report.documents.speedup import timer_document
 
     read, inputs, found = [], [], []
     for side in asked:
@@ -233,11 +232,11 @@ def kernels(
 
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
-    from strobe.perf.analysis.structure.focal import focal_kernels
+    from strobe.perf.analysis.structure.sections import focal_kernels
     from strobe.perf.report.blocks.kernels import focal_section
     from strobe.perf.report.blocks.logs import input_file
-    from strobe.perf.report.documents.logs import kernels_document
-    from strobe.perf.report.trace_study import trace_labels
+    from strobe.perf.report.documents.speedup import kernels_document
+    from strobe.perf.report.study import trace_labels
 
     read = _read_traces(traces, output)
     labels = trace_labels(read)
@@ -323,7 +322,7 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
 def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
+    from strobe.perf.analysis.structure.sections import TraceEvidence, trace_evidence
 
     if not side.traces:
         if side.focal is not None:
@@ -357,12 +356,11 @@ def _finish(
 ) -> None:
     """Write the Markdown, print the tables, and emit the JSON."""
     from strobe.core.files import write_whole
-    from strobe.perf.report.blocks.damage import damage_banners
+    from strobe.perf.report.blocks.fields import damage_banners, page
     from strobe.perf.report.blocks.logs import inputs_section
-    from strobe.perf.report.blocks.page import page
-    from strobe.perf.report.documents.logs import log_document
-    from strobe.perf.report.markdown import render_markdown
+    from strobe.perf.report.documents.speedup import log_document
     from strobe.perf.report.model import Table
+    from strobe.perf.report.write import render_markdown
 
     inputs, logs = read
     sections = (section, inputs_section(inputs, logs))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from strobe.engine.config import EngineConfig
     from strobe.engine.frame_block import FrameBlock
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
@@ -106,8 +106,8 @@ class Engine(ModelFlags):
             ImplUnavailableError: the preset does not run on the device.
         """
         from strobe.core.device import resolve_device
-        from strobe.engine.config import check_device
         from strobe.engine.presets import PRESETS, REALTIME
+        from strobe.engine.resolve import check_device
 
         if self.preset not in (*PRESETS, REALTIME):
             raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))

@@ -115,7 +115,7 @@ def log(
         raise ConfigError("name a folder with recorded runs, or measure some with --quick or --full")
     outcome = None if length is None else _measure(measured, length, out, clip, output)
     with output.progress("log"):
-        from strobe.perf.report.blocks.log.entries import run_folders
+        from strobe.perf.report.blocks.optimisation_log import run_folders
         from strobe.perf.report.log_page import log_report
         from strobe.perf.report.write import write_report
 

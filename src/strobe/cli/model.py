@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from strobe.engine.config import EngineConfig
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.engine.weights import Weights
 
 
@@ -173,10 +173,10 @@ class ModelFlags:
     def check_settings(self, config: "EngineConfig", device: "torch.device") -> None:
         """Check a configuration against a model whose settings its name or its recipe says, before gigabytes are drawn or read.
 
-        Raises: as `strobe.engine.config.resolve`.
+        Raises: as `strobe.engine.resolve.resolve`.
         """
-        from strobe.engine.config import resolve
         from strobe.engine.load import SHORT, WAN, model_parts
+        from strobe.engine.resolve import resolve
         from strobe.engine.wan_family import recipe_defaults
         from strobe.models.wan.recipes import named_recipe
 
@@ -195,7 +195,7 @@ class ModelFlags:
 
 def settings_notes(model: "Model", config: "EngineConfig") -> tuple[str, ...]:
     """Return the notes on a model, and what a preset or flags run it with in place of what its recipe says."""
-    from strobe.engine.config import filled
+    from strobe.engine.resolve import filled
 
     own, runs = model.defaults, filled(config, model.defaults)
     pairs = [(each.name, getattr(runs, each.name)) for each in fields(own)]

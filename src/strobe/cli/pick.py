@@ -14,7 +14,7 @@ from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
 
 if TYPE_CHECKING:
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.engine.pick import Pick, Rate, Trial
 
 

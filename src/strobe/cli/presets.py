@@ -78,10 +78,10 @@ def show(
     if diff and len(chosen) == 1:
         raise ConfigError(f"--diff compares presets; name another beside {chosen[0]!r}, or leave it out")
     from strobe.core.device import resolve_device
-    from strobe.engine.config import knob_states, lacking
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS, REALTIME, preset
     from strobe.engine.presets import diff as settings_of
+    from strobe.engine.resolve import knob_states, lacking
 
     configs = [preset(name) for name in chosen or PRESETS]
     names = [config.name for config in configs]

@@ -72,13 +72,12 @@ def write(
         exit code, and what was found.
     """
     with output.progress("report"):
-        from strobe.perf.analysis.runs.calls import is_own_code, own_code
+        from strobe.perf.analysis.runs.compare import is_own_code, own_code
         from strobe.perf.records.store import read_run
         from strobe.perf.report.blocks.answer import answers_of
         from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.calls_page import times_table
-        from strobe.perf.report.documents.runs import run_document
-        from strobe.perf.report.documents.value import to_json
+        from strobe.perf.report.documents.runs import run_document, to_json
         from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
 
@@ -130,7 +129,7 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
     """
-    from strobe.perf.analysis.runs.clocks import block_joules
+    from strobe.perf.analysis.runs.compare import block_joules
     from strobe.perf.report.model import LevelName
 
     found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}

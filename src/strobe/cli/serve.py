@@ -19,7 +19,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import broken, install
 
 if TYPE_CHECKING:
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.serve.settings import ServeSettings
 
 NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
@@ -120,7 +120,7 @@ def serve(
         raise ConfigError("--replicas and --address: give --executor ray too; without it this process is the server")
     listening = _listen(settings)
     from strobe.core.device import resolve_device
-    from strobe.engine.config import check_device
+    from strobe.engine.resolve import check_device
 
     found = resolve_device(device)
     check_device(model.config(preset), found)

@@ -18,7 +18,7 @@ from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.comparable.checks import Facts
+    from strobe.perf.analysis.comparable import Facts
     from strobe.perf.report.model import Block, Report
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
 
@@ -69,13 +69,16 @@ class Result:
         store: also copy the logs and traces into that folder.
         require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
+        details: print every account and note, not the answer alone.
     """
 
     out: Annotated[Path | None, Parameter(alias=OUT)] = None
     store: bool = False
     require: tuple[str, ...] = ()
+    details: bool = False
 
 
+_LOGS_END: Final = (".log", ".txt")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
@@ -85,7 +88,7 @@ _RESULT: Final = Result()
 
 
 def speedup(
-    *run: Annotated[Path, Parameter(name="RUN_DIR")],
+    *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
     sides: Sides = _SIDES,
     evidence: Evidence = _EVIDENCE,
     comparing: Comparing = _COMPARING,
@@ -97,20 +100,22 @@ def speedup(
     """Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.
 
     ```
+    strobe speedup fa.log fa.pt.trace.json.gz vsa.log vsa.pt.trace.json.gz
     strobe speedup --baseline-log fa.log --candidate-log vsa.log --baseline-trace fa/ --candidate-trace vsa/ \\
         --focal-baseline flash --focal-candidate _attn_fwd_sparse --section "memcpy:end -> gather:end" -o report
-    strobe speedup --baseline-trace a.json.gz --candidate-trace b.json.gz --focal-baseline flash --focal-candidate flash
     strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
     ```
 
     Two logs or two traces are needed; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
-        run: a folder that `strobe compare` made, instead of logs and traces.
+        run: two logs (.log, .txt), two traces or both, the baseline's first; or one folder that `strobe compare` made.
     """
     from strobe.core.errors import ConfigError
 
     requirements = [parse_requirement(text) for text in result.require]
+    if run and all(each.is_file() for each in run):
+        sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
         if (sides, evidence, windows, flags) != (_SIDES, _EVIDENCE, _WINDOWS, _LOGS):
             raise ConfigError(
@@ -130,8 +135,8 @@ def speedup(
 
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
-        from strobe.perf.report.documents.speedup_document import speedup_document
-        from strobe.perf.report.documents.value import to_json
+        from strobe.perf.report.documents.runs import to_json
+        from strobe.perf.report.documents.speedup import speedup_document
         from strobe.perf.report.speedup_page.build import build_speedup_report
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
@@ -139,9 +144,35 @@ def speedup(
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
-    _show(study, report, failed, list(written.values()), output)
+    _show(study, report, failed, list(written.values()), output, result.details)
     output.emit({**document, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
+
+
+def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[Sides, Evidence]:
+    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's.
+
+    Raises:
+        ConfigError: a kind with one file or more than two, or given by a flag too.
+    """
+    from strobe.core.errors import ConfigError
+
+    logs = [file for file in files if file.suffix in _LOGS_END]
+    traces = [file for file in files if file.suffix not in _LOGS_END]
+    for kind, found, flagged in (
+        ("log", logs, sides.baseline_log or sides.candidate_log),
+        ("trace", traces, evidence.baseline_trace or evidence.candidate_trace),
+    ):
+        if len(found) not in (0, 2) or (found and flagged):
+            named = ", ".join(map(str, found))
+            raise ConfigError(
+                f"{named}: give two {kind}s, the baseline's first, or --baseline-{kind} A --candidate-{kind} B, not both"
+            )
+    if logs:
+        sides = replace(sides, baseline_log=logs[0], candidate_log=logs[1])
+    if traces:
+        evidence = replace(evidence, baseline_trace=(traces[0],), candidate_trace=(traces[1],))
+    return sides, evidence
 
 
 def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
@@ -149,9 +180,6 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     from strobe.core.errors import ConfigError
 
     pair = comparing.baseline, comparing.candidate
-    if files := [each for each in run if each.is_file()]:
-        flag = "log" if files[0].suffix in (".log", ".txt") else "trace"
-        raise ConfigError(f"{files[0]} is a file: logs and traces are given by side, --baseline-{flag} A --candidate-{flag} B")
     if len(run) > 1 or pair[0] is None or pair[1] is None:
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
     if replace(comparing, baseline=None, candidate=None, allow_different=()) != _COMPARING:
@@ -188,9 +216,9 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
-    from strobe.perf.analysis.comparable.checks import given_facts
-    from strobe.perf.analysis.ledger.label_trace import PRIORITY
-    from strobe.perf.analysis.runs.log_rounds import STAGE
+    from strobe.perf.analysis.comparable import given_facts
+    from strobe.perf.analysis.ledger.traces import PRIORITY
+    from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.logs import parse_unit
     from strobe.perf.report.speedup_page.study import SpeedupRequest
 
@@ -263,7 +291,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     """Write the page, its twins, the exact figures and the list of input files."""
     from strobe.core.files import write_whole
     from strobe.core.printable import clean_lines
-    from strobe.perf.report.speedup_page.inputs import write_inputs
+    from strobe.perf.report.speedup_page.study import write_inputs
     from strobe.perf.report.write import write_report
 
     folder = result.out
@@ -288,29 +316,36 @@ def _figures(report: Report) -> dict[str, Figure | None]:
     return {level: found.get(level) for level in LEVELS}
 
 
-def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
-    """Print the answer in two sentences, then what fits a terminal: levels, accounts, notes, banners, and the answer's table."""
+def _show(
+    study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output, details: bool
+) -> None:
+    """Print the answer: what became faster and why not more, the levels, the parts of the time; with details all tables."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER
-    from strobe.perf.report.speedup_page.answer import story
+    from strobe.perf.report.speedup_page.build import story
 
-    if told := story(study):
-        output.show(told, "")
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)
-    for name in ("speedups", "ledger"):
-        output.show(*(table_text(block.table) for block in blocks[name] if isinstance(block, model.Figure)))
-        if name == "speedups":
-            open_tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
-            output.show(*map(table_text, open_tables))
+    output.show(story(study) or lead, "")
+    shown = ("speedups", "ledger") if details else ("speedups",)
+    for name in shown:
+        figures = [block.table for block in blocks[name] if isinstance(block, model.Figure)]
+        output.show(*(table_text(table, notes=details) for table in (figures if details else figures[:1])))
+        if details:
+            tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
+            output.show(*map(table_text, tables))
             _show_texts(blocks[name], output)
-    _show_texts(blocks["notes"], output)
+    if details:
+        _show_texts(blocks["notes"], output)
     output.show(*banner_texts(report.banners))
-    output.show(lead, "")
-    tables = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
-    output.show(*(table_text(table) for table in tables if isinstance(table, model.Table)))
+    if details:
+        output.show(lead, "")
+    parts = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
+    output.show(*(table_text(table, notes=details) for table in parts if isinstance(table, model.Table)))
     _show_texts(blocks[ANSWER], output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), *([" ".join(written)] if written else []))
+    if not (details or written):
+        output.show("Accounts and notes: --details prints them, -o FOLDER writes them as a page.")
 
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:

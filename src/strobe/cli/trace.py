@@ -16,7 +16,7 @@ from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report import model
-    from strobe.perf.report.trace_study import Reading, TraceStudy
+    from strobe.perf.report.study import Reading, TraceStudy
 
 Format = Literal["html", "md", "json"]
 _SHOWN: Final = {
@@ -77,7 +77,7 @@ class Readers:
     def reading(self) -> Reading:
         """Return the function that reads the files."""
         from strobe.core.errors import ConfigError
-        from strobe.perf.report.trace_study import read_in_turn
+        from strobe.perf.report.study import read_in_turn
 
         if self.executor is None:
             if self.address is not None:
@@ -132,7 +132,7 @@ def trace(
     written = _write(study, report, out, format, output) if out else {}
     if perfetto is not None:
         with output.progress("perfetto"):
-            from strobe.perf.report.perfetto import write_perfetto
+            from strobe.perf.report.export import write_perfetto
 
             write_perfetto(study, perfetto)
         written["perfetto"] = str(perfetto)
@@ -153,7 +153,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
     if analysis.top < 1:
         raise ConfigError(f"--top {analysis.top}: give 1 or more")
     with output.progress("read") as advance:
-        from strobe.perf.report.trace_study import TraceOptions, load_trace_study
+        from strobe.perf.report.study import TraceOptions, load_trace_study
 
         options = TraceOptions(
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
@@ -174,7 +174,7 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
     """Write the report and the CSV of every event; return the paths by kind."""
     with output.progress("write"):
         from strobe.core.files import write_whole
-        from strobe.perf.report.events_csv import write_events
+        from strobe.perf.report.export import write_events
         from strobe.perf.report.write import FORMATS, write_report
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -190,8 +190,8 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
 
 def _data(study: TraceStudy) -> dict[str, Any]:
     """Return every row of every table as the JSON document."""
-    from strobe.perf.report.documents.trace_tables import trace_document
-    from strobe.perf.report.documents.value import to_json
+    from strobe.perf.report.documents.runs import to_json
+    from strobe.perf.report.documents.trace import trace_document
 
     return to_json(trace_document(study))
 
@@ -199,7 +199,7 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 def _summary(report: model.Report, analysis: Analysis) -> Iterator[Text | str]:
     """Yield what fits a screen: the answer, the banners and the tables that were asked for; with details the main tables."""
     from strobe.perf.report.model import Notes, Table
-    from strobe.perf.report.trace_page.answer import ANSWER
+    from strobe.perf.report.trace_page.build import ANSWER
 
     first = [section for section in report.sections if section.id == ANSWER]
     yield from (item for section in first for block in section.blocks if isinstance(block, Notes) for item in (*block.items, ""))

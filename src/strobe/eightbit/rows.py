@@ -10,7 +10,7 @@ Source: FP8 Formats for Deep Learning (Micikevicius et al. 2022), section 3.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -18,32 +18,12 @@ from torch import Tensor
 from strobe.core.device import card_of
 from strobe.core.libraries import broken
 from strobe.eightbit.impl import reference
+from strobe.eightbit.types import Quantized
 
 EightBit = Literal["fp8", "int8"]
 DTYPES: Final[dict[EightBit, torch.dtype]] = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 FP8_CAPABILITY: Final = (8, 9)
 """First compute capability whose instructions turn numbers into FP8. AMD's GPUs have other formats, or none."""
-
-
-class Quantized(NamedTuple):
-    """Numbers in eight bits with their scales. A named tuple, because compilers and graphs take those apart.
-
-    Args:
-        values: `[..., K]`, float8_e4m3fn or int8.
-        scale: float32 `[..., 1]`, one per row; `[1, ..., 1]`: one for all.
-    """
-
-    values: Tensor
-    scale: Tensor
-
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """Return ``values * scale``, computed in float32 and rounded to `dtype`."""
-        return (self.values.float() * self.scale).to(dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of values and scales, bytes."""
-        return self.values.nbytes + self.scale.nbytes
 
 
 def quantize_rows(x: Tensor, to: EightBit = "fp8") -> Quantized:

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol, Self
 import torch
 
 from strobe.attention.sparse.history import side_stream
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.resolve import ResolvedConfig
 
 POOLS: Final = threading.RLock()
 """Held by the thread that has a pool open, captures, waits for a whole device, or has torch give memory back."""

@@ -16,8 +16,8 @@ from strobe.cache.shots import ShotRing
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.attention_format import without_kernel
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.parallel.rank_context import RankContext
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.sparsity import history_tiles
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.kernels.api import turn_keys

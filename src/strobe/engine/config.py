@@ -1,23 +1,17 @@
-"""Configurations of a stream: as the user gives them, and resolved for one model on one device."""
+"""Configurations of a stream, as the user gives them; `strobe.engine.resolve` resolves one for a model on a device."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
 
 from strobe.cache.kv import Positions
 from strobe.cache.policy import Past, RingPolicy
-from strobe.core.device import card_of, resolve_device
-from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
+from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.shapes import VaeStride
-from strobe.eightbit.rows import FP8_CAPABILITY
-from strobe.engine.attention_format import check_attention_format, check_past_of_format, without_kernel
-from strobe.engine.knob_states import KnobState, Place, knob_state
-from strobe.engine.past_checks import check_past
-from strobe.engine.schedule import NoiseSchedule, check_timesteps
+from strobe.engine.schedule import check_timesteps
 from strobe.models.wan.flow import Sampler
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -189,187 +183,9 @@ class EngineConfig:
                 f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other"
             )
         if self.attention_format != "native":
-            check_attention_format(self)
+            _check_attention_format(self)
         if self.first_block is not None and self.first_block < 1:
             raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedConfig:
-    """An `EngineConfig` for one model on one device, with nothing left to fill in.
-
-    `knobs` are those in effect; `asked` is what it was made from; `again` has the steps that make given frames anew.
-    """
-
-    asked: EngineConfig
-    device: torch.device
-    decode_device: torch.device
-    dtype: torch.dtype
-    frame_block: int
-    first_block: int
-    schedule: NoiseSchedule
-    again: NoiseSchedule | None
-    policy: RingPolicy
-    positions: Positions
-    past: Past
-    past_weight: float
-    sparsity: float
-    keep_sink: bool
-    linear_format: Format
-    kv_format: Format
-    attention_format: AttentionFormat
-    simulate: bool
-    compile_mode: CompileMode
-    knobs: Knobs
-    knob_states: tuple[KnobState, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of the preset."""
-        return self.asked.name
-
-    def latents_of(self, frame_block: int) -> range:
-        """Return the numbers of the latent frames of a frame block."""
-        first = 0 if frame_block == 0 else self.first_block + (frame_block - 1) * self.frame_block
-        return range(first, first + (self.frame_block if frame_block else self.first_block))
-
-    @property
-    def num_recomputed(self) -> int:
-        """Latent frames whose keys and values are derived anew in a frame block of a full window; 0 where they are kept."""
-        return self.policy.window - self.frame_block if self.past == "recomputed" else 0
-
-    @property
-    def num_ahead(self) -> int:
-        """Latent frames that are under way between two frame blocks, where a pass denoises several frame blocks; else 0."""
-        return (len(self.schedule.timesteps) - 1) * self.frame_block if self.past == "rolling" else 0
-
-    @property
-    def pass_frames(self) -> frozenset[int]:
-        """Numbers of latent frames that passes have."""
-        own = {self.first_block, self.frame_block}
-        if self.past in ("kept", "shots"):
-            return frozenset(own | ({self.policy.window} if self.past == "kept" else set()))
-        made = range(self.first_block, self.policy.window + 1, self.frame_block)
-        if self.past == "rolling":
-            under_way = range(self.frame_block, self.num_ahead + self.frame_block + 1, self.frame_block)
-            return frozenset({*own, self.policy.window, *under_way})
-        return frozenset(own | {rest for end in made if (rest := min(end, self.num_recomputed) % self.frame_block)})
-
-    @property
-    def simulated(self) -> bool:
-        """Whether linear layers compute in `dtype` what FP8 would give."""
-        return self.simulate and self.linear_format == "fp8"
-
-    @property
-    def calls_per_block(self) -> dict[str, int]:
-        """Transformer passes of a steady frame block, by stage."""
-        if self.past == "rolling":
-            return {"denoise_step": 1, "commit": 1}
-        again = {"recache": math.ceil(self.num_recomputed / self.frame_block)} if self.num_recomputed else {"commit": 1}
-        return {"denoise_step": len(self.schedule.timesteps)} | again
-
-
-def filled(config: EngineConfig, defaults: ModelDefaults) -> ModelDefaults:
-    """Replace a model's trained settings by those that a configuration gives."""
-    names = ("window", "sink", "positions", "past_weight", "timesteps", "shift")
-    return replace(defaults, **{name: value for name in names if (value := getattr(config, name)) is not None})
-
-
-def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> ResolvedConfig:
-    """Fill in a configuration for a model and a device.
-
-    Raises:
-        ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
-            device's name.
-        ImplUnavailableError: `decode_device` is not on this machine, or as `check_device`.
-    """
-    check_device(config, device)
-    decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
-    own = filled(config, defaults)
-    first_block = defaults.frame_block if config.first_block is None else config.first_block
-    check_past(config, own, first_block)  # first: it asks for a larger window than a frame block does
-    policy = RingPolicy(window=own.window, sink=own.sink)
-    policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    check_past_of_format(config, own)
-    states = knob_states(config, defaults, device)
-    plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)
-    return ResolvedConfig(
-        asked=config,
-        device=device,
-        decode_device=decode_device,
-        dtype=dtype_of(config, device),
-        frame_block=defaults.frame_block,
-        first_block=first_block,
-        schedule=plan,
-        again=plan.below(config.strength) if config.strength else None,
-        policy=policy,
-        positions=own.positions,
-        past=own.past,
-        past_weight=own.past_weight,
-        sparsity=config.sparsity,
-        keep_sink=config.keep_sink,
-        linear_format=config.linear_format,
-        kv_format=config.kv_format,
-        attention_format=config.attention_format,
-        simulate=config.simulate,
-        compile_mode=config.compile_mode,
-        knobs=Knobs(**{state.name: state.on for state in states}),
-        knob_states=states,
-    )
-
-
-def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:
-    """Resolve each knob of a configuration for a model on a device: on, or off with the reason.
-
-    Raises: as `resolve` does for `decode_device`.
-    """
-    place = Place(
-        device=device,
-        elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
-        lora=defaults.lora,
-        own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
-        recomputed=defaults.past == "recomputed",
-    )
-    return tuple(knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
-
-
-def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype of weights and activations on a device."""
-    automatic: DType = "bfloat16" if device.type == "cuda" else "float32"
-    return DTYPES[automatic if config.dtype == "auto" else config.dtype]
-
-
-def check_device(config: EngineConfig, device: torch.device) -> None:
-    """Refuse a device that lacks what a configuration needs, whatever the model.
-
-    Raises:
-        ImplUnavailableError: FP8 matrix units are not on it and `simulate` is off, or no kernel attends in eight bits there.
-    """
-    if reason := _without_fp8(config, device):
-        other = "preset 'turbo' or linear_format 'native'", "this one with --simulate (what FP8 would give, no faster)"
-        raise ImplUnavailableError(config.name, f"it {reason}", other, what="preset")
-    if reason := _without_eight(config, device):
-        raise ImplUnavailableError(config.name, f"it {reason}", ("attention_format 'native'",), what="preset")
-
-
-def lacking(config: EngineConfig, device: torch.device) -> str:
-    """Say what a configuration needs and a device lacks, and what to do; empty if nothing."""
-    if reason := _without_fp8(config, device):
-        return f"{config.name} {reason}; --simulate computes what it would give"
-    reason = _without_eight(config, device)
-    return f"{config.name} {reason}" if reason else ""
-
-
-def _without_fp8(config: EngineConfig, device: torch.device) -> str:
-    if config.linear_format != "fp8" or config.simulate or card_of(device).capability >= FP8_CAPABILITY:
-        return ""
-    least = ".".join(map(str, FP8_CAPABILITY))
-    return f"runs linear layers in FP8, and {device} has no FP8 matrix units (compute capability {least} or later)"
-
-
-def _without_eight(config: EngineConfig, device: torch.device) -> str:
-    reason = "" if config.attention_format == "native" else without_kernel(device, dtype_of(config, device))
-    return f"attends in eight bits, which does not run on {device}: {reason}" if reason else ""
 
 
 def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:
@@ -383,3 +199,21 @@ def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:
         if name not in values:
             raise unknown_choice("knob", name, values)
     return Knobs(**(values | changes))
+
+
+def _check_attention_format(config: EngineConfig) -> None:
+    """Check that the other settings go with attention in eight bits.
+
+    Raises:
+        ConfigError: one does not; names it.
+    """
+    off = {
+        f"kv_format {config.kv_format!r} (the cache is in eight bits already)": config.kv_format != "native",
+        f"sparsity {config.sparsity}": config.sparsity > 0,
+        "knob ring_cache off": not config.knobs.ring_cache,
+    }
+    if wrong := [what for what, found in off.items() if found]:
+        raise ConfigError(
+            f"attention_format {config.attention_format!r} does not go with {' and '.join(wrong)}: "
+            "use attention_format 'native', or change the other"
+        )

@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.core.errors import SessionError
 from strobe.core.spans import DECODE_WAIT, VAE_DECODE, span
 from strobe.engine.arena import Anywhere, Arena, decode_stream
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.resolve import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE

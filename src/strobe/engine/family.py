@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from strobe.core.plugins import FAMILIES, Plugin, plugins
-
-if TYPE_CHECKING:
-    from strobe.engine.load import Model, Parts
-    from strobe.engine.weights import Weights
+from strobe.engine.model import Model, Parts
+from strobe.engine.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """A kind of model.
 
-    A package adds one with an entry point of the group `strobe.families`. Its models are `strobe.engine.load.Model`s: a
+    A package adds one with an entry point of the group `strobe.families`. Its models are `strobe.engine.model.Model`s: a
     transformer derived from `strobe.models.wan.transformer.CausalTransformer`, a text encoder as
     `strobe.engine.texts.TextEncoder` describes, an autoencoder, and defaults for what a configuration leaves open: frame size,
     frame block, schedule, window, sink and positions.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from strobe.core.libraries import broken
-
-if TYPE_CHECKING:
-    from strobe.engine.config import Knobs
+from strobe.engine.config import Knobs
 
 OVERLAP_CORES = 4
 """Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,10 +12,9 @@ import torch
 from strobe.attention.impls import import_ahead
 from strobe.core.errors import ConfigError, WeightsError, nearest
 from strobe.engine.config import ModelDefaults
-from strobe.engine.decode import VideoVAE
 from strobe.engine.family import Family, broken, find, registered
-from strobe.engine.prepared import Shelf
-from strobe.engine.texts import TextEncoder, random_text, text_encoder
+from strobe.engine.model import Model, Parts
+from strobe.engine.texts import random_text, text_encoder
 from strobe.engine.wan_family import (
     autoencoder,
     check_latents,
@@ -29,13 +28,12 @@ from strobe.engine.wan_family import (
 )
 from strobe.engine.weights import Weights, fetched
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
-from strobe.models.lora import Lora, combined
+from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.random_init import empty_transformer, random_transformer
 from strobe.models.wan.recipes import RECIPES, find_recipe, named_recipe
-from strobe.models.wan.transformer import CausalTransformer
 from strobe.models.wan.weights import open_checkpoint, read_lora
 from strobe.models.wan.weights.files import find_files, find_lora
 
@@ -43,55 +41,6 @@ SHORT: Final = tuple(recipe.name for recipe in RECIPES.values() if recipe.needs)
 """Names that stand for a size of Wan and its recipe."""
 RANDOM: Final = "random weights"
 """Part of the name of every model without weights, and so of every record."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """A model: everything that turns a prompt into frames.
-
-    Args:
-        name: "shapes", a size of Wan or the folder it was read from; says so if weights are random.
-        weights_hash: sha256 over names and contents of the weight files, hexadecimal.
-        dit, text, vae: the parts, on the CPU. A session copies what it changes.
-        defaults: what the model was trained for.
-        loras: updates of `dit` that sessions run with, those that belong to the weights first.
-        random_weights: frames mean nothing, so quality must not be judged.
-        notes: what a caller should be told about the choices that were made, a line each.
-        shelf: what is on a device and in use; sessions of this model share it.
-    """
-
-    name: str
-    weights_hash: str
-    dit: CausalTransformer
-    text: TextEncoder
-    vae: VideoVAE
-    defaults: ModelDefaults
-    loras: tuple[Lora, ...] = ()
-    random_weights: bool = False
-    notes: tuple[str, ...] = ()
-    shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
-
-    @property
-    def parts(self) -> Parts:
-        """Sizes that decide how much memory a stream takes."""
-        return Parts(dit=self.dit, vae=self.vae, defaults=self.defaults, loras=self.loras)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """Sizes of a model's parts, from which its memory follows; nothing needs to be loaded.
-
-    Args:
-        dit: the transformer, on any device, the meta device included.
-        vae: the autoencoder, likewise.
-        defaults: frame size, frame block and stride.
-        loras: updates of the transformer.
-    """
-
-    dit: CausalTransformer
-    vae: VideoVAE
-    defaults: ModelDefaults
-    loras: tuple[Lora, ...] = ()
 
 
 def shapes_defaults() -> ModelDefaults:

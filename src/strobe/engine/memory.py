@@ -17,11 +17,10 @@ from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import VideoVAE
-from strobe.engine.load import Parts
-from strobe.engine.prepared import latent_shape
+from strobe.engine.model import Parts, latent_shape
 from strobe.engine.quantize import LINEARS
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.sparsity import frame_tiles
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE

@@ -14,10 +14,10 @@ from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.shots import ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.blended import BlendedText, denoise_blended
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import commit
 from strobe.engine.noise import BlockNoise
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.start import noised
 from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheState
 from strobe.engine.blended import BlendedText
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import Decoded
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.noise import BlockNoise
 from strobe.engine.prompts import Blend, Change
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.state import StreamState
 
 

@@ -21,9 +21,10 @@ import torch
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.engine.config import EngineConfig, ResolvedConfig, lacking, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
+from strobe.engine.resolve import ResolvedConfig, lacking, resolve
 from strobe.engine.session import Session
 from strobe.engine.weighted import check_prompts
 

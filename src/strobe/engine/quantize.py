@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.resolve import ResolvedConfig
 from strobe.models.lora import Lora, merge, updated
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
 from strobe.models.wan.transformer import CausalTransformer

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from strobe.engine.config import ResolvedConfig
-from strobe.engine.load import Parts
 from strobe.engine.memory import CACHED, LARGEST, WEIGHTS, MemoryPart, check, free_bytes, predict
+from strobe.engine.model import Parts
 from strobe.engine.parallel.layout import Layout
+from strobe.engine.resolve import ResolvedConfig
 
 LEADERS = ("autoencoder weights", "decoder memories")
 

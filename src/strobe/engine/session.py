@@ -16,10 +16,11 @@ from torch import Tensor
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.arena import ArenaUse, new_arena
-from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
 from strobe.engine.memory import plan_arena
+from strobe.engine.model import Model
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.parallel.transformer import on_several
@@ -27,6 +28,7 @@ from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompting import PromptAck, Prompting
 from strobe.engine.prompts import Change, Mode, Switch, blocks_from, check_mode, check_reached, check_switches
 from strobe.engine.rank_memory import check_room
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.snapshot import Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
 from strobe.engine.state import Identity

@@ -10,7 +10,7 @@ from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
-from strobe.engine.config import ResolvedConfig
+from strobe.engine.resolve import ResolvedConfig
 
 BLOCK: Final = 64
 """Rows of a tile."""

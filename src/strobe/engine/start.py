@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import EngineConfig, ModelDefaults, ResolvedConfig
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig, ModelDefaults
+from strobe.engine.model import Model
 from strobe.engine.noise import BlockNoise
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.schedule import NoiseSchedule
 from strobe.models.vae.taew import Taew
 from strobe.models.wan.flow import add_noise

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheState
 from strobe.core.errors import SessionError
-from strobe.engine.config import EngineConfig, ResolvedConfig
+from strobe.engine.config import EngineConfig
 from strobe.engine.decode import DecoderState
 from strobe.engine.prompts import Blend
+from strobe.engine.resolve import ResolvedConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,17 +18,16 @@ from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
 from strobe.engine.blended import BlendedText, read_blend
 from strobe.engine.caches import prepare_cache
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager
-from strobe.engine.load import Model
+from strobe.engine.model import Model, latent_shape
 from strobe.engine.noise import BlockNoise, draw_block
 from strobe.engine.parallel.rank_context import RankContext
 from strobe.engine.past import new_past
 from strobe.engine.pending import Decoding, InHand, PreparedChange, joined_ends, undelivered
-from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Blend, Change
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.state import StreamState, check_state
 from strobe.engine.transformer import Transformer
 from strobe.engine.weighted import encode_prompts

@@ -14,9 +14,9 @@ from strobe.cache.kv import CacheStep
 from strobe.core.device import upload
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying, Runner
 from strobe.engine.quantize import check_lora, quantize_linears, requantize_linears
+from strobe.engine.resolve import ResolvedConfig
 from strobe.models.lora import Lora, attach, merge
 from strobe.models.wan import rope
 from strobe.models.wan.text import TextKV

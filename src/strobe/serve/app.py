@@ -19,7 +19,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection

@@ -25,7 +25,7 @@ from strobe.serve.settings import ServeSettings
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
 
 NAME: Final = "strobe"
 """Of the application and of its deployment in Ray Serve."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from strobe.engine.config import EngineConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 
 

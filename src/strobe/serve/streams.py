@@ -19,8 +19,8 @@ from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
-from strobe.engine.load import Model
 from strobe.engine.machine import device_name, versions
+from strobe.engine.model import Model
 from strobe.engine.prompting import PromptAck
 from strobe.engine.prompts import Mode, check_mode
 from strobe.engine.session import Session

@@ -16,11 +16,12 @@ from typing import Any, Final, TypeVar
 import torch
 
 from strobe.core.errors import SessionError, StrobeError
-from strobe.engine.config import EngineConfig, check_device, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig
 from strobe.engine.memory import free_bytes, predict
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
+from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
 from strobe.serve.block import Block
 from strobe.serve.prompt_log import Origin

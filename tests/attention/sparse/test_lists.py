@@ -95,6 +95,7 @@ def test_only_what_a_descriptor_cannot_address_is_copied() -> None:
         assert torch.equal(copy, view) and copy.is_contiguous() and copy.data_ptr() % 16 == 0
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("block", [64, 128])
 def test_flexattention_agrees(block: int, ragged: bool) -> None:

@@ -17,12 +17,13 @@ from strobe.bench.accept.behaviour import check_frames, check_latents, check_pro
 from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.accept.weights import check_weights
 from strobe.cache.kv import CacheStep, KVCache
-from strobe.engine.load import Model, load
+from strobe.engine.load import load
+from strobe.engine.model import Model
 from strobe.engine.presets import balanced
 from strobe.engine.session import Session
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import advance, render
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 CPU = torch.device("cpu")
 

@@ -11,14 +11,14 @@ import torch
 from strobe.bench.accept import run
 from strobe.bench.accept.run import Subject, not_judged, run_accept
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.perf.analysis.runs.acceptance import acceptance_of
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
 from strobe.perf.report.accept_page import accept_report, markdown_line
 from strobe.perf.report.build import build_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.write import render_markdown
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,7 @@ from strobe.bench.case import Plan
 from strobe.bench.dit.case import DitCase, Shot, load_named, variants_of
 from strobe.bench.runner import run_case
 from strobe.perf.report.build import build_report
-from strobe.perf.report.dit_page.bounds import PerStep, per_step
-from strobe.perf.report.dit_page.pairs import paired
+from strobe.perf.report.dit_page import PerStep, paired, per_step
 from strobe.perf.report.study import load_study
 
 

@@ -15,15 +15,16 @@ from strobe.attention.tree import CollectiveError
 from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager, Recorded
-from strobe.engine.load import Model
 from strobe.engine.memory import predict
+from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
 from strobe.engine.parallel.cache import SharedCache
 from strobe.engine.presets import preset
 from strobe.engine.rank_memory import predict_rank
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from tree_ranks import Runner, threads

@@ -24,6 +24,7 @@ def off_palette(frames: Tensor) -> float:
     return (torch.cdist(frames.reshape(-1, 3).float(), colours).amin(1) > FAR).double().mean().item()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mode", "shows", "later"), [("recache", 4, 0.03), ("soft", 4, 0.03), ("interpolate", 14, 0.03)])
 def test_a_switch_shows_soon_and_leaves_the_colours_of_the_world(mode: Mode, shows: int, later: float) -> None:
     """Between two texts there is none that the model knows: with one the prompt showed after 25 frames, 8 % off the palette."""

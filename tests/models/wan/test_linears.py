@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.rows import Quantized, quantize_rows
+from strobe.eightbit.rows import quantize_rows
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear, Scaling
 
 SIZES = [(16, 16), (48, 96), (192, 64)]

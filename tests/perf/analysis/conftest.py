@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.measure.order import palindrome
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Clip, Git, Header, Machine, PromptAt, Span, Variant, Workload
+from strobe.perf.measure.timing import palindrome
+from strobe.perf.records.record import Clip, Clocks, Git, Header, Machine, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
 

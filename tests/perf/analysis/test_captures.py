@@ -10,13 +10,10 @@ import pytest
 
 import trace_oracle as oracle
 from captures import H200, Raw, Span
-from strobe.perf.analysis.comparable.records import record_facts
-from strobe.perf.analysis.comparable.traces import trace_facts
-from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.device_work import device_views
-from strobe.perf.analysis.device.kernel_table import kernel_table
+from strobe.perf.analysis.comparable import record_facts, trace_facts
+from strobe.perf.analysis.device.activity import Activity, activity, device_views
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import Delays, launch
-from strobe.perf.analysis.device.names import kernel_name
 from strobe.perf.analysis.structure.ranges import range_table
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import HELD_UP, LAST, Steps, find_steps

@@ -11,22 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.device.activity import activity, idle_strip
-from strobe.perf.analysis.device.device_work import DeviceView, device_views
-from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.kernel_table import kernel_table
-from strobe.perf.analysis.device.launch import integrity, launch
-from strobe.perf.analysis.structure.attribution import attribute_modules
-from strobe.perf.analysis.structure.calltree import call_trees
+from strobe.perf.analysis.device.activity import DeviceView, activity, device_views, idle_strip
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.kernels import kernel_table
+from strobe.perf.analysis.device.launch import gap_table, integrity, launch
+from strobe.perf.analysis.operators import attribute_modules
 from strobe.perf.analysis.structure.collectives import communication
-from strobe.perf.analysis.structure.layers import layer_groups
-from strobe.perf.analysis.structure.ranges import range_table
-from strobe.perf.analysis.structure.steps import find_steps
-from strobe.perf.analysis.window import Window
-from strobe.perf.report.events_csv import write_events
+from strobe.perf.analysis.structure.ranges import call_trees, range_table
+from strobe.perf.analysis.structure.steps import find_steps, layer_groups
+from strobe.perf.report.export import write_events
 from strobe.perf.report.model import encode_report
+from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
 
 CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.logs.numbers import Number, decides, read
+from strobe.perf.logs.patterns import LogNumber, decides, read
 
 
 def exactly(text: str, mark: str | None = None) -> Fraction:
     number = read(text, mark)
-    assert isinstance(number, Number), number
+    assert isinstance(number, LogNumber), number
     return number.digits * Fraction(10) ** number.exponent
 
 

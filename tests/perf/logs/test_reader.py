@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.perf.logs import Log, read_log, resolve_units
-from strobe.perf.logs.lines import LONGEST
 from strobe.perf.logs.patterns import Kind, load_patterns
-from strobe.perf.records.base import SCHEMA_VERSION
-from strobe.perf.records.record import Clip, Span
+from strobe.perf.logs.reader import LONGEST
+from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, UnitError
 from strobe.perf.logs import Constraint, Series, Unit, load_patterns, parse_duration, parse_unit, read_log, resolve_units
-from strobe.perf.logs.units import short
+from strobe.perf.logs.series import short
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 

@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from strobe.perf.measure import clocks, nvml
-from strobe.perf.measure.clocks import ClockSampler, cool_down, gpu_state, read_clocks
-from strobe.perf.records import environment
-from strobe.perf.records.clocks import GpuState
+from strobe.perf.measure import machine
+from strobe.perf.measure.machine import ClockSampler, cool_down, gpu_state, read_clocks
+from strobe.perf.records import record
+from strobe.perf.records.record import GpuState
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 IDLE, POWER_CAP, HOT = 0x1, 0x4, 0x20
@@ -93,11 +93,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
     if request.node.get_closest_marker("gpu"):
         yield
         return
-    monkeypatch.setattr(clocks, "gpu_uuid", lambda device: "GPU-7")
-    monkeypatch.setattr(environment, "_output", lambda command: None)
-    nvml.open_gpu.cache_clear()
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: "GPU-7")
+    monkeypatch.setattr(record, "_output", lambda command: None)
+    machine.open_gpu.cache_clear()
     yield
-    nvml.open_gpu.cache_clear()
+    machine.open_gpu.cache_clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *script: tuple[int, int, int, int]) -> FakeNvml:
@@ -130,7 +130,7 @@ def test_a_reading_has_its_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_readings_are_taken_while_the_clip_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Busy readings give the clock; idle ones are counted; the hottest counts; every throttle reason is told."""
-    monkeypatch.setattr(clocks, "PERIOD_S", 0.001)
+    monkeypatch.setattr(machine, "PERIOD_S", 0.001)
     fake = use(monkeypatch, (1980, 600_000, 60, 0), (1755, 690_000, 64, POWER_CAP), (345, 90_000, 62, IDLE))
     with ClockSampler(GPU) as sampler:
         wait_for(fake)
@@ -156,7 +156,7 @@ def test_energy_is_what_the_counter_gained(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_clip_too_short_for_a_reading_is_read_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(machine, "PERIOD_S", 3600.0)
     use(monkeypatch, (1980, 0, 50, 0))
     with ClockSampler(GPU) as sampler:
         pass
@@ -165,7 +165,7 @@ def test_a_clip_too_short_for_a_reading_is_read_at_its_end(monkeypatch: pytest.M
 
 
 def test_an_error_in_the_clip_stops_the_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "PERIOD_S", 0.001)
+    monkeypatch.setattr(machine, "PERIOD_S", 0.001)
     use(monkeypatch, (1980, 0, 50, 0))
     with pytest.raises(RuntimeError, match="of the clip"), ClockSampler(GPU):
         raise RuntimeError("of the clip")
@@ -173,7 +173,7 @@ def test_an_error_in_the_clip_stops_the_readings(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_gpu_that_was_never_busy_shows_its_idle_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "PERIOD_S", 0.001)
+    monkeypatch.setattr(machine, "PERIOD_S", 0.001)
     fake = use(monkeypatch, (345, 70_000, 40, IDLE))
     with ClockSampler(GPU) as sampler:
         wait_for(fake)
@@ -192,18 +192,18 @@ def test_what_the_driver_does_not_answer_is_null(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("how", ["not installed", "no driver", "unknown GPU"])
 def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "not installed":
-        monkeypatch.setattr(nvml, "broken", lambda module: f"{module} is not installed")
+        monkeypatch.setattr(machine, "broken", lambda module: f"{module} is not installed")
     elif how == "no driver":
         use(monkeypatch, (1, 1, 1, 0)).refused.add("init")
     else:
         use(monkeypatch, (1, 1, 1, 0))
-        monkeypatch.setattr(clocks, "gpu_uuid", lambda device: "GPU-8")
+        monkeypatch.setattr(machine, "gpu_uuid", lambda device: "GPU-8")
     answers = {"clocks.sm": "1755, 2619, 412.55, 61, 0x4", "persistence_mode": "Enabled, [N/A], 700.00, 1980"}
 
     def smi(command: list[str]) -> str:
         return next(text for field, text in answers.items() if f"={field}" in " ".join(command))
 
-    monkeypatch.setattr(environment, "_output", smi)
+    monkeypatch.setattr(record, "_output", smi)
     with ClockSampler(GPU) as sampler:
         assert sampler._thread is None
     found = sampler.clocks()
@@ -221,11 +221,11 @@ def test_nothing_runs_beside_a_clip_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_hot_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(clocks.time, "sleep", slept.append)
+    monkeypatch.setattr(machine.time, "sleep", slept.append)
     use(monkeypatch, (1200, 0, 90, HOT), (1200, 0, 88, HOT), (1980, 0, 70, POWER_CAP))
     assert cool_down(GPU)
     assert slept == [1.0, 1.0]
-    nvml.open_gpu.cache_clear()
+    machine.open_gpu.cache_clear()
     use(monkeypatch, (1200, 0, 90, HOT))
     assert not cool_down(GPU, longest_s=0.0)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from strobe.core.errors import ConfigError
-from strobe.perf.measure import stopwatch
-from strobe.perf.measure.isolated import time_isolated
+from strobe.perf.measure import timing
+from strobe.perf.measure.timing import time_isolated
 
 CPU = torch.device("cpu")
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def test_every_call_is_a_sample_and_warm_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that only the calls move: the first by 1 ns, the second by 2, and so on."""
     calls: list[int] = []
-    monkeypatch.setattr(stopwatch.time, "perf_counter_ns", lambda: sum(calls))
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: sum(calls))
     found = time_isolated(lambda: calls.append(len(calls) + 1), iterations=5, device=CPU, warmup=2)
     assert found.times_ns == (3, 4, 5, 6, 7)
     assert (found.clock, found.cold, found.queued) == ("perf_counter", False, False)

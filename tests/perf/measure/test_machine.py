@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from strobe.perf.measure import clocks
+from strobe.perf.measure import machine
 from strobe.perf.measure.machine import describe_machine
-from strobe.perf.records import environment
+from strobe.perf.records import record
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_a_cpu_machine_is_described() -> None:
 
 _PEAK = """
 import torch
-from strobe.perf.measure.memory import peak_bytes, reset_peak
+from strobe.perf.measure.machine import peak_bytes, reset_peak
 cpu = torch.device("cpu")
 torch.zeros(100_000_000).add_(1)
 reset_peak(cpu)
@@ -49,9 +49,9 @@ def test_peak_memory_sees_a_tensor_and_starts_again() -> None:
 
 
 def test_gpu_clocks_are_read_with_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "gpu_uuid", lambda device: "GPU-0")
-    monkeypatch.setattr(environment, "_output", lambda command: "1980, 2619, 412.55, 61, 0x0000000000000024")
-    found = clocks.read_clocks(torch.device("cuda", 0))
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: "GPU-0")
+    monkeypatch.setattr(record, "_output", lambda command: "1980, 2619, 412.55, 61, 0x0000000000000024")
+    found = machine.read_clocks(torch.device("cuda", 0))
     assert (found.source, found.sm_mhz, found.memory_mhz, found.power_mw, found.temperature_c) == (
         "nvidia-smi", 1980, 2619, 412_550, 61
     )  # fmt: skip

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from strobe.core.errors import ConfigError
-from strobe.perf.measure.order import palindrome
 from strobe.perf.measure.stats import paired_interval
+from strobe.perf.measure.timing import palindrome
 
 
 def test_one_candidate_is_abba() -> None:

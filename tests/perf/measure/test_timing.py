@@ -9,13 +9,13 @@ import torch
 from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
-from strobe.perf.measure.timing import FINE, Region, TimingRecorder, span_records
+from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, span_records
 from strobe.perf.records.record import Clip
 
 CPU = torch.device("cpu")
 
 
-def record(recorder: TimingRecorder) -> dict[tuple[str, int | None], Region]:
+def record(recorder: TimingRecorder) -> dict[tuple[str, int | None], TimedRegion]:
     return {(region.name, region.index): region for region in recorder.finish_clip()}
 
 

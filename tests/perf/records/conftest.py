@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Git, Header, Machine, Span
+from strobe.perf.records.record import Clocks, Git, Header, Machine, Span
 
 
 @pytest.fixture(scope="session")

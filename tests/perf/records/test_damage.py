@@ -9,10 +9,8 @@ import msgspec
 import pytest
 
 from strobe.perf.logs import read_log
-from strobe.perf.records.lines import check, number_of, read_lines, seal
-from strobe.perf.records.packed import RECORDS
 from strobe.perf.records.record import Clip, End, Excluded, Header, Record, Span
-from strobe.perf.records.store import RunWriter, read_run
+from strobe.perf.records.store import RECORDS, RunWriter, check, number_of, read_lines, read_run, seal
 
 NUM_CLIPS, NUM_SPANS = 3, 4
 Lines = list[bytes]

@@ -11,11 +11,10 @@ import pytest
 
 from strobe.core.errors import DataError
 from strobe.perf.logs import Log, read_log
-from strobe.perf.records import packed
-from strobe.perf.records.packed import PACKED, RECORDS, pack
+from strobe.perf.records import store
 from strobe.perf.records.record import Clip, End, Header, Span
-from strobe.perf.records.store import RunWriter, read_run
-from strobe.perf.report.blocks.log.entries import run_folders
+from strobe.perf.records.store import PACKED, RECORDS, RunWriter, pack, read_run
+from strobe.perf.report.blocks.optimisation_log import run_folders
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,7 +111,7 @@ def test_whole_lines_before_a_cut_count(tmp_path: Path, header: Header, span: Sp
 
 def test_records_that_unpack_to_too_much_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(run)
-    monkeypatch.setattr(packed, "MAX_BYTES", 500)
+    monkeypatch.setattr(store, "MAX_BYTES", 500)
     with pytest.raises(DataError, match="unpacks to more than 500 bytes"):
         read_run(run)
 

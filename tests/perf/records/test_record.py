@@ -5,10 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from strobe.perf.records.base import RecordPart
-from strobe.perf.records.grids import Prediction
-from strobe.perf.records.record import LINES, Header, Record, Span
-from strobe.perf.records.schema import schema_markdown
+from strobe.perf.records.record import LINES, Header, Prediction, Record, RecordPart, Span
+from strobe.perf.records.store import schema_markdown
 
 NEEDED = {
     "date", "git.commit", "git.dirty", "argv", "model.weights_sha256", "machine.device", "machine.driver", "machine.cuda",

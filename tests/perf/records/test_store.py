@@ -15,10 +15,8 @@ import pytest
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError
-from strobe.perf.records.lines import seal
-from strobe.perf.records.packed import RECORDS
 from strobe.perf.records.record import End, Gate, Header, Span
-from strobe.perf.records.store import RunWriter, create_run, read_run, rotate
+from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run, rotate, seal
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
 

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from strobe.perf.records.lines import seal
-from strobe.perf.records.packed import RECORDS
-from strobe.perf.records.plan import PLAN, Plan, PlannedCell
-from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.records.record import PLAN, Plan, PlannedCell
+from strobe.perf.records.store import RECORDS, seal
+from strobe.perf.report.ablation_page import ablation_report
+from strobe.perf.report.write import render_markdown
 
 NAME = "without-ring_cache"
 CELL = PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"})

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import ConfigError
-from strobe.perf.report.attribution import attribution_report
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import Table
+from strobe.perf.report.profile_pages import attribution_report
+from strobe.perf.report.write import render_markdown
 from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace
 
 

@@ -10,12 +10,10 @@ import msgspec
 import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
-from strobe.perf.records.lines import seal
-from strobe.perf.records.packed import RECORDS
-from strobe.perf.records.plan import PLAN, Plan, PlannedCell
-from strobe.perf.records.store import read_run
-from strobe.perf.report.ablation_page.build import ablation_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.records.record import PLAN, Plan, PlannedCell
+from strobe.perf.records.store import RECORDS, read_run, seal
+from strobe.perf.report.ablation_page import ablation_report
+from strobe.perf.report.write import render_markdown
 
 CELLS = (
     PlannedCell(name="base", kind="base", changes={}),

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.perf.records.lines import seal
 from strobe.perf.records.record import Gate, Git
+from strobe.perf.records.store import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import (
     ExactTime,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import strobe
-from strobe.perf.analysis.runs.calls import own_code
+from strobe.perf.analysis.runs.compare import own_code
 from strobe.perf.report.build import build_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.write import render_markdown
 from strobe.records import Clip, Excluded, Gate, Span, Variant
 
 MS = 1_000_000

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.runs.log_metrics import attention_summary
-from strobe.perf.analysis.runs.log_rounds import LogRequest, stage_rounds
+from strobe.perf.analysis.runs.log_times import LogRequest, attention_summary, stage_rounds
 from strobe.perf.logs import Constraint, read_log
+from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.blocks.kernels import focal_section
 from strobe.perf.report.blocks.logs import (
     attention_section,
@@ -18,9 +18,8 @@ from strobe.perf.report.blocks.logs import (
     ranges,
     stages_section,
 )
-from strobe.perf.report.blocks.page import page
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import ExactTime, Table, decode_report, encode_report
+from strobe.perf.report.write import render_markdown
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the 2.76 ms kernel inside it")

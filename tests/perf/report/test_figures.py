@@ -12,30 +12,28 @@ import msgspec
 import pytest
 
 from strobe.perf.records.record import Quality
-from strobe.perf.report.ablation_page.build import _mark
-from strobe.perf.report.ablation_page.front import Point
-from strobe.perf.report.blocks.quality import quality_section
+from strobe.perf.report.ablation_page import FrontPoint, _mark
+from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.model import Axis, Figure, Mark, Plane, Ratio
 from strobe.perf.report.study import RunStudy, load_study
-from strobe.perf.report.svg import colour, linear_ticks
-from strobe.perf.report.svg.plane import draw_plane
+from strobe.perf.report.svg import colour, draw_plane, linear_ticks
 
 ROOT = Path(__file__).parents[3]
 CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()
 
 
 def test_an_unproven_speedup_is_drawn_where_it_was_measured_and_hollow() -> None:
-    unproven = Point(label="window=6", speed=1.0, score=30.0, measured=Ratio(1.49, 0.9, 2.4))
+    unproven = FrontPoint(label="window=6", speed=1.0, score=30.0, measured=Ratio(1.49, 0.9, 2.4))
     assert _mark(unproven, 2) == Mark(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
-    proven = Point(label="steps=2", speed=1.49, score=30.0, measured=Ratio(1.49, 1.4, 1.6))
+    proven = FrontPoint(label="steps=2", speed=1.49, score=30.0, measured=Ratio(1.49, 1.4, 1.6))
     assert _mark(proven, 2) == Mark(1.49, 30.0, 2, "steps=2")
     drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (_mark(unproven, 2), _mark(proven, 3))), "")
     assert drawn.count("hollow") == 1 and drawn.count('class="whisker thin s2"') == 1
 
 
 def test_what_equals_the_reference_is_drawn_above_the_axis() -> None:
-    equal = _mark(Point(label="base", speed=1.0, score=math.inf), 0)
+    equal = _mark(FrontPoint(label="base", speed=1.0, score=math.inf), 0)
     assert equal.above and not equal.hollow
     drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (equal, Mark(2.0, 25.0, 1, "few"))), "")
     ticks = [float(text) for text in re.findall(r'class="tick" x="2"[^>]*>([\d.]+)<', drawn)]

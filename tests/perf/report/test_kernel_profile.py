@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import Cost
-from strobe.perf.analysis.runs.budget import REGIONS, REST, KernelProfile, Operation, Whole
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Machine
-from strobe.perf.report.kernel_profile import Profiled, kernel_report
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.records.record import Clocks, Machine
 from strobe.perf.report.model import Missing, Report, Share, Table, Time, decode_report, encode_report
+from strobe.perf.report.profile_pages import Profiled, kernel_report
+from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
 

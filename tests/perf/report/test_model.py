@@ -10,9 +10,8 @@ import pytest
 
 from strobe.core.errors import DataError, RecordVersionError
 from strobe.perf.report.build import build_report
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import decode_report, encode_report
+from strobe.perf.report.write import render_html, render_markdown
 
 
 def test_json_twin_gives_the_report_back(make_run: Callable[..., Path]) -> None:

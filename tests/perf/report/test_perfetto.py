@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from strobe.core import libraries
 from strobe.core.errors import ImplUnavailableError
-from strobe.perf.analysis.window import Window
-from strobe.perf.report.perfetto import TrackSlice, in_lanes, write_perfetto
-from strobe.perf.report.trace_study import TraceOptions, TraceStudy
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.report.export import TrackSlice, in_lanes, write_perfetto
+from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -194,5 +194,5 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
 
 
 def test_nothing_is_downloaded() -> None:
-    importlib.import_module("strobe.perf.report.perfetto")
+    importlib.import_module("strobe.perf.report.export")
     assert "perfetto.trace_processor" not in sys.modules

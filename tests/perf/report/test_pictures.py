@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.report.blocks.lanes import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Bar,
     Code,
@@ -33,9 +31,8 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
-from strobe.perf.report.svg.bars import draw_waterfall
-from strobe.perf.report.svg.flame import MAX_FRAMES, draw_flame
-from strobe.perf.report.svg.strip import draw_strip
+from strobe.perf.report.svg import MAX_FRAMES, draw_flame, draw_strip, draw_waterfall
+from strobe.perf.report.write import render_html, render_markdown
 
 EVIL = (
     "</script><script>alert(1)</script>",

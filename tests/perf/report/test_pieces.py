@@ -7,7 +7,7 @@ import pytest
 from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, stream
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.runs.breakdown import breakdown
-from strobe.perf.analysis.runs.replays import passes_of
+from strobe.perf.analysis.runs.timeline import passes_of
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.breakdown import (
     Roofs,

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.report.build import build_report
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import escape, render_markdown
 from strobe.perf.report.model import (
     Code,
     Column,
@@ -37,7 +35,7 @@ from strobe.perf.report.model import (
     Videos,
 )
 from strobe.perf.report.svg import esc
-from strobe.perf.report.write import write_report
+from strobe.perf.report.write import escape, render_html, render_markdown, write_report
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "link"}

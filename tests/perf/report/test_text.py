@@ -5,10 +5,24 @@ from __future__ import annotations
 import pytest
 
 from strobe.core.printable import clean
-from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Number, Ratio, Share, Text, Time
-from strobe.perf.report.svg import linear_ticks, percent, tick_text
-from strobe.perf.report.svg.bars import RatioScale
-from strobe.perf.report.text import MAX_NAME, cell_text, exact_ms, shorten, significant
+from strobe.perf.report.model import (
+    MAX_NAME,
+    Code,
+    Column,
+    Count,
+    ExactTime,
+    Missing,
+    Number,
+    Ratio,
+    Share,
+    Text,
+    Time,
+    cell_text,
+    exact_ms,
+    shorten,
+    significant,
+)
+from strobe.perf.report.svg import RatioScale, linear_ticks, percent, tick_text
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.report.events_csv import COLUMNS, write_events
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.export import COLUMNS, write_events
 from strobe.perf.report.model import (
     Code,
     Count,
@@ -29,9 +27,9 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
+from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_study import TraceOptions, TraceStudy, load_trace_study, trace_labels
-from strobe.perf.report.write import MAX_PAGE_BYTES, render
+from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
@@ -220,7 +218,7 @@ def test_the_picture_of_a_step_tiles_it() -> None:
 
 
 def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.perf.report.trace_page.timeline.MAX_SLICES", 6)
+    monkeypatch.setattr("strobe.perf.report.trace_page.device.MAX_SLICES", 6)
     lengths = [7 * n * n % 83 + 5 for n in range(20)]  # nothing repeats
     events = [DeviceEvent(f"k{n}", "kernel", 1000 * n, 1000 * n + lengths[n], 0, 7, 0, None) for n in range(20)]
     (figure,) = section(build_trace_report(study_of(trace_of(events))), "timeline").blocks

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Code,
@@ -29,11 +28,10 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
-from strobe.perf.report.trace_page.activity import MAX_BINS, activity_section
-from strobe.perf.report.trace_page.gaps import gaps_section
-from strobe.perf.report.trace_page.kernels import device_kernels
-from strobe.perf.report.trace_page.launch import launch_section
-from strobe.perf.report.trace_study import TraceOptions, TraceStudy
+from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
+from strobe.perf.report.trace_page.structure import device_kernels
+from strobe.perf.report.write import render_markdown
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)

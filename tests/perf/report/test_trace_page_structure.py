@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.analysis.window import Window
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import (
     SCHEMA_VERSION,
     Figure,
@@ -29,11 +27,10 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
-from strobe.perf.report.trace_page.collectives import collectives_section
-from strobe.perf.report.trace_page.memory import memory_section
-from strobe.perf.report.trace_page.ranges import MAX_DEPTH, MAX_FRAMES, ranges_section
-from strobe.perf.report.trace_page.steps import steps_section
-from strobe.perf.report.trace_study import TraceOptions, TraceStudy, trace_labels
+from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels
+from strobe.perf.report.trace_page.device import memory_section
+from strobe.perf.report.trace_page.structure import MAX_DEPTH, MAX_FRAMES, collectives_section, ranges_section, steps_section
+from strobe.perf.report.write import render_html, render_markdown
 from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace, read_trace
 
 _CAPTURE = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces" / "turbo.json.gz"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.report.html import render_html
 from strobe.perf.report.model import Code, Column, Count, Figure, Flame, Frame, Report, Row, Section, Table, Text, decode_report
-from strobe.perf.report.write import FORMATS, MAX_PAGE_BYTES, least_bytes, render, write_report
+from strobe.perf.report.write import FORMATS, MAX_PAGE_BYTES, least_bytes, render, render_html, write_report
 
 
 def long_table(rows: int) -> Table:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.trace import columns
-from strobe.perf.trace.columns import Column, different, looked_up, renumber, taken, time_order, view
+from strobe.perf.trace.columns import GrowingColumn, different, looked_up, renumber, taken, time_order, view
 
 _NUMBERS = st.one_of(
     st.integers(-5, 5), st.integers(-(2**31) - 2, -(2**31) + 2), st.integers(2**31 - 2, 2**31 + 2), st.just(2**61)
@@ -18,7 +18,7 @@ _NUMBERS = st.one_of(
 
 @given(st.lists(st.lists(_NUMBERS, max_size=4), max_size=6))
 def test_a_column_keeps_every_number(parts: list[list[int]]) -> None:
-    column = Column()
+    column = GrowingColumn()
     for part in parts:
         column.extend(part)
     numbers = [number for part in parts for number in part]
@@ -45,7 +45,7 @@ def test_order_is_by_start_then_length_then_ties(rows: list[tuple[int, int, int,
 
 
 def _column(*numbers: int) -> array[int]:
-    column = Column()
+    column = GrowingColumn()
     column.extend(numbers)
     return column.release()
 

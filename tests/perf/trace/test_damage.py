@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import damaged
 from layouts import compact, write
 from strobe.core.errors import TraceFormatError
-from strobe.perf.report.trace_page.banners import trace_banners
-from strobe.perf.report.trace_study import load_trace_study
+from strobe.perf.report.study import load_trace_study
+from strobe.perf.report.trace_page.build import trace_banners
 from strobe.perf.trace import Trace, read_trace
 from synthetic import START, event, kernel, launch
 

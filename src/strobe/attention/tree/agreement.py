@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import CollectiveCall, Exchange
-from strobe.attention.tree.comm.failing import Peer
+from strobe.attention.tree.comm.group import Peer
 from strobe.attention.tree.faults import CollectiveError, disagreement, machine_id, start_of
 
 UNKNOWN = -1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strobe.bench.accept.verdict import judged, reported
 from strobe.core.tolerances import tolerance
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 from strobe.quality.clips import as_planes
 from strobe.quality.temporal import border_jump
 

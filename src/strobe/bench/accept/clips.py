@@ -12,13 +12,14 @@ from torch import Tensor
 
 from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.cases.scoring import readable
-from strobe.engine.config import EngineConfig, ResolvedConfig
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig
+from strobe.engine.model import Model
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.vae.taew import Taew
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 from strobe.quality.psnr import decibels, squared_error
 
 SHORT: Final = 6

@@ -13,16 +13,16 @@ from strobe.bench.accept.verdict import judged, reported
 from strobe.bench.gate import relative_error
 from strobe.core.tolerances import tolerance
 from strobe.engine.caches import new_cache
-from strobe.engine.config import EngineConfig, ResolvedConfig, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.load import Model
+from strobe.engine.model import Model, latent_shape
 from strobe.engine.noise import draw_block
-from strobe.engine.prepared import latent_shape
 from strobe.engine.presets import quality
+from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.transformer import CLEAN, Transformer
 from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 BLOCKS: Final = 3
 """Frame blocks that are compared."""

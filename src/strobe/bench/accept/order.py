@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from strobe.bench.accept.verdict import reported
-from strobe.engine.config import ResolvedConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.noise import draw_block
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.weighted import encode_prompts
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.text import TextKV
 from strobe.models.wan.transformer import CausalTransformer
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 
 ALL_PAIRS: Final = 16
 """Most layers of which all pairs are exchanged; of more, those that are at most `NEAR` apart."""

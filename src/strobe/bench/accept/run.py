@@ -22,12 +22,11 @@ from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import end_line, run_case
 from strobe.core.errors import ConfigError
 from strobe.engine.config import EngineConfig
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.presets import quality
 from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.records.checks import Check
-from strobe.perf.records.record import Gate, Workload
+from strobe.perf.records.record import Check, Gate, Workload
 from strobe.perf.records.store import RunWriter, create_run, read_run
 from strobe.quality.temporal import block_starts
 

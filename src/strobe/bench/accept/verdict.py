@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from strobe.perf.records.checks import Check, CheckGroup
+from strobe.perf.records.record import Check, CheckGroup
 
 NO_FACT: Final = "no bound is known for any model: reported, not judged"
 

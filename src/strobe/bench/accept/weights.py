@@ -8,8 +8,8 @@ from torch import Tensor
 
 from strobe.bench.accept.verdict import judged
 from strobe.core.printable import first_of
-from strobe.engine.load import Model
-from strobe.perf.records.checks import Check
+from strobe.engine.model import Model
+from strobe.perf.records.record import Check
 
 _NAMED = 3
 

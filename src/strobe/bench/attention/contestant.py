@@ -17,7 +17,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.models.wan.rope import frequencies
-from strobe.perf.records import grids
+from strobe.perf.records import record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,11 +358,11 @@ class Contestant:
     reason: str = ""
 
     @property
-    def line(self) -> grids.Contestant:
+    def line(self) -> record.Contestant:
         """Record of the contestant: its work, impl, peer and raster flags."""
         group, impl = group_and_impl(self.name)
-        work: grids.Work = self.kind if self.kind in ("dense", "fine") else "whole"
-        return grids.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster")
+        work: record.Work = self.kind if self.kind in ("dense", "fine") else "whole"
+        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster")
 
     @property
     def span(self) -> str:

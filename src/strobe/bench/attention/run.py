@@ -36,15 +36,11 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, u
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, recording, span
 from strobe.core.tolerances import tolerance
-from strobe.perf.measure.clocks import ClockSampler, read_clocks
-from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.memory import peak_bytes, reset_peak
-from strobe.perf.measure.order import palindrome
+from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, read_clocks, reset_peak
 from strobe.perf.measure.profile import trace_blocks
-from strobe.perf.measure.stopwatch import Run, Speed, Stopwatch
-from strobe.perf.measure.timing import Region, TimingRecorder
+from strobe.perf.measure.timing import Run, Speed, Stopwatch, TimedRegion, TimingRecorder, palindrome
 from strobe.perf.records import record
-from strobe.perf.records.grids import (
+from strobe.perf.records.record import (
     COSINE,
     HOST,
     L1,
@@ -243,7 +239,7 @@ def split(contestant: Contestant, device: torch.device, watch: Stopwatch) -> dic
     return {name: round(statistics.median(values)) for name, values in found.items()}
 
 
-def _sums(regions: tuple[Region, ...]) -> dict[str, int]:
+def _sums(regions: tuple[TimedRegion, ...]) -> dict[str, int]:
     """Add up the time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
     inner = [region for region in regions if region.name != WHOLE]
     sums: dict[str, int] = {}
@@ -253,7 +249,7 @@ def _sums(regions: tuple[Region, ...]) -> dict[str, int]:
     return sums | {region.name: region.value_ns for region in regions if region.name == WHOLE}
 
 
-def _inside(inner: Region, outer: Region) -> bool:
+def _inside(inner: TimedRegion, outer: TimedRegion) -> bool:
     return outer.start_ns <= inner.start_ns and inner.start_ns + inner.value_ns <= outer.start_ns + outer.value_ns
 
 

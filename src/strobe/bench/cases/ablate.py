@@ -27,13 +27,14 @@ from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.files import not_written, write_whole
 from strobe.engine import presets
-from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, filled, lacking, replace_knobs, resolve
-from strobe.engine.load import Model
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
+from strobe.engine.resolve import filled, lacking, resolve
 from strobe.engine.session import Session
 from strobe.perf.records import record
-from strobe.perf.records.plan import PLAN, Kind, Plan, PlannedCell, read_plan
+from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import RunWriter
 
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}

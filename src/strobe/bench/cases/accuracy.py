@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ConfigError
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.clips import measure

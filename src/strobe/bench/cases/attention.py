@@ -26,12 +26,9 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
 from strobe.core.tolerances import TOLERANCES
-from strobe.perf.measure.clocks import ClockSampler, read_clocks
-from strobe.perf.measure.isolated import Isolated, time_isolated
-from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.memory import reset_peak
-from strobe.perf.measure.order import palindrome
+from strobe.perf.measure.machine import ClockSampler, describe_run, read_clocks, reset_peak
 from strobe.perf.measure.profile import Capture, trace_blocks
+from strobe.perf.measure.timing import Isolated, palindrome, time_isolated
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 

@@ -31,9 +31,9 @@ from strobe.bench.case import Progress
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.perf.measure.machine import describe_run
+from strobe.perf.records.record import Arrivals, Served, Server
+from strobe.perf.records.record import Viewer as ViewerLine
 from strobe.perf.records.store import RunWriter, create_run
-from strobe.perf.records.viewers import Arrivals, Served, Server
-from strobe.perf.records.viewers import Viewer as ViewerLine
 from strobe.serve import protocol
 from strobe.serve.client import Playback, RefusedError, Viewer, watch
 

@@ -24,9 +24,11 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.engine import load, presets
-from strobe.engine.config import EngineConfig, ResolvedConfig, check_device, resolve
+from strobe.engine.config import EngineConfig
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
+from strobe.engine.model import Model
 from strobe.engine.prompts import Switch, check_switches
+from strobe.engine.resolve import ResolvedConfig, check_device, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.sparsity import BLOCK
@@ -94,7 +96,7 @@ class StreamCase:
         configs: Sequence[str | EngineConfig],
         *,
         script: Script,
-        model: str | Path | load.Model = "shapes",
+        model: str | Path | Model = "shapes",
         device: str | torch.device = "auto",
         review_samples: int = 4,
         absent: Sequence[record.Absent] = (),
@@ -111,7 +113,7 @@ class StreamCase:
         if self.device.type == "cuda":
             forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
-        self._loaded = model if isinstance(model, load.Model) else load.load(model)
+        self._loaded = model if isinstance(model, Model) else load.load(model)
         self.notes = self._loaded.notes
         check_prompts(self._loaded.text, [script.prompt, *(switch.prompt for switch in script.switches)])
         self._check_room()

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from strobe.bench.executor import leash, processes
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.perf.records.environment import cpu_cores
+from strobe.perf.records.record import cpu_cores
 
 Status = Literal["done", "failed", "timeout", "cancelled", "lost"]
 

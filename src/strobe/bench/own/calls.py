@@ -27,13 +27,9 @@ from strobe.core.device import gpus_in_use, resolve_device, synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.spans import E2E, FRAME_BLOCK, recording, span
 from strobe.core.tolerances import TOLERANCES
-from strobe.perf.measure.clocks import THERMAL, ClockSampler, cool_down, read_clocks
-from strobe.perf.measure.compiles import num_compiles
-from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.memory import held, reset_peak
-from strobe.perf.measure.order import palindrome
+from strobe.perf.measure.machine import THERMAL, ClockSampler, cool_down, describe_run, held, read_clocks, reset_peak
 from strobe.perf.measure.profile import Capture, trace_blocks
-from strobe.perf.measure.timing import TimingRecorder, region_records, span_records
+from strobe.perf.measure.timing import TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 

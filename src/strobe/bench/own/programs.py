@@ -28,9 +28,8 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.printable import clean
 from strobe.core.settings import inherited_environment
 from strobe.core.spans import E2E
-from strobe.perf.measure.clocks import read_clocks
-from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.order import palindrome
+from strobe.perf.measure.machine import describe_run, read_clocks
+from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 

@@ -12,7 +12,7 @@ from typing import Final
 from strobe.bench.tree.request import Shape
 from strobe.core import main_memory
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.perf.records.environment import cpu_cores, cpu_name
+from strobe.perf.records.record import cpu_cores, cpu_name
 
 RANKS_A_CORE: Final = 8
 RANK_BYTES: Final = main_memory.GIB // 2

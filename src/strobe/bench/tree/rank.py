@@ -31,10 +31,9 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import recording
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.order import palindrome
-from strobe.perf.records import grids
-from strobe.perf.records.grids import MEETING, MESSAGE, Collective, LinkRate, SentMessage, WhatIf
-from strobe.perf.records.record import Mode
+from strobe.perf.measure.timing import palindrome
+from strobe.perf.records import record as grids
+from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage, WhatIf
 
 
 def guide_blocks(inputs: Inputs, device: torch.device, how: How, align: Callable[[], None]) -> dict[Mode, dict[str, list[float]]]:

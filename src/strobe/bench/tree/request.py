@@ -8,8 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.records.grids import Links, SentMessage, WhatIf
-from strobe.perf.records.record import Header, Mode
+from strobe.perf.records.record import Header, Links, Mode, SentMessage, WhatIf
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")

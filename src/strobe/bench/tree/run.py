@@ -25,11 +25,10 @@ from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
-from strobe.perf.measure.clocks import read_clocks
-from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.order import palindrome
-from strobe.perf.records import grids, record
-from strobe.perf.records.grids import CELLS, Surroundings
+from strobe.perf.measure.machine import describe_run, read_clocks
+from strobe.perf.measure.timing import palindrome
+from strobe.perf.records import record
+from strobe.perf.records.record import CELLS, Surroundings
 from strobe.perf.records.store import RunWriter, rotate
 
 
@@ -42,7 +41,7 @@ def _error(variant: str, metric: str, value: float, rank: int, reference: str) -
         value=value if finite else None,
         unit="",
         reference=reference,
-        definition=f"largest absolute error{' of the lse' if metric == grids.LSE_ERROR else ''} on rank {rank}",
+        definition=f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}",
         n=1,
         better="neither",
         note="" if finite else "not finite",
@@ -66,7 +65,7 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         for name in calls[0]:
             yield from _apart(number, name, mode, [each[name] for each in calls])
     if ranks[0].blocks:
-        yield record.Variant(name=grids.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
+        yield record.Variant(name=record.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
         yield from _blocks(ranks, number)
 
 
@@ -107,9 +106,9 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         detail=detail + (f"; red on rank {', '.join(map(str, failed))}" if failed else ""),
     )
     for rank, each in enumerate(checks):
-        yield _error(name, grids.ERROR, each.error, rank, wide)
+        yield _error(name, record.ERROR, each.error, rank, wide)
         if each.lse_error is not None:
-            yield _error(name, grids.LSE_ERROR, each.lse_error, rank, wide)
+            yield _error(name, record.LSE_ERROR, each.lse_error, rank, wide)
     shape = task.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len
     moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * _item(shape.dtype)
@@ -119,7 +118,7 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         attention_impl=ranks[0].versions.get(name, f"tree_attention {name}"),
         dtype=shape.dtype,
         costs=(record.SpanCost(span=ATTENTION, flops=flops, read_bytes=moved, write_bytes=0),),
-        contestant=grids.Contestant(work="dense", impl=name, peer=name == PEER),
+        contestant=record.Contestant(work="dense", impl=name, peer=name == PEER),
         sizes=sizes(shape),
     )
     if name in ranks[0].predicted:
@@ -130,8 +129,8 @@ def _item(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
-def _predicted(name: str, found: Predicted) -> grids.Prediction:
-    return grids.Prediction(
+def _predicted(name: str, found: Predicted) -> record.Prediction:
+    return record.Prediction(
         variant=name,
         total_ns=finite(found.total_ns),
         local_ns=finite(found.local_ns),
@@ -201,8 +200,8 @@ def _laps(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]
             spans = []
             for index in range(seen[name] * calls, (seen[name] + 1) * calls):
                 values = [rank.laps[name][lap][index] for rank in ranks]
-                spans.append(_Taken(grids.CALL, index, 0, max(values)))
-                spans += [_Taken(grids.CALL, index, 0, value, rank=rank) for rank, value in enumerate(values)]
+                spans.append(_Taken(record.CALL, index, 0, max(values)))
+                spans += [_Taken(record.CALL, index, 0, value, rank=rank) for rank, value in enumerate(values)]
             seen[name] += 1
             yield from clips.next(name, lap, spans)
 
@@ -211,7 +210,7 @@ def _apart(clips: _Clips, name: str, mode: record.Mode, calls: Sequence[Sequence
     spans = []
     for rank, taken in enumerate(calls):
         for index, call in enumerate(taken):
-            spans.append(_Taken(grids.CALL, index, 0, call.total_ns, rank=rank, mode=mode))
+            spans.append(_Taken(record.CALL, index, 0, call.total_ns, rank=rank, mode=mode))
             spans += [
                 _Taken(mark.name, index, mark.start_ns, mark.value_ns, part=mark.part, rank=rank, mode=mode)
                 for mark in call.marks
@@ -229,7 +228,7 @@ def _blocks(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Recor
                     _Taken(block, index, 0, round(ms * 1e6), part=kind, rank=rank.rank, mode=mode)
                     for index, ms in enumerate(values)
                 ]
-    yield from clips.next(grids.GUIDE, None, spans)
+    yield from clips.next(record.GUIDE, None, spans)
 
 
 def cell_of(task: Task, timeout_s: float) -> Cell:

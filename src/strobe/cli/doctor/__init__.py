@@ -109,7 +109,7 @@ def read_plugins() -> list[dict[str, str]]:
     """Return what other packages add, and what of it is broken."""
     from strobe.attention import plugged as attention
     from strobe.engine import family
-    from strobe.perf.report import plugged as report
+    from strobe.perf.report import study as report
 
     found = (*family.registered(), *attention.registered(), *report.registered())
     return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
@@ -192,9 +192,10 @@ def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
     import msgspec
 
     from strobe.core.device import resolve_device
-    from strobe.engine.config import DTYPES, knob_states, lacking
+    from strobe.engine.config import DTYPES
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS
+    from strobe.engine.resolve import knob_states, lacking
     from strobe.perf.measure.machine import describe_machine
     from strobe.quality.available import METRICS
 

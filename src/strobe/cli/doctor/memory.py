@@ -14,10 +14,10 @@ from strobe.cli.model import parse_size
 from strobe.core.printable import bytes_in
 
 if TYPE_CHECKING:
-    from strobe.engine.config import ResolvedConfig
-    from strobe.engine.load import Parts
     from strobe.engine.memory import MemoryPart
+    from strobe.engine.model import Parts
     from strobe.engine.parallel import Degrees
+    from strobe.engine.resolve import ResolvedConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +39,9 @@ def asked(preset: str, model: str, size: str | None, samples: int, device: str) 
     """
     from strobe.core.device import resolve_device
     from strobe.core.errors import unknown_choice
-    from strobe.engine.config import resolve
     from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset
+    from strobe.engine.resolve import resolve
     from strobe.models.wan.recipes import RECIPES
 
     if model not in names():
@@ -75,10 +75,10 @@ def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
 
     Rank 0 decodes; of the others, rank 1 holds most.
     """
+    from strobe.engine.model import latent_shape
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
     from strobe.engine.parallel.transformer import on_several
-    from strobe.engine.prepared import latent_shape
     from strobe.engine.rank_memory import predict_ranks
 
     dit, config = stream.parts.dit.config, on_several(stream.config)

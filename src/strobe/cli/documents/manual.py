@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
-from strobe.perf.records.schema import parts_of, struct_sections
-from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
+from strobe.perf.records.store import parts_of, struct_sections
+from strobe.perf.report.documents.runs import SCHEMA_VERSION, DocumentPart
 
 _HEAD: Final = f"""# JSON documents
 

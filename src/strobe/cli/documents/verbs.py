@@ -8,10 +8,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from strobe.cli.documents.extracted import Kernels, Stages, Timers
 from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
-from strobe.perf.report.documents.runs import RunDocument
+from strobe.perf.report.documents.runs import SCHEMA_VERSION, DocumentPart, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
-from strobe.perf.report.documents.value import SCHEMA_VERSION, DocumentPart
 
 
 class Traced(TraceDocument, frozen=True, kw_only=True):

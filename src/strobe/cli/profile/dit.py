@@ -219,8 +219,7 @@ def _plan(runs: Runs) -> Plan:
 def _show(folder: Path, output: Output) -> None:
     """Print the tables of attention and speedups."""
     with output.progress("report"):
-        from strobe.perf.report.dit_page.bounds import attention_table, bounds_table
-        from strobe.perf.report.dit_page.pairs import paired
+        from strobe.perf.report.dit_page import attention_table, bounds_table, paired
         from strobe.perf.report.study import load_study
 
         study = load_study([folder])

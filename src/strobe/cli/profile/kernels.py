@@ -15,11 +15,11 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.engine.config import ResolvedConfig
-    from strobe.engine.load import Model
-    from strobe.perf.analysis.runs.budget import KernelProfile
-    from strobe.perf.report.kernel_profile import Profiled
+    from strobe.engine.model import Model
+    from strobe.engine.resolve import ResolvedConfig
+    from strobe.perf.analysis.runs.breakdown import KernelProfile
     from strobe.perf.report.model import Report
+    from strobe.perf.report.profile_pages import Profiled
 
 PROMPTS = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
 FORMATS = (".md", ".html", ".json")
@@ -71,10 +71,10 @@ def kernels(
     with output.progress("kernels") as advance:
         from strobe.bench.operations import KernelPlan, profile_kernels
         from strobe.core.device import resolve_device
-        from strobe.engine.config import resolve
         from strobe.engine.load import load
         from strobe.engine.presets import preset
-        from strobe.perf.measure.clocks import ClockSampler
+        from strobe.engine.resolve import resolve
+        from strobe.perf.measure.machine import ClockSampler
 
         plan = KernelPlan(iterations=iterations, switches=what.switches, cold=what.cold)
         device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
@@ -83,8 +83,8 @@ def kernels(
         with ClockSampler(device) as sampler:
             found = profile_kernels(model, config, PROMPTS, device=device, plan=plan, progress=advance)
         described = replace(described, clocks=sampler.clocks())
-        from strobe.perf.report.kernel_profile import kernel_report
         from strobe.perf.report.model import Table, encode_report
+        from strobe.perf.report.profile_pages import kernel_report
 
         report = kernel_report(found, described)
     written = _write(report, out)
@@ -125,7 +125,7 @@ def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
     """Return the facts of the run for the page."""
     from strobe.bench.operations import dtype_name, steady_pass
     from strobe.perf.measure.machine import describe_machine, utc_now
-    from strobe.perf.report.kernel_profile import Profiled
+    from strobe.perf.report.profile_pages import Profiled
 
     one, dit = steady_pass(model, config), model.dit.config
     machine = describe_machine(config.device)

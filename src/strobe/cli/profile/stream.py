@@ -23,7 +23,7 @@ from strobe.core.settings import read_settings
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
     from strobe.engine.config import EngineConfig
-    from strobe.engine.load import Model
+    from strobe.engine.model import Model
     from strobe.perf.measure.profile import Capture
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.model import Report
@@ -129,7 +129,7 @@ def stream(
         out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
             By default STROBE_PROFILE_DIR, or traces.
     """
-    from strobe.perf.analysis.structure.attribution import SORTS
+    from strobe.perf.analysis.operators import SORTS
 
     if attributed.sort_by not in SORTS or attributed.top < 1:
         raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
@@ -194,7 +194,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
         ImplUnavailableError: nothing is compiled there, and why.
     """
     from strobe.core.device import resolve_device
-    from strobe.engine.config import resolve
+    from strobe.engine.resolve import resolve
 
     where = resolve_device(device)
     for config in configs:
@@ -218,7 +218,7 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     """Print the tables of the breakdown."""
     with output.progress("breakdown"):
         from strobe.perf.report.model import Table
-        from strobe.perf.report.run_page.breakdown import breakdown_section
+        from strobe.perf.report.run_page import breakdown_section
         from strobe.perf.report.study import load_study
 
         found = breakdown_section(load_study([folder]))
@@ -280,7 +280,7 @@ def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[s
 
 def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
     from strobe.core.files import file_inside
-    from strobe.perf.report.attribution import attribution_report
+    from strobe.perf.report.profile_pages import attribution_report
     from strobe.perf.trace import read_trace
 
     records = [record for record in run.traces if record.options]

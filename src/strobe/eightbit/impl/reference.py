@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 
 LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 SMALLEST = 1e-12

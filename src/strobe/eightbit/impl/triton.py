@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from strobe.eightbit.impl.reference import LIMITS, SMALLEST
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 
 _ELEMENTS: Final = 4096
 """Numbers that a program holds at a time, unless one row has more."""

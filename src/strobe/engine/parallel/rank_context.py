@@ -6,17 +6,16 @@ import zlib
 from dataclasses import dataclass
 
 from strobe.cache.kv import CacheShape, KVCache
-from strobe.engine.config import ResolvedConfig
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.load import Model, Parts
+from strobe.engine.model import Model, Parts, latent_shape
 from strobe.engine.parallel.cache import SharedCache, share_shape
 from strobe.engine.parallel.decode import FramesElsewhere
 from strobe.engine.parallel.degrees import degrees
 from strobe.engine.parallel.group import LOADING, DeviceGroup
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.parallel.transformer import SharedTransformer
-from strobe.engine.prepared import latent_shape
 from strobe.engine.prompts import Change
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import Transformer
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import ConfigError
-from strobe.engine.config import Knobs, ResolvedConfig
+from strobe.engine.config import Knobs
 from strobe.engine.graphs import Mode
-from strobe.engine.load import Model
+from strobe.engine.model import Model
 from strobe.engine.parallel.cache import SharedStep
 from strobe.engine.parallel.group import DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, join, rows
+from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 
 NOT_SHARED = {

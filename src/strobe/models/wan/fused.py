@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from strobe.cache.kv import RingStep
-from strobe.cache.tiled import TiledStep
+from strobe.cache.kv import RingStep, TiledStep
 from strobe.core.spans import (
     ATTENTION,
     CROSS_ATTENTION,
@@ -32,7 +31,7 @@ from strobe.core.spans import (
     QKV_PROJECTION,
     span,
 )
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.kernels.api import (
     Affine,
     CacheRows,

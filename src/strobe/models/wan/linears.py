@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import QUANTISE
-from strobe.eightbit.rows import EightBit, Quantized, quantize_rows, quantize_tensor
+from strobe.eightbit.rows import EightBit, quantize_rows, quantize_tensor
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.regions import region
 
 Scaling = Literal["rows", "tensor"]

@@ -1,4 +1,4 @@
-"""Pattern files: regular expressions of timings in log lines, with groups for number, unit and place."""
+"""Patterns of timings in log lines, with exact numbers and units."""
 
 from __future__ import annotations
 
@@ -7,13 +7,137 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
-from strobe.core.errors import ConfigError, DataError, nearest, unknown_choice
-from strobe.perf.logs.numbers import NUMBER
-from strobe.perf.logs.vocabulary import UNIT, Unit, parse_unit
+from strobe.core.errors import ConfigError, DataError, UnitError, nearest, unknown_choice
+
+# Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats.
+
+Mark = Literal[".", ","]
+"""The decimal mark of a number."""
+Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
+"""Reason why a value is left out of every statistic."""
+
+_GROUPING: Final = "_'’\u00a0\u202f"
+NUMBER: Final = rf"[+-]?(?i:nan|inf(?:inity)?|(?:\d(?:[\d.,{_GROUPING}]*\d)?|\.\d+)(?:e[+-]?\d+)?)"
+"""Regular expression for every number that `read` parses or rejects with a reason."""
+
+_OTHER: Final[dict[Mark, Mark]] = {".": ",", ",": "."}
+_PLAIN: Final = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
+_PARTS: Final = re.compile(rf"(?P<sign>[+-]?)(?P<body>[\d.,{_GROUPING}]*\d)(?:e(?P<exponent>[+-]?\d{{1,9}}))?", re.ASCII | re.I)
+_GROUPS: Final = re.compile(rf"[1-9]\d{{0,2}}(?:([.,{_GROUPING}])\d{{3}})(?:\1\d{{3}})*", re.ASCII)
+_LARGEST: Final = 40
+"""Largest power of ten that a time in any unit can have."""
+
+
+class LogNumber(NamedTuple):
+    """Exact decimal number, `digits` x 10 ** `exponent`."""
+
+    digits: int
+    exponent: int
+
+
+def decides(text: str) -> Mark | None:
+    """Return the decimal mark that the text itself shows, or None: `7` has none, and `7,200` may be read in two ways."""
+    parts = _PARTS.fullmatch(text)
+    marks = [] if parts is None else [mark for mark in parts["body"] if mark in ".,"]
+    if parts is None or not marks:
+        return None
+    last: Mark = "." if marks[-1] == "." else ","
+    if len(marks) > 1:
+        return last if len(set(marks)) == 2 else _OTHER[last]
+    return None if _GROUPS.fullmatch(parts["body"]) and not parts["exponent"] else last
+
+
+def read(text: str, mark: Mark | None) -> LogNumber | Reason:
+    """Parse a number, or return the reason why it is none.
+
+    Args:
+        text: what `NUMBER` matches.
+        mark: the decimal mark that the numbers beside it show; None if they show none, or both. A text that shows its own is read
+            by that. Where nothing shows it, `7.200` is 7.2, because programs print points, and `7,200` is ambiguous.
+    """
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None and (mark != "," or plain[2] is None):
+        return _number(*plain.groups(""))
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        word = text.lower()
+        return "nan" if "nan" in word else "infinite" if "inf" in word else "unreadable"
+    own = decides(text) or mark
+    if own is None and "," in parts["body"]:
+        return "ambiguous"
+    whole, _, fraction = parts["body"].partition(own or ".")
+    groups = _GROUPS.fullmatch(whole)
+    whole = whole if groups is None else whole.replace(groups[1], "")
+    if not (whole + fraction).isdecimal():
+        return "unreadable"
+    number = _number(whole, fraction, parts["exponent"] or "")
+    return "negative" if parts["sign"] == "-" and isinstance(number, LogNumber) and number.digits else number
+
+
+def _number(whole: str, fraction: str, exponent: str) -> LogNumber | Reason:
+    power = int(exponent or 0) - len(fraction)
+    if abs(power) > _LARGEST or len(whole) > _LARGEST:
+        return "unreadable"
+    return LogNumber(int(whole + fraction), power)
+
+
+# Units of time and their spellings in logs.
+
+Unit = Literal["ns", "µs", "ms", "s"]
+
+UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
+POWER: Final[dict[Unit, int]] = {"ns": 0, "µs": 3, "ms": 6, "s": 9}
+"""Power of ten of each unit, in nanoseconds."""
+_SPELLINGS: Final[dict[Unit, tuple[str, ...]]] = {
+    "ns": ("ns", "nsec", "nsecs", "nanosecond", "nanoseconds"),
+    "µs": ("µs", "μs", "us", "usec", "usecs", "microsecond", "microseconds"),  # micro sign, Greek mu
+    "ms": ("ms", "msec", "msecs", "millisecond", "milliseconds"),
+    "s": ("s", "sec", "secs", "second", "seconds"),
+}
+_UNIT_OF: Final = {word: unit for unit, words in _SPELLINGS.items() for word in words}
+UNIT: Final = rf"(?i:{'|'.join(sorted(_UNIT_OF, key=len, reverse=True))})(?![^\W\d_])"
+"""Regular expression for any spelling of a unit, not followed by a letter."""
+
+
+def is_unit(text: str) -> bool:
+    """Return whether the text spells a unit."""
+    return text.lower() in _UNIT_OF
+
+
+def parse_unit(text: str) -> Unit:
+    """Return the unit that a spelling means: `us`, `msec`, `Seconds`.
+
+    Raises:
+        UnitError: no unit of time.
+    """
+    unit = _UNIT_OF.get(text.strip().lower())
+    if unit is None:
+        raise UnitError(f"unknown unit {text!r}{nearest(text, _UNIT_OF)}; allowed: ns, us, ms, s")
+    return unit
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration such as `5ms`, `0.05 s` or `250us` in nanoseconds.
+
+    Raises:
+        ConfigError: no number with a unit, negative, or not a whole number of nanoseconds.
+    """
+    found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d{{1,2}})?)\s*({UNIT})\s*", text, re.ASCII)
+    try:
+        value = Decimal(found[1]).scaleb(POWER[parse_unit(found[2])]) if found else None
+    except InvalidOperation:
+        value = None
+    if value is None or value != value.to_integral_value():
+        raise ConfigError(f"{text!r} is not a duration; write a number and its unit, such as 5ms or 0.05s, whole in nanoseconds")
+    return int(value)
+
+
+# Pattern files: regular expressions of timings in log lines, with groups for number, unit and place.
 
 Kind = Literal["stage", "step", "attention", "kernel", "section", "frame_block", "e2e", "region"]
 Format = Literal["text", "record", "dump"]

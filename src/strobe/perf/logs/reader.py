@@ -1,35 +1,236 @@
-"""Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
-
-The file is streamed; what is kept grows with the values in it, not with its size.
-"""
+"""Reader of logs: lines of any framework into a frozen `Log`."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import json
 import re
+import tomllib
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.perf.logs.dump import LARGEST_DUMP, dumped
-from strobe.perf.logs.lines import Line, Reading, read_lines, unpacked
-from strobe.perf.logs.numbers import NUMBER, Number, read
-from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns
-from strobe.perf.logs.proposal import proposed, quoted
-from strobe.perf.logs.ranks import Ranks
+from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, LogNumber, Pattern, Patterns, load_patterns, parse_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
-from strobe.perf.logs.vocabulary import UNIT
-from strobe.perf.records.base import SCHEMA_VERSION
-from strobe.perf.records.lines import number_of
-from strobe.perf.records.record import Header, Record, Span
-from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
+from strobe.perf.records.store import RunRecords, number_of, read_run
+
+# Lines of a log file, one at a time: gzip, encodings, `\r` progress lines, terminal colours, very long lines.
+
+LONGEST: Final = 16 * 1024
+"""Longest part of a line that is read, characters; the rest is skipped."""
+_TERMINAL: Final = re.compile(
+    "\\[[0-9]{1,3}(?:;[0-9]{1,3}){0,4}m"  # colours whose escape character is lost
+    "|\x1b\\[[0-?]*[ -/]*[@-~]"  # colours, cursor
+    "|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)"  # titles, links
+    "|\x1b[ -/]*[0-~]"
+    "|[\x00-\x08\x0a-\x1f\x7f-\x9f]"  # control characters but the tab
+)
+_TOLD: Final = 1 << 10
+_BYTE_ORDER: Final = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
+
+
+class LogLine(NamedTuple):
+    """One line without its end.
+
+    `number` counts from 1 as editors do; the parts of a progress line, which end in a carriage return, share one. `whole`: the
+    line ends in a line feed.
+    """
+
+    number: int
+    text: str
+    whole: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class LineReading:
+    """Progress and damage of reading one file: mended, cut, truncated, and bytes read so far."""
+
+    mended: int = 0
+    cut: int = 0
+    truncated: bool = False
+    done_bytes: int = 0
+
+
+def read_lines(path: Path, reading: LineReading) -> Iterator[LogLine]:
+    """Yield the lines of a file without terminal codes; a damaged end is left out and noted in `reading`.
+
+    Raises:
+        DataError: the file cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from _lines(unpacked(file), file, reading)
+    except OSError as error:
+        raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
+
+
+def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+    """Return a reader of the file's bytes, decompressed if the file is gzip."""
+    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
+
+
+def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, reading: LineReading) -> Iterator[LogLine]:
+    number = 1
+    try:
+        head = stream.peek(3)
+        encoding = next((name for mark, name in _BYTE_ORDER.items() if head.startswith(mark)), "utf-8")
+        text = io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="")
+        while line := text.readline(LONGEST):
+            end = line
+            if len(line) == LONGEST and line[-1] not in "\r\n":
+                reading.cut += 1
+                while end and end[-1] not in "\r\n":
+                    end = text.readline(LONGEST)
+            reading.mended += "\ufffd" in line
+            whole = end.endswith("\n")
+            yield LogLine(number, _TERMINAL.sub("", line), whole)
+            number += whole
+            if number % _TOLD == 0:
+                reading.done_bytes = file.tell()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        reading.truncated = True
+
+
+# A file that is one JSON object with the stages and denoising steps of a request, as a server of video models writes it.
+
+LARGEST_DUMP: Final = 16 << 20
+"""Bytes of the largest file that is read whole to see whether it is one."""
+
+
+def dumped(path: Path) -> list[tuple[Kind, str, str, int | None]]:
+    """Return kind, name, milliseconds as written and step number of each time in the file; none if it is no such object.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read() if file.peek(1).startswith(b"{") else b""
+    except OSError as error:
+        raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
+    if not data.rstrip().endswith(b"}"):
+        return []
+    try:
+        found = json.loads(data, parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return []
+    stages, steps = found.get("steps"), found.get("denoise_steps_ms")
+    if not isinstance(stages, list) or not isinstance(steps, list | None):
+        return []
+    times = [_time("stage", one, one.get("name"), None) for one in stages if isinstance(one, dict)]
+    for place, one in enumerate(steps or ()):
+        if isinstance(one, dict):
+            times.append(_time("step", one, "denoising step", place))
+    total = found.get("total_duration_ms")
+    times += [("e2e", "total", total, None)] if isinstance(total, str) else []
+    return [time for time in times if time is not None]
+
+
+def _time(kind: Kind, one: dict[str, Any], name: object, place: int | None) -> tuple[Kind, str, str, int | None] | None:
+    value = one.get("duration_ms")
+    return (kind, name, value, place) if isinstance(name, str) and isinstance(value, str) else None
+
+
+# Ranks that the lines of a log name, in the prefixes of launchers and servers.
+
+_RANK: Final = re.compile(r"\brank\s*[:=#]?\s*(\d{1,6})\b|^\[default(\d{1,6})\]", re.IGNORECASE)
+_PARTS: Final = r"(?:(?:DP|PP|TP|SP|CP|EP)\d{1,6}[_ ]?)+"
+_WORKER: Final = re.compile(
+    rf"\((?P<role>[A-Za-z]\w*?)(?:[-_ ]?(?P<number>{_PARTS}|\d{{1,6}}))? pid=(?P<pid>\d{{1,9}})[^)]{{0,80}}\)"
+)
+_SERVER: Final = re.compile(rf"^(?:\[[^\]]{{0,40}}?)?\b(?P<number>{_PARTS})\]")
+_PART: Final = re.compile(r"(DP|PP|TP|SP|CP|EP)(\d{1,6})")
+
+
+class Ranks:
+    """Finder of ranks in the lines of one log.
+
+    `[rank 1]`, `RANK1` and `[default1]:` name a rank, and so do the prefixes of workers: `(Worker_TP1 pid=990)`,
+    `(Worker-1 pid=990)` and `TP1]`. Where a prefix has several coordinates, or a process number alone, ranks are counted as they
+    come.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, ...], int] = {}
+
+    def of(self, text: str, before: int) -> int | None:
+        """Return the last rank that the text names before a position; None if there is none."""
+        if "ank" in text or "ANK" in text or text.startswith("[default"):
+            found = list(_RANK.finditer(text, 0, before))
+            if found:
+                return int(found[-1][1] or found[-1][2])
+        if "pid=" in text and (worker := _WORKER.search(text, 0, before)):
+            return self._number(worker["role"], worker["number"], worker["pid"])
+        server = _SERVER.match(text, 0, before) if "P" in text[:60] else None
+        return self._number("", server["number"], "") if server else None
+
+    def _number(self, role: str, number: str | None, pid: str) -> int:
+        parts = _PART.findall(number or "")
+        places = [part for part in parts if part[0] != "EP"] or parts  # experts lie on the processes of the other coordinates
+        if len(places) == 1:
+            return int(places[0][1])
+        if number and not places:
+            return int(number)
+        key = (role, *(axis + place for axis, place in places)) if places else (role, pid)
+        return self._seen.setdefault(key, sum(known[0] == role for known in self._seen))
+
+
+# A pattern proposed for a line with a time or a rate that no pattern reads, tried before it is shown.
+
+_SHOWN: Final = 120
+_TIME: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*){UNIT}")
+_RATE: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*)(?P<what>[a-z]{{2,12}})/s\b")
+_KEYED: Final = re.compile(rf"(?P<before>[^\n]*?\b[A-Za-z]\w{{0,60}}_(?P<unit>ns|us|ms|s|sec|seconds)\b[\"']?\s*[:=]\s*){NUMBER}")
+_KINDS: Final = {"step": "step", "attention": "attention", "kernel": "kernel"}
+
+
+def proposed(text: str) -> str:
+    """Return a line of a patterns file that reads the first time or rate in a line of a log; empty if there is none."""
+    for found, value, more in (
+        (_KEYED.match(text), "{value}", 'unit = "{unit}", '),
+        (_RATE.match(text), r"{rate}\s*WHAT/s", ""),
+        (_TIME.match(text), r"{value}\s*{unit}", ""),
+    ):
+        if not found:
+            continue
+        groups = found.groupdict()
+        before = groups["before"][-40:]
+        words = re.search(r"[A-Za-z].*", before)
+        before = words[0] if words else before
+        regex = re.sub(r"\d+", r"\\d+", re.escape(before).replace(r"\ ", " ")).replace("'", ".")
+        kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
+        value = value.replace("WHAT", groups.get("what") or "")
+        line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
+        if _reads(line, text):
+            return line
+    return ""
+
+
+def quoted(text: str) -> str:
+    """Return a line of a log as it is quoted."""
+    text = text.strip()
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _reads(line: str, text: str) -> bool:
+    (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
+    match = pattern.regex.search(text)
+    return match is not None and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex)
+
+
+# Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
+#
+# The file is streamed; what is kept grows with the values in it, not with its size.
 
 MAX_SERIES: Final = 4096
 """Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
@@ -63,7 +264,7 @@ class _Found(NamedTuple):
 class _Pending(NamedTuple):
     """A line that matched nothing, kept until the next one shows whether it goes on there."""
 
-    line: Line
+    line: LogLine
     similar: str
 
 
@@ -77,7 +278,7 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     Raises:
         DataError: the file cannot be opened, or its lines carry too many different names.
     """
-    reading, found, run = Reading(), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
+    reading, found, run = LineReading(), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
     if 0 < size <= LARGEST_DUMP and any(pattern.format == "dump" for pattern in found.patterns) and (stages := dumped(path)):
@@ -125,7 +326,7 @@ class _Reader:
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
-    def add(self, line: Line) -> None:
+    def add(self, line: LogLine) -> None:
         """Match one line and keep its values, or keep it waiting if the next line may continue it."""
         self._counts["lines"] += 1
         number, candidates = line.number, self._candidates(line.text)
@@ -165,7 +366,7 @@ class _Reader:
         self._counts["lines"] += 1
         self._counts["ignored"] += 1
 
-    def log(self, size_bytes: int, reading: Reading, damage: tuple[str, ...]) -> Log:
+    def log(self, size_bytes: int, reading: LineReading, damage: tuple[str, ...]) -> Log:
         """Return the finished log with all series, counts and damage."""
         self._settle()
         return Log(
@@ -201,7 +402,7 @@ class _Reader:
         lowered = text.lower()
         return [pattern for pattern in self.patterns if pattern.contains in lowered]
 
-    def _is_full(self, line: Line) -> bool:
+    def _is_full(self, line: LogLine) -> bool:
         """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
         return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
 
@@ -275,7 +476,7 @@ def _text_values(pattern: Pattern, text: str, ranks: Ranks) -> Iterator[_Found]:
 def _seconds_of_one(rate: str) -> str:
     """Return what one of so many a second takes, in seconds with six digits: infinitely long at a rate of 0."""
     number = read(rate, ".")
-    if not isinstance(number, Number):
+    if not isinstance(number, LogNumber):
         return "nan"
     if not number.digits:
         return "inf"

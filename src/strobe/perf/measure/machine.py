@@ -1,22 +1,353 @@
-"""The header of a run: the code, the machine and the time it began."""
+"""The machine under a measurement: its facts, clocks, power and memory."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import platform
+import resource
+import statistics
 import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from msgspec.structs import replace
 
 import strobe
+from strobe.core.libraries import broken
 from strobe.core.main_memory import total_bytes
 from strobe.core.settings import read_settings
-from strobe.perf.measure.clocks import gpu_state, gpu_uuid, read_clocks
-from strobe.perf.records import environment
-from strobe.perf.records.record import Header, Machine, RunKind
+from strobe.perf.records import record
+from strobe.perf.records.record import Clip, Clocks, GpuState, Header, Machine, Memory, RunKind
 
 if TYPE_CHECKING:
     import torch
+
+
+# GPU readings and settings through `nvidia-ml-py`, which is imported when first used; None where it is absent or refuses.
+
+IDLE: Final = 0x001
+"""Bit of the clock event reasons: nothing runs, and clocks fall for that reason alone."""
+REASONS: Final = {
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Names of the other bits of the clock event reasons, which hold clocks down."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """State of a GPU at one moment; None where the driver does not report a value.
+
+    Args:
+        reasons: bits of the clock event reasons.
+        read_ns: how long the reading took.
+    """
+
+    sm_mhz: int | None
+    memory_mhz: int | None
+    power_mw: int | None
+    temperature_c: int | None
+    reasons: int
+    read_ns: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether the GPU had nothing to do."""
+        return bool(self.reasons & IDLE)
+
+
+class Gpu:
+    """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    def read(self) -> Reading:
+        """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
+        nvml, began = self._nvml, time.perf_counter_ns()
+        sm, memory = (self._ask("nvmlDeviceGetClockInfo", kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        temperature = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return Reading(
+            sm_mhz=sm,
+            memory_mhz=memory,
+            power_mw=power,
+            temperature_c=temperature,
+            reasons=reasons or 0,
+            read_ns=time.perf_counter_ns() - began,
+        )
+
+    def energy_mj(self) -> int | None:
+        """Read the counter of the energy taken since the driver was loaded, mJ; None: the GPU has none."""
+        found: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return found
+
+    def state(self) -> GpuState:
+        """Return the settings of the GPU: persistence, MIG, power limit, highest clock."""
+        persistence = self._ask("nvmlDeviceGetPersistenceMode")
+        mig = self._ask("nvmlDeviceGetMigMode")
+        return GpuState(
+            persistence=None if persistence is None else bool(persistence),
+            mig=None if mig is None else bool(mig[0]),
+            power_limit_mw=self._ask("nvmlDeviceGetEnforcedPowerLimit"),
+            max_sm_mhz=self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
+        )
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, question)(self._handle, *arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+@functools.cache
+def open_gpu(uuid: str) -> Gpu | None:
+    """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
+    if broken("pynvml"):
+        return None
+    nvml = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        return None
+
+
+# Readings of CPU and GPU clocks and of the thermal state, as far as this machine reports them.
+
+PERIOD_S: Final = 0.02
+"""Time between two readings while a clip runs. They are taken on a thread of their own; `read_ns` of a clip says for how long."""
+THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
+"""Throttle reasons that disqualify a clip: a hot GPU slows the code down."""
+COOL_S: Final = 60.0
+"""Longest wait for a hot GPU to cool, s."""
+
+_SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_SMI_STATE: Final = ("persistence_mode", "mig.mode.current", "enforced.power.limit", "clocks.max.sm")
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return the UUID of a CUDA device as NVML and `nvidia-smi` spell it (an index may be hidden or reordered)."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def read_clocks(device: torch.device) -> Clocks:
+    """Read the current clocks. Without NVML this takes up to 0.1 s on a GPU, so call it between clips."""
+    if device.type != "cuda":
+        return _host()
+    gpu = open_gpu(gpu_uuid(device))
+    return _by_smi(gpu_uuid(device)) if gpu is None else _by_nvml([gpu.read()], during_clip=False)
+
+
+def gpu_state(device: torch.device) -> GpuState | None:
+    """Return the settings of a GPU (persistence, MIG, power limit, highest clock); None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gpu = open_gpu(gpu_uuid(device))
+    if gpu is not None:
+        return gpu.state()
+    persistence, mig, limit, highest = record.nvidia_smi(gpu_uuid(device), _SMI_STATE)
+    return GpuState(
+        persistence=None if persistence is None else persistence == "Enabled",
+        mig=None if mig is None else mig == "Enabled",
+        power_limit_mw=round(float(limit) * 1000) if limit else None,
+        max_sm_mhz=int(highest) if highest else None,
+    )
+
+
+class ClockSampler:
+    """Sampler of a GPU's clocks while a clip runs: `with ClockSampler(device) as sampler: ...`, then `sampler.clocks()`.
+
+    A separate thread takes the readings, every `PERIOD_S`. The clip's own thread could only read after the last frames, when the
+    GPU is idle and its clocks fall, or during the measured time. The thread releases the interpreter's lock while the driver
+    answers; `read_ns` in the record is an upper bound of its cost.
+
+    On a CPU, and on a GPU without NVML, no thread runs, and the clocks are read after the clip.
+
+    Args:
+        device: of the clip.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+        self._readings: list[Reading] = []
+        self._energy_mj: list[int | None] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._gpu is not None:
+            self._energy_mj.append(self._gpu.energy_mj())
+            self._thread = threading.Thread(target=self._run, args=(self._gpu,), name="strobe-clocks", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._gpu is not None:
+            self._energy_mj.append(self._gpu.energy_mj())
+
+    def clocks(self) -> Clocks:
+        """Return the clocks over the clip; the current clocks if there were no readings (a short clip, or no NVML)."""
+        found = _by_nvml(self._readings, during_clip=True) if self._readings else read_clocks(self._device)
+        began, ended = self._energy_mj or (None, None)
+        return found if began is None or ended is None else replace(found, energy_mj=ended - began)
+
+    def _run(self, gpu: Gpu) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self._readings.append(gpu.read())
+
+
+def cool_down(device: torch.device, longest_s: float = COOL_S) -> bool:
+    """Wait until a GPU is no longer slowed by heat; False if it still is after `longest_s` seconds."""
+    until = time.monotonic() + longest_s
+    while THERMAL & set(read_clocks(device).throttle):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(min(1.0, longest_s))
+    return True
+
+
+def _host() -> Clocks:
+    """Return the clock, governor and load of the CPU."""
+    cpu_mhz = record.cpu_mhz()
+    source = "none" if cpu_mhz is None else "kernel"
+    return Clocks(source=source, cpu_mhz=cpu_mhz, governor=record.cpu_governor(), load=record.load_average())
+
+
+def _by_nvml(readings: Sequence[Reading], *, during_clip: bool) -> Clocks:
+    """Summarise NVML readings; clocks come from busy readings, or from idle ones if the GPU was never busy."""
+    busy = [reading for reading in readings if not reading.idle] or list(readings)
+    sm = [reading.sm_mhz for reading in busy if reading.sm_mhz is not None]
+    memory = [reading.memory_mhz for reading in busy if reading.memory_mhz is not None]
+    power = [reading.power_mw for reading in readings if reading.power_mw is not None]
+    found = replace(
+        _host(),
+        source="nvml",
+        sm_mhz=round(statistics.median(sm)) if sm else None,
+        memory_mhz=round(statistics.median(memory)) if memory else None,
+        power_mw=round(statistics.fmean(power)) if power else None,
+        temperature_c=max((reading.temperature_c for reading in readings if reading.temperature_c is not None), default=None),
+        throttle=_throttle(*(reading.reasons for reading in readings)),
+    )
+    if not during_clip:
+        return found
+    return replace(
+        found,
+        samples=len(readings),
+        idle_samples=sum(reading.idle for reading in readings),
+        sm_mhz_min=min(sm, default=None),
+        sm_mhz_max=max(sm, default=None),
+        read_ns=sum(reading.read_ns for reading in readings),
+    )
+
+
+def _by_smi(uuid: str) -> Clocks:
+    sm, memory, power, temperature, reasons = record.nvidia_smi(uuid, _SMI_FIELDS)
+    return replace(
+        _host(),
+        source="none" if sm is None else "nvidia-smi",
+        sm_mhz=int(sm) if sm else None,
+        memory_mhz=int(memory) if memory else None,
+        power_mw=round(float(power) * 1000) if power else None,
+        temperature_c=int(temperature) if temperature else None,
+        throttle=_throttle(int(reasons, 16) if reasons else 0),
+    )
+
+
+def _throttle(*reasons: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in REASONS.items() if any(each & bit for each in reasons))
+
+
+# Memory of this process: the peak over a clip, and the amount held at a moment.
+
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+_RESET_PEAK: Final = "5"
+
+
+def reset_peak(device: torch.device) -> None:
+    """Reset the memory peak. Where the kernel does not allow it on a CPU, the peak stays that of the whole process."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError:
+        return
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak since `reset_peak`, bytes: allocated by torch on the GPU, or the resident set of this process."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    peak = _status("VmHWM:")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
+
+
+class Held(NamedTuple):
+    """Memory that a process holds, bytes: resident on the host, allocated and reserved on the GPU; None if unknown or no GPU."""
+
+    resident_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+def held(device: torch.device) -> Held:
+    """Return the memory that this process holds now, without waiting for the device."""
+    resident = _status("VmRSS:")
+    if device.type != "cuda":
+        return Held(resident, None, None)
+    import torch
+
+    return Held(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+
+def memory_records(clip: Clip, own: Sequence[Held | None]) -> tuple[Memory, ...]:
+    """Return a record for each frame block of a clip after which the memory was read."""
+    return tuple(
+        Memory(
+            variant=clip.variant, clip=clip.clip, frame_block=number, resident_bytes=each.resident_bytes,
+            allocated_bytes=each.allocated_bytes, reserved_bytes=each.reserved_bytes,
+        )
+        for number, each in enumerate(own) if each is not None
+    )  # fmt: skip
+
+
+def _status(name: str) -> int | None:
+    """Return one size from `/proc/self/status`, bytes; None if it is not there."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+
+
+# The header of a run: the code, the machine and the time it began.
 
 
 def describe_machine(device: torch.device) -> Machine:
@@ -25,8 +356,8 @@ def describe_machine(device: torch.device) -> Machine:
 
     cuda = device.type == "cuda"
     gpu = torch.cuda.get_device_properties(device) if cuda else None
-    (driver,) = environment.nvidia_smi(gpu_uuid(device), ("driver_version",)) if cuda else (None,)
-    name, settings = environment.cpu_name(), read_settings()
+    (driver,) = record.nvidia_smi(gpu_uuid(device), ("driver_version",)) if cuda else (None,)
+    name, settings = record.cpu_name(), read_settings()
     return Machine(
         device=str(device),
         device_name=gpu.name if gpu is not None else name,
@@ -38,7 +369,7 @@ def describe_machine(device: torch.device) -> Machine:
         python=platform.python_version(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu_name=name,
-        cores=environment.cpu_cores(),
+        cores=record.cpu_cores(),
         threads=torch.get_num_threads(),
         memory_bytes=total_bytes(),
         clocks=read_clocks(device),
@@ -53,7 +384,7 @@ def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], pal
 
     Args:
         folder: the run folder; its name is the run's name.
-        order: variants of one palindrome, the baseline first (`strobe.perf.measure.order`).
+        order: variants of one palindrome, the baseline first (`strobe.perf.measure.timing`).
         palindromes: how many are planned.
         kind: what is measured.
     """
@@ -62,7 +393,7 @@ def describe_run(folder: Path, device: torch.device, order: tuple[str, ...], pal
         kind=kind,
         date=utc_now(),
         strobe=strobe.__version__,
-        git=environment.git_state(Path(strobe.__file__)),
+        git=record.git_state(Path(strobe.__file__)),
         argv=tuple(sys.argv),
         machine=describe_machine(device),
         baseline=order[0],

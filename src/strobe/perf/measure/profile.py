@@ -30,7 +30,7 @@ _LITTLE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceFile:
+class WrittenTrace:
     """A Chrome trace on disk."""
 
     path: Path
@@ -147,7 +147,7 @@ def trace_blocks(
     num_blocks: int,
     path: Path,
     capture: Capture = Capture(),
-) -> TraceFile:
+) -> WrittenTrace:
     """Run the first frame blocks of a clip and profile the last `num_blocks` of them, operators included.
 
     The window opens and closes where the regions of frame blocks do, so it holds the frame blocks that were made in it even if
@@ -194,7 +194,7 @@ def trace_blocks(
     return _export(profiler.export_chrome_trace, path)
 
 
-def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> TraceFile:
+def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> WrittenTrace:
     """Run a whole clip and record what the device did, the calls that launched it, and all of our regions.
 
     Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
@@ -273,7 +273,7 @@ def _slim(path: Path) -> None:
     path.write_bytes(msgspec.json.encode({**trace, "traceEvents": kept}))
 
 
-def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> TraceFile:
+def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> WrittenTrace:
     """Write the trace under another name, compress it and rename it, so that `path` is complete or absent."""
     plain = path.with_name(path.name + ".plain")
     begun = plain.with_name(plain.name + ".tmp")  # as the profiler names what it has not finished
@@ -287,7 +287,7 @@ def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) ->
             _slim(plain)
         with plain.open("rb") as source, writing_whole(path) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
-        return TraceFile(path=path, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+        return WrittenTrace(path=path, sha256=file_sha256(path), size_bytes=path.stat().st_size)
     except OSError as error:
         raise not_written(path, error, _removed(plain, begun)) from error
     finally:

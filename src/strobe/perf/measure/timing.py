@@ -1,20 +1,167 @@
-"""Recorder of a timed run: host clock on a CPU, CUDA events on a GPU, resolved once after the clip."""
+"""Timing: stopwatches, regions of a run, fixed orders, and operations by themselves."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from strobe.core import spans
-from strobe.core.device import resolve_device
+from strobe.core.device import resolve_device, synchronize
+from strobe.core.errors import ConfigError
 from strobe.perf.records.record import Clip, Clock, Regions, Span
 
 if TYPE_CHECKING:
     import torch
+
+
+# Stopwatch for single calls: CUDA events around queued calls on a GPU, the host clock around each call on a CPU.
+
+_CYCLES_PER_NS: Final = 2.5
+"""GPU cycles per ns, above every GPU's clock, so that a wait counted in cycles is never too short."""
+_MARGIN: Final = 2.0
+_MAX_CYCLES: Final = 5_000_000_000
+_SLOW_NS: Final = 50_000_000
+"""Duration above which a call is tried only once, ns."""
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Time of one trial call, ns: until the device finished, and until the call returned."""
+
+    device_ns: int
+    host_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lap:
+    """Times of several calls in a row.
+
+    Args:
+        times_ns: one per call, between two CUDA events; on a CPU by the host clock.
+        hosts_ns: until each call returned to its caller; empty on a CPU, where a call returns when it is done.
+        clock: the clock that was read.
+    """
+
+    times_ns: tuple[int, ...]
+    hosts_ns: tuple[int, ...]
+    clock: Clock
+
+
+class Stopwatch:
+    """Stopwatch for calls on one device.
+
+    On a GPU the calls of a lap are launched while the GPU is kept busy, so that they run without waiting for the host; each lies
+    between two events.
+
+    Args:
+        device: where the calls work.
+        cold: overwrite a GPU's L2 cache before each call, outside of its time. On a CPU nothing is overwritten.
+    """
+
+    def __init__(self, device: torch.device, *, cold: bool) -> None:
+        import torch
+
+        self._device = device
+        self._flush: torch.Tensor | None = None
+        if cold and device.type == "cuda":
+            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+            self._flush = torch.empty(size, dtype=torch.int8, device=device)
+
+    def probe(self, run: Run) -> Speed:
+        """Time one warmed-up call, and a second one if the first was fast; return the faster."""
+        synchronize(self._device)
+        device: list[int] = []
+        host: list[int] = []
+        while len(device) < 2 and sum(device) < _SLOW_NS:
+            start = time.perf_counter_ns()
+            self._overwrite()
+            run()
+            host.append(time.perf_counter_ns() - start)
+            synchronize(self._device)
+            device.append(time.perf_counter_ns() - start)
+        return Speed(device_ns=min(device), host_ns=min(host))
+
+    def hold(self, host_ns: int) -> None:
+        """Keep a GPU busy for longer than launching takes, so that the next calls wait in its queue."""
+        if self._device.type == "cuda":
+            import torch
+
+            with torch.cuda.device(self._device):
+                torch.cuda._sleep(min(_MAX_CYCLES, round(host_ns * _CYCLES_PER_NS * _MARGIN)))
+
+    def lap(self, run: Run, calls: int, host_ns: int) -> Lap:
+        """Time several calls in a row.
+
+        Args:
+            calls: how many.
+            host_ns: what launching one takes, for a queue; 0 for calls that wait for the GPU themselves and cannot be queued.
+        """
+        if self._device.type != "cuda":
+            return Lap(times_ns=tuple(_timed(run) for _ in range(calls)), hosts_ns=(), clock="perf_counter")
+        import torch
+
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+        with torch.cuda.device(self._device):
+            if host_ns:
+                self.hold(calls * host_ns)
+            hosts = []
+            for first, last in events:
+                self._overwrite()
+                first.record()
+                hosts.append(_timed(run))
+                last.record()
+            torch.cuda.synchronize(self._device)
+        times = tuple(max(1, round(first.elapsed_time(last) * 1e6)) for first, last in events)
+        return Lap(times_ns=times, hosts_ns=tuple(hosts), clock="cuda_event")
+
+    def _overwrite(self) -> None:
+        if self._flush is not None:
+            self._flush.zero_()
+
+
+def _timed(run: Run) -> int:
+    start = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - start
+
+
+# Count of torch.compile's compilations, to exclude clips that compilation interrupted.
+
+
+def num_compiles() -> int:
+    """Return how many graphs torch.compile has compiled in this process so far; 0 if it was never used."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+# The order in which clips run, so that drift affects every variant equally.
+
+
+def palindrome(baseline: str, candidates: Sequence[str]) -> tuple[str, ...]:
+    """Return the variants of one palindrome: `B C1 C2 C3 C3 C2 C1 B`; for one candidate it is ABBA.
+
+    Every variant runs twice, and the two runs of each lie mirrored about the same middle. A cost that grows linearly in time
+    therefore adds the same to the sum of each variant's two runs, and the ratio of those sums is free of it.
+
+    Raises:
+        ConfigError: no candidate, or a name twice.
+    """
+    names = (baseline, *candidates)
+    if not candidates:
+        raise ConfigError(f"a comparison needs a candidate beside the baseline {baseline!r}; name at least one")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"variants must differ in name, got: {', '.join(names)}")
+    return (*names, *reversed(names))
+
+
+# Recorder of a timed run: host clock on a CPU, CUDA events on a GPU, resolved once after the clip.
 
 FINE: Final = frozenset(
     {spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN, spans.DECODE_WAIT}
@@ -27,7 +174,7 @@ _PROBES: Final = 201
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Region:
+class TimedRegion:
     """One finished region.
 
     Args:
@@ -108,7 +255,7 @@ class TimingRecorder:
             self._start_event = self.mark()
         self._start_ns = time.perf_counter_ns()
 
-    def finish_clip(self) -> tuple[Region, ...]:
+    def finish_clip(self) -> tuple[TimedRegion, ...]:
         """Wait for the device once and return every finished region in order of start."""
         self.synchronize()
         regions = [region.resolve() for region in self._done]
@@ -207,8 +354,8 @@ class _Open:
         self.block: int | None = None
         self.path: tuple[str, ...] = ()
 
-    def finished(self, start_ns: int, value_ns: int, clock: Clock) -> Region:
-        return Region(
+    def finished(self, start_ns: int, value_ns: int, clock: Clock) -> TimedRegion:
+        return TimedRegion(
             name=self.name,
             index=self.index,
             parent=self.parent,
@@ -236,7 +383,7 @@ class _HostRegion(_Open):
         self.recorder.add_up(self, self.stop_ns - self.start_ns)
         self.recorder.leave(self)
 
-    def resolve(self) -> Region:
+    def resolve(self) -> TimedRegion:
         start_ns = self.recorder.since_start_ns(self.start_ns)
         return self.finished(start_ns, self.stop_ns - self.start_ns, "perf_counter")
 
@@ -265,12 +412,12 @@ class _CudaRegion(_Open):
     def events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         return self.first, self.last
 
-    def resolve(self) -> Region:
+    def resolve(self) -> TimedRegion:
         start_ns = self.recorder.since_start_ns(self.first)
         return self.finished(start_ns, round(self.first.elapsed_time(self.last) * 1e6), "cuda_event")
 
 
-def span_records(clip: Clip, regions: Iterable[Region]) -> tuple[Span, ...]:
+def span_records(clip: Clip, regions: Iterable[TimedRegion]) -> tuple[Span, ...]:
     """Return the span lines of a clip, which are written above its `clip` line."""
     return tuple(
         Span(
@@ -311,4 +458,69 @@ def region_records(clip: Clip, found: Iterable[Inside], region_ns: int) -> tuple
             value_ns=tuple(tuple(each.value_ns if each else 0 for each in row) for row in table),
             region_ns=region_ns,
         ),
+    )
+
+
+# Timing of one operation by itself, repeated while nothing else runs; its time inside a pass differs.
+
+_BATCH: Final = 50
+"""Calls on a GPU between two synchronisations."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Isolated:
+    """Times of an operation that runs alone.
+
+    Args:
+        times_ns: one per call, in order.
+        clock: the clock that was read.
+        cold: a GPU's cache was overwritten before each call; False: it held what the call before left there.
+        queued: on a GPU the calls waited in a full queue, so that no launch gap lies in a time; False on a CPU.
+    """
+
+    times_ns: tuple[int, ...]
+    clock: Clock
+    cold: bool
+    queued: bool
+
+
+def time_isolated(
+    run: Callable[[], object],
+    *,
+    iterations: int,
+    device: torch.device,
+    warmup: int = 3,
+    cold: bool = False,
+    waits: bool = False,
+) -> Isolated:
+    """Time repeated calls of one function that runs alone.
+
+    On a CPU each call is timed with the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
+    launched while the GPU is kept busy, so that they run one after the other without waiting for the host, and their events are
+    read once per batch.
+
+    Args:
+        run: called without arguments; its result is dropped.
+        iterations: timed calls, at least 1.
+        device: where it works.
+        warmup: calls before, at least 1: the first ones compile, choose algorithms and allocate.
+        cold: overwrite the GPU's cache before each call, outside of its time. On a CPU nothing is overwritten.
+        waits: the function itself waits for the GPU, so that its calls cannot be queued; launch gaps then count.
+
+    Raises:
+        ConfigError: fewer than one call.
+    """
+    if iterations < 1 or warmup < 1:
+        raise ConfigError(f"cannot time {iterations} calls after {warmup} of warm-up; at least 1 of each")
+    for _ in range(warmup):
+        run()
+    synchronize(device)
+    on_gpu, watch = device.type == "cuda", Stopwatch(device, cold=cold)
+    host_ns = watch.probe(run).host_ns if on_gpu and not waits else 0
+    laps = [watch.lap(run, min(_BATCH, iterations - done), host_ns) for done in range(0, iterations, _BATCH)]
+    return Isolated(
+        times_ns=tuple(value for lap in laps for value in lap.times_ns),
+        clock=laps[0].clock,
+        cold=cold and on_gpu,
+        queued=on_gpu and not waits,
     )

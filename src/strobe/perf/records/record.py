@@ -1,21 +1,420 @@
-"""Lines of a run's records: one schema for the writer, the reader and the manual.
-
-A run folder holds `records.jsonl`; every line is one of the structs below, told apart by the key `record`, with the schema
-version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); measured times are integer nanoseconds. Adding an
-optional field keeps the version; removing, renaming or redefining one raises it.
-"""
+"""Records of runs: the schema that readers and writers share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, field
 
-from strobe.perf.records.base import Line, Prose, RecordPart
-from strobe.perf.records.checks import Check
-from strobe.perf.records.clocks import Clocks, GpuState
-from strobe.perf.records.grids import AttentionCell, Contestant, Links, Prediction, Surroundings
-from strobe.perf.records.viewers import Served, Server, Viewer
+from strobe.core.errors import DataError
+from strobe.core.files import file_inside
+
+# Base types of record lines: schema versions, `Line` and `RecordPart`, and `Prose` for text that no program reads.
+
+SCHEMA_VERSION: Final = 2
+
+Prose: TypeAlias = Annotated[str, Meta(extra={"prose": True})]
+"""Text for a reader. It may be reworded at any time: code checks at most whether it is empty, never its words."""
+
+
+class RecordPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A struct inside a line."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="record"):
+    """One line of `records.jsonl`."""
+
+    v: Annotated[int, Meta(description="schema version of this line")] = SCHEMA_VERSION
+
+
+# Record structs of a machine's clocks and of a GPU's settings.
+
+
+class Clocks(RecordPart, frozen=True, kw_only=True):
+    """Clocks and thermal state at one moment, or of a GPU during a clip; null where the machine does not report a value."""
+
+    source: Annotated[str, Meta(description="source of the values: `nvml`, `nvidia-smi`, `kernel` (CPU values only), or `none`")]
+    cpu_mhz: Annotated[int | None, Meta(description="mean current clock of the CPU cores, MHz")] = None
+    governor: Annotated[str | None, Meta(description="CPU frequency governor of the first core")] = None
+    load: Annotated[float | None, Meta(description="1-minute load average of the machine")] = None
+    sm_mhz: Annotated[
+        int | None,
+        Meta(
+            description="SM clock, MHz; during a clip: median of the readings of a busy GPU (of all readings if it was never "
+            "busy)"
+        ),
+    ] = None
+    memory_mhz: Annotated[int | None, Meta(description="GPU memory clock, MHz; during a clip: median of the same readings")] = (
+        None
+    )
+    power_mw: Annotated[int | None, Meta(description="GPU power draw, mW; during a clip: mean of all readings")] = None
+    temperature_c: Annotated[int | None, Meta(description="GPU temperature, degrees Celsius; during a clip: highest reading")] = (
+        None
+    )
+    throttle: Annotated[
+        tuple[str, ...], Meta(description="active GPU throttle reasons; during a clip: those of any reading")
+    ] = ()
+    samples: Annotated[int | None, Meta(description="number of NVML readings during the clip; null: a single reading")] = None
+    idle_samples: Annotated[int | None, Meta(description="number of these readings in which the GPU was idle")] = None
+    sm_mhz_min: Annotated[int | None, Meta(description="lowest SM clock of the readings behind `sm_mhz`, MHz")] = None
+    sm_mhz_max: Annotated[int | None, Meta(description="highest SM clock of the readings behind `sm_mhz`, MHz")] = None
+    energy_mj: Annotated[
+        int | None, Meta(description="energy that the GPU took during the clip, by its own counter, mJ; null: it has none")
+    ] = None
+    read_ns: Annotated[
+        int | None,
+        Meta(description="total time that the readings took on their own thread, ns; an upper bound on what they cost the clip"),
+    ] = None
+
+
+class GpuState(RecordPart, frozen=True, kw_only=True):
+    """Settings of a GPU (persistence, MIG, power limit, highest clock); null where the driver does not report them."""
+
+    persistence: Annotated[bool | None, Meta(description="true: persistence mode is on")] = None
+    mig: Annotated[bool | None, Meta(description="true: the GPU is split into instances (MIG)")] = None
+    power_limit_mw: Annotated[int | None, Meta(description="enforced power limit, mW")] = None
+    max_sm_mhz: Annotated[int | None, Meta(description="highest SM clock that the GPU supports, MHz")] = None
+
+
+# The plan of an ablation: the cells to measure, as written in `plan.json`.
+
+PLAN: Final = "plan.json"
+
+Kind = Literal["base", "setting", "workload", "leave-one-out", "product"]
+"""Change of a cell: none (the base), one setting, the clip or batch, one optimisation off, or several factors."""
+
+
+class PlannedCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of an ablation.
+
+    Args:
+        name: of its folder.
+        kind: what it changes.
+        changes: value by factor, as text.
+        refused: why it cannot be measured at all; empty if it can.
+    """
+
+    name: str
+    kind: Kind
+    changes: dict[str, str]
+    refused: str = ""
+
+    @property
+    def factor(self) -> str:
+        """Names of the changed factors, joined by commas."""
+        return ", ".join(self.changes)
+
+    @property
+    def value(self) -> str:
+        """New values of the changed factors, in the same order, joined by commas."""
+        return ", ".join(self.changes.values())
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of an ablation and the base they are compared with.
+
+    Args:
+        base: the preset that everything is compared with.
+        request: what must agree between all cells, as text.
+        values: value of the base by factor, as text.
+        idle: optimisations that the base has and that do nothing here, and why.
+        cells: in order.
+    """
+
+    base: str
+    request: dict[str, str]
+    values: dict[str, str]
+    idle: dict[str, str]
+    cells: tuple[PlannedCell, ...]
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan of an ablation's folder.
+
+    Raises:
+        DataError: it holds none.
+    """
+    file = folder / PLAN
+    try:
+        return msgspec.json.decode(file_inside(folder, PLAN).read_bytes(), type=Plan)
+    except OSError as error:
+        raise DataError(f"no ablation at {folder}: {file.name}: {error.strerror}; `strobe ablate` makes one") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file} is not the plan of an ablation: {error}") from error
+
+
+# Line of a run that accepts a model: one check of the model, with the bounds that it is held to and where they come from.
+
+CheckGroup = Literal["weights", "latents", "frames", "prompt", "stream", "presets"]
+"""Subject of a check."""
+
+
+class Check(Line, frozen=True, kw_only=True):
+    """One check of a model that needs no official code: a value and, where a fact bounds it, a verdict."""
+
+    group: Annotated[CheckGroup, Meta(description="subject of the check")]
+    name: Annotated[str, Meta(description="name of the check, unique in the run, e.g. `neighbour_correlation`")]
+    value: Annotated[float | None, Meta(description="measured value; null: not a finite number, or not measured")]
+    unit: Annotated[str, Meta(description="unit of the value; empty: none")] = ""
+    low: Annotated[float | None, Meta(description="least value that passes; null: no lower bound")] = None
+    high: Annotated[float | None, Meta(description="largest value that passes; null: no upper bound")] = None
+    passed: Annotated[bool | None, Meta(description="true: within the bounds; null: reported, not judged")] = None
+    meaning: Annotated[Prose, Meta(description="definition of the value in words")] = ""
+    basis: Annotated[Prose, Meta(description="source of the bounds; of a value that is not judged: why no bound is known")] = ""
+    detail: Annotated[Prose, Meta(description="further facts, e.g. the tensor or frame block where the value was found")] = ""
+
+
+# Record lines of one cell of a grid: its coordinates, predicted times of a call, and measured rates of the machine's links.
+
+CELLS: Final = "cells"
+"""Folder, inside a grid's folder, that holds the cells' run folders."""
+
+# ------------------------------------------------------------------------------------------------------ attention names
+
+MATMUL: Final = "matmul"
+"""Variant and span: the matrix product that is timed beside the contestants, the measured peak."""
+HOST: Final = "host_call"
+"""Span: time until one call returned to its caller."""
+STAGE: Final = "stage"
+"""Span: a stage of an operator; `part` names it."""
+WHOLE: Final = "whole call"
+"""Stage: the whole call, in the same calls in which the other stages were timed."""
+RECALL: Final = "recall"
+TEMPORARY: Final = "temporary memory"
+PEAK: Final = "peak memory"
+SAVED: Final = "saved memory"
+COSINE: Final = "cosine similarity"
+L1: Final = "L1 relative error"
+RMSE: Final = "RMSE"
+LSE: Final = "LSE error"
+
+# ----------------------------------------------------------------------------------------------------------- tree names
+
+CALL: Final = "tree_call"
+"""Span: one call, on the slowest rank; with `rank`, on that rank."""
+LOCAL: Final = "tree_local"
+MERGE: Final = "tree_merge"
+MESSAGE: Final = "tree_message"
+"""Span: one collective; `part` is its kind."""
+WAIT: Final = "tree_wait"
+"""Span: time that a collective which began earlier holds a rank up; `part` is its kind."""
+MEETING: Final = "tree_meeting"
+"""Span: wait for the last rank, where calls are serialised and the ranks meet before each collective."""
+GUIDE: Final = "guide"
+"""Variant of the guide's blocks; spans are blocks, with `mode`, `rank` and their kind as `part`."""
+TOTAL: Final = "total_tree_attn"
+ERROR: Final = "error"
+LSE_ERROR: Final = "lse_error"
+
+Work = Literal["dense", "fine", "whole"]
+"""Dense attention; the fine stage of sparse attention for a given selection; the whole sparse operator."""
+Collective = Literal["gather", "exchange", "reduce", "merge"]
+
+
+class Contestant(RecordPart, frozen=True, kw_only=True):
+    """Implementation that is measured in a cell of a grid, and the computation that it performs."""
+
+    work: Annotated[
+        Work,
+        Meta(
+            description="`dense`: dense attention; `fine`: fine stage of sparse attention for a given selection; `whole`: "
+            "whole sparse operator"
+        ),
+    ]
+    impl: Annotated[str, Meta(description="name of the implementation")]
+    peer: Annotated[bool, Meta(description="true: the implementation belongs to another library")] = False
+    raster: Annotated[
+        bool, Meta(description="true: a whole sparse operator that takes its tokens in raster order, not in tile order")
+    ] = False
+
+
+class AttentionCell(Line, frozen=True, kw_only=True):
+    """One cell of the attention grid."""
+
+    shape: Annotated[str, Meta(description="name of the tensor shape")]
+    sparsity: Annotated[float | None, Meta(description="share of the key tiles skipped, 0 to 1; null where `topk` is given")]
+    topk: Annotated[int | None, Meta(description="number of key tiles selected; null where `sparsity` is given")]
+    block: Annotated[int, Meta(description="number of tokens in an attention block")]
+    backward: Annotated[bool, Meta(description="true: the backward pass is measured; false: the forward pass")]
+
+    @property
+    def budget(self) -> str:
+        """Short name of the cell's budget on pages: `s0.9` (sparsity) or `k64` (top k)."""
+        return f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
+
+    @property
+    def direction(self) -> str:
+        """Direction that is timed: `forward` or `backward`."""
+        return "backward" if self.backward else "forward"
+
+
+class Surroundings(Line, frozen=True, kw_only=True):
+    """State of the machine during a cell: busy cores, lost machines, and a rank that was delayed on purpose."""
+
+    busy_cores: Annotated[
+        float | None, Meta(description="number of CPU cores that were busy before the ranks began; null: not known")
+    ] = None
+    lost_machines: Annotated[int, Meta(description="number of machines that were lost while the cell ran on them")] = 0
+    delayed_rank: Annotated[int | None, Meta(description="rank that was delayed on purpose before each call; null: none")] = None
+    delay_ms: Annotated[float, Meta(description="delay of that rank before each call, ms")] = 0.0
+
+
+class LinkRate(RecordPart, frozen=True, kw_only=True):
+    """Latency, bandwidth and host time of one kind of collective; null where the measurement gave no finite value."""
+
+    kind: Annotated[Collective, Meta(description="kind of collective; `merge`: merging of partial results")]
+    alpha_s: Annotated[float | None, Meta(description="latency (alpha), s")] = None
+    bytes_per_s: Annotated[float | None, Meta(description="bandwidth, bytes per second")] = None
+    host_s: Annotated[float | None, Meta(description="time that the host takes to start one on a GPU, s; 0 on a CPU")] = None
+
+
+class Links(Line, frozen=True, kw_only=True):
+    """Measured rates of these ranks' links, compute and memory, and the strategy that `auto` chooses with them."""
+
+    flops_per_s: Annotated[float | None, Meta(description="compute rate of one rank in dense attention, FLOP per second")] = None
+    memory_bytes_per_s: Annotated[float | None, Meta(description="memory bandwidth of one rank, bytes per second")] = None
+    launch_s: Annotated[
+        float | None, Meta(description="time that the host takes to start a local pass on a GPU, s; 0 on a CPU")
+    ] = None
+    rates: Annotated[tuple[LinkRate, ...], Meta(description="rates of each kind of collective and of merging")] = ()
+    auto: Annotated[str, Meta(description="strategy that `auto` chooses with these rates; empty: `auto` was not asked")] = ""
+
+
+class SentMessage(RecordPart, frozen=True, kw_only=True):
+    """One predicted collective."""
+
+    kind: Annotated[Collective, Meta(description="kind of collective")]
+    payload: Annotated[Prose, Meta(description="content of the message in words")]
+    sent_bytes: Annotated[float, Meta(description="bytes sent by the rank that sends most")]
+    alpha_ns: Annotated[float, Meta(description="latency, ns")]
+    beta_ns: Annotated[float, Meta(description="transfer time of these bytes at the bandwidth of the link, ns")]
+
+
+class WhatIf(RecordPart, frozen=True, kw_only=True):
+    """Predicted time of a call if the links were faster."""
+
+    faster: Annotated[Literal["bandwidth", "latency"], Meta(description="property of the links that is faster")]
+    factor: Annotated[float, Meta(description="factor by which it is faster")]
+    total_ns: Annotated[float, Meta(description="predicted time of the whole call, ns")]
+
+
+class Prediction(Line, frozen=True, kw_only=True):
+    """Predicted time of one strategy with the links as measured, and its components."""
+
+    variant: Annotated[str, Meta(description="name of the strategy")]
+    total_ns: Annotated[
+        float | None, Meta(description="predicted time of the whole call: local + messages - hidden + host, ns; null: not finite")
+    ]
+    local_ns: Annotated[
+        float | None,
+        Meta(description="predicted time of local attention and merging by the roofline of one rank, ns; null: not finite"),
+    ]
+    bound: Annotated[
+        Literal["flop", "memory"],
+        Meta(description="roofline limit of local attention: compute (`flop`) or memory bandwidth (`memory`)"),
+    ]
+    hidden_ns: Annotated[float, Meta(description="communication time hidden behind attention, ns")] = 0.0
+    messages: Annotated[tuple[SentMessage, ...], Meta(description="predicted collectives in order")] = ()
+    what_if: Annotated[tuple[WhatIf, ...], Meta(description="predictions of the same call with faster links")] = ()
+
+
+# Lines of a run that loads a server of live streams: the server, and each viewer that came.
+
+Arrivals = Literal["poisson", "together"]
+"""Viewers come at random moments and leave, or all at once and stay."""
+Refusal = Literal["", "refused", "failed"]
+
+
+class Server(Line, frozen=True, kw_only=True):
+    """The server that a run put under load, as the server described itself."""
+
+    url: Annotated[str, Meta(description="address of the server")]
+    own: Annotated[bool, Meta(description="true: the run started the server on this machine; false: it was running already")]
+    model: Annotated[str, Meta(description="model of the streams")]
+    device: Annotated[str, Meta(description="device that the server runs on; empty: not known")]
+    width: Annotated[int, Meta(description="width of a picture, pixels")]
+    height: Annotated[int, Meta(description="height of a picture, pixels")]
+    fps: Annotated[int, Meta(description="pictures per second of video")]
+    block_frames: Annotated[int, Meta(description="number of pictures in a steady frame block")]
+    start_buffer_ns: Annotated[int, Meta(description="length of video that a viewer buffers before it plays, ns")]
+
+
+class Served(Line, frozen=True, kw_only=True):
+    """The server's own account of one load: what it did while the viewers were there."""
+
+    load: Annotated[float, Meta(description="requested mean number of concurrent viewers")]
+    wall_ns: Annotated[int, Meta(description="length of the load, ns")]
+    blocks: Annotated[int, Meta(description="number of frame blocks made")]
+    busy_ns: Annotated[int, Meta(description="total time that frame blocks held the device, ns")]
+    pictures: Annotated[int, Meta(description="number of pictures encoded")]
+    encode_ns: Annotated[int, Meta(description="total time to encode them, over all encoding threads, ns")]
+    stream_bytes: Annotated[
+        int | None,
+        Meta(description="device memory of one more stream of the server's preset, measured at its start; null: not on a GPU"),
+    ]
+    suspend_ns: Annotated[
+        int | None, Meta(description="mean time that the device was held to move a stream to main memory, ns; null: never")
+    ]
+    wake_ns: Annotated[int | None, Meta(description="mean time that the device was held to bring a stream back, ns; null: never")]
+
+
+class Viewer(Line, frozen=True, kw_only=True):
+    """One viewer of the server: arrival, admission and playback."""
+
+    load: Annotated[float, Meta(description="requested mean number of concurrent viewers")]
+    arrivals: Annotated[
+        Arrivals, Meta(description="`poisson`: viewers come and go at random; `together`: all come at once and stay")
+    ]
+    viewer: Annotated[int, Meta(description="number of the viewer within this load, from 0, in order of arrival")]
+    preset: Annotated[
+        str,
+        Meta(
+            description="preset of the stream; for a viewer that was not admitted: the preset it asked for, empty for the "
+            "server's own"
+        ),
+    ]
+    codec: Annotated[str, Meta(description="video codec of the pictures")]
+    arrived_ns: Annotated[int, Meta(description="planned time from the start of this load to the arrival of the viewer, ns")]
+    watched_ns: Annotated[int, Meta(description="time from connecting to leaving, ns")]
+    refusal: Annotated[
+        Refusal, Meta(description="empty: the viewer was admitted; `refused`: by the server; `failed`: the connection broke")
+    ] = ""
+    cause: Annotated[
+        Prose, Meta(description="reason that the server gave for the refusal, or the error that broke the connection")
+    ] = ""
+    first_picture_ns: Annotated[
+        int | None, Meta(description="time from connecting to the first painted picture, ns; null: no picture was painted")
+    ] = None
+    painted: Annotated[int, Meta(description="number of pictures that were painted")] = 0
+    late_ns: Annotated[
+        tuple[int, ...], Meta(description="lateness of each painted picture: time from its due time to painting, ns")
+    ] = ()
+    block_gaps_ns: Annotated[tuple[int, ...], Meta(description="times between the arrivals of consecutive frame blocks, ns")] = ()
+    prompt_to_pixel_ns: Annotated[
+        tuple[int, ...],
+        Meta(description="latency of each answered prompt: time from sending it to painting its first picture, ns"),
+    ] = ()
+    unanswered: Annotated[
+        int,
+        Meta(description="number of prompts without a painted picture: refused, replaced by the next prompt, or sent too late"),
+    ] = 0
+    stalls: Annotated[int, Meta(description="number of stalls: times that the playback buffer ran empty")] = 0
+    stall_ns: Annotated[int, Meta(description="total length of the stalls, ns")] = 0
+    lost: Annotated[
+        int, Meta(description="number of pictures that never arrived although later pictures of the same prompt did")
+    ] = 0
+
+
+# Lines of a run's records: one schema for the writer, the reader and the manual.
+#
+# A run folder holds `records.jsonl`; every line is one of the structs below, told apart by the key `record`, with the schema
+# version in `v`. Numbers carry their unit in the key (`_ns`, `_bytes`, `_mhz`); measured times are integer nanoseconds. Adding an
+# optional field keeps the version; removing, renaming or redefining one raises it.
 
 RunKind = Literal["stream", "operator", "attention", "tree", "serve", "calls", "programs", "accept"]
 """Subject of a run: clips, calls of one operator, a cell of the attention or tree grid, viewers of a server, calls
@@ -398,3 +797,81 @@ LINES: Final = (
     Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
     Quality, Gate, Excluded, Server, Served, Viewer, Check, End,
 )  # fmt: skip
+
+
+# Facts of this machine and this checkout for the header, without torch. Nothing here fails: what cannot be read is null.
+
+_TIMEOUT_S: Final = 5.0
+
+
+def git_state(file: Path) -> Git:
+    """Return the commit of the checkout that tracks `file`, and whether its tracked files differ from that commit."""
+    git = ["git", "-C", str(file.parent)]
+    commit = _output([*git, "rev-parse", "HEAD"])
+    if commit is None or _output([*git, "ls-files", "--error-unmatch", file.name]) is None:
+        return Git(commit=None, dirty=None)
+    changed = _output([*git, "status", "--porcelain", "--untracked-files=no"])
+    return Git(commit=commit, dirty=None if changed is None else bool(changed))
+
+
+def cpu_name() -> str:
+    """Return the model name of the CPU."""
+    for line in _text("/proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Hardware", "cpu model"):
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_mhz() -> int | None:
+    """Return the mean current clock of the CPU cores, MHz; None if this machine does not report it."""
+    paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+    clocks = [int(text) / 1000 for text in map(_text, paths) if text]
+    if not clocks:
+        fields = (line.partition(":") for line in _text("/proc/cpuinfo").splitlines())
+        clocks = [float(value) for key, _, value in fields if key.strip() == "cpu MHz"]
+    return round(sum(clocks) / len(clocks)) if clocks else None
+
+
+def cpu_governor() -> str | None:
+    """Return the frequency governor of the first core; None if this machine does not report it."""
+    return _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None
+
+
+def load_average() -> float | None:
+    """Return the 1-minute load average; None if this machine does not report it."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except OSError:
+        return None
+
+
+def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
+    """Query `nvidia-smi` for `--query-gpu` fields of one GPU (UUID); None for each field that cannot be read."""
+    query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    line = _output(query)
+    values = [value.strip() for value in line.splitlines()[0].split(",")] if line else []
+    if len(values) != len(fields):
+        return (None,) * len(fields)
+    return tuple(None if value.startswith("[") or value == "N/A" else value for value in values)
+
+
+def _output(command: list[str]) -> str | None:
+    """Return what a command prints, or None if it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,48 +1,394 @@
-"""Writer and reader of run folders: `records.jsonl` keeps every finished record even if the process is killed."""
+"""Run folders: records written, packed and read."""
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 import re
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+from msgspec import inspect
 
-from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
-from strobe.core.files import not_written
+from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
+from strobe.core.files import file_inside, found_inside, not_written, write_whole
 from strobe.core.notebook import html_table
 from strobe.core.printable import first_of
-from strobe.perf.records.base import Line
-from strobe.perf.records.checks import Check
-from strobe.perf.records.grids import AttentionCell, Links, Prediction, Surroundings
-from strobe.perf.records.lines import read_lines, seal
-from strobe.perf.records.packed import RECORDS, read_bytes, records_file
 from strobe.perf.records.record import (
+    LINES,
+    SCHEMA_VERSION,
+    AttentionCell,
+    Check,
     Clip,
     End,
     Excluded,
     Gate,
     Header,
     LaunchedPasses,
+    Line,
+    Links,
     Memory,
+    Prediction,
     Quality,
     Record,
     Regions,
+    Served,
+    Server,
     Span,
+    Surroundings,
     Trace,
     Variant,
     Video,
+    Viewer,
 )
-from strobe.perf.records.viewers import Served, Server, Viewer
+
+# Lines of `records.jsonl`: each is sealed with its number and a checksum, so that changed, lost and repeated ones are found.
+#
+# A sealed line is `{...,"line":12,"crc":"89abcdef"}`: `line` counts from 1, `crc` is the CRC-32 of all bytes before `,"crc"`.
+
+L = TypeVar("L", bound=Line)
+_SEAL: Final = re.compile(rb',"line":([1-9][0-9]{0,11}),"crc":"([0-9a-f]{8})"\}')
+_LENGTH: Final = len(b',"line":123456789012,"crc":"89abcdef"}')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """Result of checking the line numbers and checksums of a record file.
+
+    Args:
+        sealed: the file has seals; one without any was written before there were some.
+        bad: positions, from 0, of lines that are not as they were written or stand where they do not belong.
+        missing: lines that were written and are gone.
+    """
+
+    sealed: bool
+    bad: frozenset[int]
+    missing: int
+
+
+def seal(line: bytes, number: int) -> bytes:
+    """Add number and checksum to a JSON object on one line."""
+    body = b'%s,"line":%d' % (line[:-1], number)
+    return b'%s,"crc":"%08x"}' % (body, zlib.crc32(body))
+
+
+def number_of(line: bytes) -> int | None:
+    """Return the number in the seal of a line; 0 if the checksum does not fit the line, None if the line has no seal."""
+    found = _SEAL.fullmatch(line, max(0, line.rfind(b',"line":', -_LENGTH)))
+    if found is None:
+        return None
+    return int(found[1]) if zlib.crc32(line[: found.start(2) - len(b',"crc":"')]) == int(found[2], 16) else 0
+
+
+def check(lines: Sequence[bytes]) -> Checked:
+    """Check the numbers and checksums of all whole lines of a file."""
+    numbers = [number_of(line) for line in lines]
+    if not any(numbers):
+        return Checked(sealed=False, bad=frozenset(at for at, number in enumerate(numbers) if number == 0), missing=0)
+    bad, last = set(), 0
+    for at, number in enumerate(numbers):
+        if number is None or number <= last:
+            bad.add(at)
+        else:
+            last = number
+    return Checked(sealed=True, bad=frozenset(bad), missing=max(0, last - len(lines)))
+
+
+class _Probe(msgspec.Struct):
+    v: int
+
+
+_probe: Final = msgspec.json.Decoder(_Probe)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines(Generic[L]):
+    """Lines of a file.
+
+    Args:
+        found: those that are as they were written, by number from 1.
+        bad: numbers of the others.
+        missing: lines that were written and are gone.
+        truncated: the last line was cut short, and is none of these.
+    """
+
+    found: Mapping[int, L]
+    bad: tuple[int, ...]
+    missing: int
+    truncated: bool
+
+
+def read_lines(file: Path, data: bytes, decoder: msgspec.json.Decoder[L]) -> Lines[L]:
+    """Read sealed lines.
+
+    Args:
+        file: where they stand, for messages.
+        data: what it holds.
+        decoder: of the kinds of line that belong there.
+
+    Raises:
+        RecordVersionError: a line was written with a schema this reader does not know.
+    """
+    lines = data.split(b"\n")
+    tail = lines.pop()
+    checked = check(lines)
+    found = {
+        number: record
+        for number, line in enumerate(lines, start=1)
+        if number - 1 not in checked.bad and (record := _decode(line, decoder, file, number)) is not None
+    }
+    bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
+    return Lines(found=found, bad=bad, missing=checked.missing, truncated=bool(tail))
+
+
+def _decode(line: bytes, decoder: msgspec.json.Decoder[L], file: Path, number: int) -> L | None:
+    """Return the record in a line, or None if there is none."""
+    try:
+        record = decoder.decode(line)
+        version = record.v
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        record = None
+        try:
+            version = _probe.decode(line).v
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+    if version != SCHEMA_VERSION:
+        raise RecordVersionError(
+            f"{file}:{number} has record schema {version}; this strobe reads {SCHEMA_VERSION}; use the version that wrote it"
+        )
+    return record
+
+
+# The file that holds a run's records: `records.jsonl` as it is written, or `records.jsonl.gz` as it is published.
+
+RECORDS: Final = "records.jsonl"
+PACKED: Final = "records.jsonl.gz"
+FILES: Final = (RECORDS, PACKED)
+MAX_BYTES: Final = 1 << 31
+"""Largest size that packed records may unpack to, bytes."""
+
+_GZIP: Final = b"\x1f\x8b"
+_PIECE: Final = 4096
+
+
+def records_in(folder: Path) -> Path | None:
+    """Return the file with the records of a run folder; None if it has none that can be opened.
+
+    Raises:
+        DataError: the folder holds plain and packed records.
+    """
+    there = [file for name in FILES if (file := found_inside(folder, name)) is not None]
+    if len(there) > 1:
+        raise DataError(f"{folder} holds both {RECORDS} and {PACKED}; remove one of them")
+    return there[0] if there else None
+
+
+def records_file(path: Path) -> Path:
+    """Return the file with the records of a run folder, or the file itself.
+
+    Raises:
+        DataError: the folder holds plain and packed records, or the file leads out of it or is no plain file.
+        OSError: there is none.
+    """
+    if path.is_dir():
+        return records_in(path) or file_inside(path, PACKED if (path / PACKED).is_symlink() else RECORDS)
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a plain file, and is not opened")
+    return path
+
+
+def read_bytes(file: Path) -> tuple[bytes, str]:
+    """Return the lines of a record file, unpacked if they are gzip, and what is damaged in the gzip; empty if it is sound.
+
+    Raises:
+        DataError: the file unpacks to more than `MAX_BYTES`.
+        OSError: the file cannot be read.
+    """
+    data = file.read_bytes()
+    return unpack(data, file) if data.startswith(_GZIP) else (data, "")
+
+
+def unpack(data: bytes, file: Path) -> tuple[bytes, str]:
+    """Return what a gzip holds up to its end or to the first damage, and what is damaged.
+
+    Raises:
+        DataError: it unpacks to more than `MAX_BYTES`.
+    """
+    reader, found, size = zlib.decompressobj(wbits=31), [], 0
+    for at in range(0, len(data), _PIECE):
+        piece, before = data[at : at + _PIECE], reader.copy()
+        try:
+            found.append(reader.decompress(piece))
+        except zlib.error:
+            found += _before_the_damage(before, piece)
+            return b"".join(found), f"{file.name} is damaged as gzip near byte {at:,}: what comes after is not read"
+        size += len(found[-1])
+        if size > MAX_BYTES:
+            raise DataError(f"{file} unpacks to more than {MAX_BYTES:,} bytes, and is not read; give the records of one run")
+        if reader.eof:
+            rest = len(reader.unused_data) + max(0, len(data) - at - _PIECE)
+            more = f"{file.name} has {rest:,} bytes after its gzip, which are not read" if rest else ""
+            return b"".join(found), more
+    return b"".join(found), f"{file.name} is cut short as gzip: its end is not there"
+
+
+def _before_the_damage(reader: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
+    """Yield what the bytes of a piece unpack to, one byte at a time, up to the first that cannot be unpacked."""
+    with suppress(zlib.error):
+        for at in range(len(piece)):
+            yield reader.decompress(piece[at : at + 1])
+
+
+def pack(folder: Path) -> Path:
+    """Replace `records.jsonl` of a run folder by `records.jsonl.gz`; equal bytes for equal records.
+
+    Raises:
+        DataError: the folder has no plain records, or packed ones beside them.
+        StrobeError: the packed file cannot be written; then the plain one stands.
+    """
+    plain = records_in(folder)
+    if plain is None or plain.name != RECORDS:
+        raise DataError(f"{folder} has no {RECORDS} to pack; name a run folder with plain records")
+    packed = write_whole(folder / PACKED, gzip.compress(plain.read_bytes(), 9, mtime=0))
+    plain.unlink()
+    return packed
+
+
+# The manual's tables of fields, generated from the structs that write and read them.
+
+_PLAIN: Final = {
+    inspect.StrType: "string",
+    inspect.IntType: "integer",
+    inspect.FloatType: "number",
+    inspect.BoolType: "true/false",
+    inspect.NoneType: "null",
+    inspect.AnyType: "any",
+}
+
+_HEAD: Final = f"""# Records
+
+Generated from `strobe.records` by `make docs`; do not edit. Each section is a class there: `from strobe.records import Clip`.
+
+A run folder holds its measurements in `records.jsonl`: UTF-8, one JSON object per line. The key `record` of a line names its
+kind; each section below describes one kind of line, or an object inside lines. To load a run into pandas:
+`pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
+
+* **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
+* **Defaults.** A key with a value after its type may be missing from a line; it then has that value.
+* **null** stands for what is not known or does not apply.
+* **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
+* **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
+  A new optional key keeps the version; a removed, renamed or redefined key raises it.
+* **Checksums.** Every line ends in its number, from 1, and the CRC-32 of all bytes before `,"crc"`:
+  `...,"line":12,"crc":"89abcdef"}}`. A reader skips a line that does not match, and leaves out the clip that it belongs to.
+  A packed file may lack both keys. After a crash the last line may be cut short; a reader keeps the lines before it.
+* **Compression.** A published run may hold `records.jsonl.gz` (gzip) instead, never both; `read_run` and every verb read
+  either.
+"""
+
+
+def schema_markdown() -> str:
+    """Return `docs/records.md`: one section per kind of line, then the structs inside lines."""
+    parts = dict.fromkeys(part for line in LINES for part in parts_of(line))
+    titles = {kind: f"`{kind.__struct_config__.tag}`" for kind in LINES} | {kind: kind.__name__ for kind in parts}
+    return "\n".join((_HEAD, *struct_sections(titles)))
+
+
+def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]:
+    """Yield a section for each struct, by its title: a line for each key, `key` (type; default): meaning.
+
+    A key that has the same meaning in an earlier section is named alone, with a link to that section.
+    """
+    told: dict[tuple[str, str], str] = {}
+    for kind, title in titles.items():
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        own, again = [], defaultdict[str, list[str]](list)
+        for field in (each for each in info.fields if each.encode_name != "v"):  # the head of the page has it
+            key, meaning = f"`{field.encode_name}`", _meaning(field.type)
+            where = told.setdefault((key, meaning), title)
+            if where == title:
+                own.append(f"* {key} ({_type_name(field.type)}{_default(field)}): {meaning}")
+            else:
+                again[where].append(key)
+        links = [f"* as in [{where.strip('`')}](#{where.strip('`').lower()}): {', '.join(keys)}" for where, keys in again.items()]
+        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *own, *links)) + "\n"
+
+
+def _meaning(kind: inspect.Type) -> str:
+    """Return the first part of a description; the class has all of it."""
+    schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
+    text = schema.get("description")
+    assert isinstance(text, str), "every record field is described where it is declared"
+    first, *rest = text.split("; ")
+    while first.count("(") > first.count(")"):
+        first = f"{first}; {rest.pop(0)}"
+    return first
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return ""
+    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
+        return "; may be absent"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return f"; `{msgspec.json.encode(value).decode()}`"
+
+
+def _type_name(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return "prose" if (kind.extra or {}).get("prose") else _type_name(kind.type)
+    if isinstance(kind, inspect.StructType):
+        return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
+    if isinstance(kind, inspect.LiteralType):
+        return "/".join(map(str, kind.values))
+    if isinstance(kind, inspect.TupleType):
+        return f"list[{','.join(map(_type_name, kind.item_types))}]"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"list[{_type_name(kind.item_type)}]"
+    if isinstance(kind, inspect.DictType):
+        return f"object[{_type_name(kind.value_type)}]"
+    if isinstance(kind, inspect.UnionType):
+        return "/".join(map(_type_name, kind.types))
+    return _PLAIN[type(kind)]
+
+
+def parts_of(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs inside a struct, outermost first; one that is in several places more than once."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    for field in info.fields:
+        for part in _structs_in(field.type):
+            yield part
+            yield from parts_of(part)
+
+
+def _structs_in(kind: inspect.Type) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(kind, inspect.Metadata):
+        yield from _structs_in(kind.type)
+    elif isinstance(kind, inspect.StructType):
+        yield kind.cls
+    elif isinstance(kind, inspect.VarTupleType):
+        yield from _structs_in(kind.item_type)
+    elif isinstance(kind, inspect.DictType):
+        yield from _structs_in(kind.value_type)
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _structs_in(member)
+
+
+# Writer and reader of run folders: `records.jsonl` keeps every finished record even if the process is killed.
 
 T = TypeVar("T")
 _LISTED: Final = 8

@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Final
 
 from strobe.perf.analysis.runs.acceptance import Acceptance, acceptance_of
-from strobe.perf.records.checks import Check, CheckGroup
-from strobe.perf.records.packed import records_in
-from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.damage import damage_banners
-from strobe.perf.report.blocks.fields import Field, numeric, table_of
-from strobe.perf.report.blocks.latency import latency_section
-from strobe.perf.report.blocks.notes import clips_section
-from strobe.perf.report.blocks.page import page, run_facts
-from strobe.perf.report.blocks.quality import quality_section
+from strobe.perf.records.record import Check, CheckGroup
+from strobe.perf.records.store import RunRecords, read_run, records_in
+from strobe.perf.report.blocks.breakdown import latency_section, quality_section
+from strobe.perf.report.blocks.fields import Field, clips_section, damage_banners, numeric, page, run_facts, table_of
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.findings import find_latencies
-from strobe.perf.report.model import Banner, Cell, Code, Fact, Missing, Number, Paragraph, Report, Section, Table, Text
+from strobe.perf.report.model import (
+    Banner,
+    Cell,
+    Code,
+    Fact,
+    Missing,
+    Number,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Text,
+    significant,
+)
 from strobe.perf.report.study import load_study
-from strobe.perf.report.text import significant
 
 _GROUPS: Final[dict[CheckGroup, str]] = {
     "weights": "Weights",

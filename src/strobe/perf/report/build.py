@@ -10,19 +10,18 @@ from msgspec.structs import replace
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.acceptance import is_acceptance
-from strobe.perf.analysis.runs.calls import is_own_code
-from strobe.perf.analysis.runs.viewers import is_load
+from strobe.perf.analysis.runs.compare import is_own_code
+from strobe.perf.analysis.runs.latency import is_load
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.accept_page import accept_report
-from strobe.perf.report.attention_profile import attention_report, is_attention_run, trace_files
 from strobe.perf.report.calls_page import calls_report
-from strobe.perf.report.dit_page.build import dit_report, is_dit_run
+from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
-from strobe.perf.report.plugged import plugged_sections
-from strobe.perf.report.run_page.build import run_report
+from strobe.perf.report.profile_pages import attention_report, is_attention_run, trace_files
+from strobe.perf.report.run_page import run_report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.study import RunStudy, load_study
+from strobe.perf.report.study import RunStudy, load_study, plugged_sections
 
 
 def build_report(
@@ -78,8 +77,8 @@ def report_and_findings(
 
 def _attention_page(study: RunStudy, pair: tuple[str, str] | None, _: tuple[str, ...]) -> _Found:
     """Build the page of attention calls, followed by the sections of their traces' page."""
+    from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.build import build_trace_report
-    from strobe.perf.report.trace_study import load_trace_study
 
     own = load_study([study.runs[0].folder], pair=pair)
     files = [path for path in trace_files(own).values() if path is not None]

@@ -8,16 +8,25 @@ from typing import Final
 import msgspec
 
 from strobe.perf.analysis.ledger.account import Ledger
-from strobe.perf.analysis.runs.calls import OwnCode, own_code
+from strobe.perf.analysis.runs.compare import OwnCode, own_code
 from strobe.perf.records.record import Header
-from strobe.perf.report.blocks.fields import Field, Unit, count, numeric, table_of, time
+from strobe.perf.report.blocks.answer import ledger_blocks, speedups
+from strobe.perf.report.blocks.fields import (
+    Field,
+    Unit,
+    count,
+    date_fact,
+    numeric,
+    page,
+    ratio_cell,
+    slow_end,
+    speedup_headline,
+    table_of,
+    time,
+    verdict_cell,
+)
 from strobe.perf.report.blocks.kernels import run_kernels
-from strobe.perf.report.blocks.ledger import ledger_blocks
-from strobe.perf.report.blocks.levels import speedups
-from strobe.perf.report.blocks.page import date_fact, page
-from strobe.perf.report.blocks.ratios import ratio_cell, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.settings import banners, environment_table
-from strobe.perf.report.blocks.spread import slow_end
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.model import (
     Axis,
@@ -37,9 +46,9 @@ from strobe.perf.report.model import (
     Section,
     Table,
     Text,
+    bytes_cell,
 )
 from strobe.perf.report.study import RunStudy
-from strobe.perf.report.text import bytes_cell
 
 _UNITS: Final[tuple[tuple[float, Unit], ...]] = ((1e3, "ns"), (1e6, "µs"), (1e10, "ms"))
 _NOT_TIMED: Final = "it was not timed"

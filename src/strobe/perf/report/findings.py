@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.comparable.records import compare_variants
-from strobe.perf.analysis.ledger.account import Ledger, clip_ledger
-from strobe.perf.analysis.ledger.answer import ClipAnswer, answer
-from strobe.perf.analysis.ledger.clip import (
+from strobe.perf.analysis.comparable import compare_variants
+from strobe.perf.analysis.ledger.account import (
+    ClipKind,
     Explained,
-    Kind,
-    Timed,
+    Ledger,
+    TimedClip,
     block_kinds,
+    clip_ledger,
     coarsened,
     cut_clips,
     explain_by_regions,
     explain_by_trace,
     levelled,
 )
-from strobe.perf.analysis.runs.clocks import side_clocks
-from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs
+from strobe.perf.analysis.ledger.speedup import ClipAnswer, answer
+from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, side_clocks
 from strobe.perf.analysis.runs.latency import Latencies, latencies
 from strobe.perf.records.record import Clip
 from strobe.perf.report.study import Profile, RunStudy, Subject
@@ -116,7 +116,7 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer
     return ledger, answer(sides[0], sides[1], (side_clocks(run, reference.name), side_clocks(run, candidate.name)))
 
 
-def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequence[Kind]) -> Explained:
+def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequence[ClipKind]) -> Explained:
     orders = {line.order for line in subject.run.regions}
     clips = [clip for pair in pairs for clip in pair]
     if clips and all(clip.order in orders for clip in clips):
@@ -133,5 +133,5 @@ def _not_told_apart(subject: Subject) -> frozenset[str]:
     return subject.profile.replays.unlabelled
 
 
-def _took(cut: Mapping[int, Timed], clips: Sequence[Clip]) -> int:
+def _took(cut: Mapping[int, TimedClip], clips: Sequence[Clip]) -> int:
     return sum(cut[clip.order].took_ns for clip in clips)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.log.decide import decide
-from strobe.perf.report.blocks.log.entries import read_entries
-from strobe.perf.report.blocks.log.sections import log_banners, log_sections, speedups
-from strobe.perf.report.blocks.page import page
+from strobe.perf.report.blocks.fields import page
+from strobe.perf.report.blocks.optimisation_log import decide, log_banners, log_sections, read_entries, speedups
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.findings import find
 from strobe.perf.report.model import Count, Fact, Report, Text

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strobe.perf.records.record import Quality
-from strobe.perf.report.blocks.fields import beside, table_of
-from strobe.perf.report.blocks.page import page
-from strobe.perf.report.blocks.quality import quality_table
+from strobe.perf.report.blocks.breakdown import quality_table
+from strobe.perf.report.blocks.fields import beside, page, table_of
 from strobe.perf.report.model import Count, Fact, Report, Section, Table, Text
 
 _LEAD = (

@@ -7,15 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.analysis.runs.viewers import HELD, LoadFigures, figures_of
+from strobe.perf.analysis.runs.latency import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
+from strobe.perf.records.record import Served, Viewer
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.records.viewers import Served, Viewer
-from strobe.perf.report.blocks.damage import end_banners
-from strobe.perf.report.blocks.fields import Field, count, numeric, table_of, time
-from strobe.perf.report.blocks.page import page, run_facts
-from strobe.perf.report.model import Axis, Fact, Figure, Mark, Notes, Number, Plane, Report, Section, Share, Table, Text, Time
-from strobe.perf.report.text import bytes_cell
+from strobe.perf.report.blocks.fields import Field, count, end_banners, numeric, page, run_facts, table_of, time
+from strobe.perf.report.model import (
+    Axis,
+    Fact,
+    Figure,
+    Mark,
+    Notes,
+    Number,
+    Plane,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+    bytes_cell,
+)
 
 _FEW: Final = 20
 """Values below which no 95th percentile is told apart from the largest."""

@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int32]
 T = TypeVar("T", bound=Hashable)
 
 
-class Column:
+class GrowingColumn:
     """Integers in 4 bytes each until one of them needs 8."""
 
     def __init__(self, code: str = "i") -> None:

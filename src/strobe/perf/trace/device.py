@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from strobe.perf.trace.columns import Column, Interned
+from strobe.perf.trace.columns import GrowingColumn, Interned
 from strobe.perf.trace.digits import Integers
 from strobe.perf.trace.events import DEVICE_KINDS
 from strobe.perf.trace.schema import CommArgs, DeviceArgs, Group
@@ -40,7 +40,12 @@ class Collectives:
 
     def __init__(self) -> None:
         self.said: Interned[CollectiveInfo] = Interned()
-        self.event, self.text, self.sequence, self.operator = Column(), Column(), Column("q"), Column("q")
+        self.event, self.text, self.sequence, self.operator = (
+            GrowingColumn(),
+            GrowingColumn(),
+            GrowingColumn("q"),
+            GrowingColumn("q"),
+        )
         self.of_operator: dict[int, tuple[int, int]] = {}
 
     def add(self, event: int, args: CommArgs) -> None:
@@ -83,11 +88,16 @@ class DeviceTable:
 
     def __init__(self, linked: bool) -> None:
         self.works: Interned[EventKind] = Interned()
-        self.work, self.start, self.duration, self.correlation = Column(), Column("q"), Column(), Column()
-        self.operator = Column()
+        self.work, self.start, self.duration, self.correlation = (
+            GrowingColumn(),
+            GrowingColumn("q"),
+            GrowingColumn(),
+            GrowingColumn(),
+        )
+        self.operator = GrowingColumn()
         self.collectives = Collectives()
         self.paths: Interned[str] = Interned()
-        self.path_event, self.path = Column(), Column()
+        self.path_event, self.path = GrowingColumn(), GrowingColumn()
         self._linked = linked
         self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
         self._odd_streams: Interned[int] = Interned()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from strobe.perf.trace.columns import Column, Ids, Interned, blank, blocks, taken, view
+from strobe.perf.trace.columns import GrowingColumn, Ids, Interned, blank, blocks, taken, view
 from strobe.perf.trace.events import HostEvents, OperatorFacts, OperatorInputs
 from strobe.perf.trace.join import Calls, places_of
 from strobe.perf.trace.schema import OpArgs
@@ -42,7 +42,7 @@ class OperatorTable(HostTable):
     def __init__(self) -> None:
         super().__init__()
         self.inputs: Interned[OperatorInputs] = Interned()
-        self.number, self.given, self.sequence, self.backward = Column(), Column(), Column(), Column()
+        self.number, self.given, self.sequence, self.backward = GrowingColumn(), GrowingColumn(), GrowingColumn(), GrowingColumn()
         self._known: dict[tuple[str | bytes, ...], int] = {}
 
     def add(self, times: Times) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from strobe.perf.trace.columns import Column, Interned
+from strobe.perf.trace.columns import GrowingColumn, Interned
 from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
 from strobe.perf.trace.events import OperatorInputs
 from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
@@ -66,7 +66,7 @@ class HostTable:
 
     def __init__(self) -> None:
         self.calls: Interned[Call] = Interned()
-        self.call, self.start, self.duration = Column(), Column("q"), Column()
+        self.call, self.start, self.duration = GrowingColumn(), GrowingColumn("q"), GrowingColumn()
 
     def add(self, times: Times) -> None:
         """Keep events."""
@@ -80,7 +80,7 @@ class LaunchTable(HostTable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.correlation = Column()
+        self.correlation = GrowingColumn()
         self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
@@ -144,7 +144,7 @@ class OperatorSizes:
 
     def __init__(self) -> None:
         self.inputs: Interned[OperatorInputs] = Interned()
-        self.operator, self.text = Column(), Column()
+        self.operator, self.text = GrowingColumn(), GrowingColumn()
         self._known: dict[tuple[str | bytes, ...], int] = {}
 
     def add(self, events: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.eightbit.impl.reference import quantize_rows
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.kernels import api
 
 ULPS = {torch.float32: 16, torch.float16: 1, torch.bfloat16: 1}

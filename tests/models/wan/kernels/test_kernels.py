@@ -13,7 +13,7 @@ from torch import Tensor
 from forked import in_triton
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.kernels import api, custom_ops
 
 ROUNDING = tolerance("rounding", "float32")

@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 
 from model_traces import write_model_trace
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.comparable.checks import ALLOWABLE, FACTS, SEVERAL, Facts, compare_facts, given_facts
-from strobe.perf.analysis.comparable.records import compare_variants, record_facts
-from strobe.perf.analysis.comparable.traces import common_kernels, trace_facts
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import Git, Header, Machine, Model, Variant, Workload
+from strobe.perf.analysis.comparable import (
+    ALLOWABLE,
+    FACTS,
+    SEVERAL,
+    Facts,
+    common_kernels,
+    compare_facts,
+    compare_variants,
+    given_facts,
+    record_facts,
+    trace_facts,
+)
+from strobe.perf.records.record import Clocks, Git, Header, Machine, Model, Variant, Workload
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))

@@ -17,8 +17,7 @@ import trace_oracle as oracle
 from captures import H200
 from layouts import compact, write
 from strobe.core.errors import DataError
-from strobe.perf.analysis.critical_path.graph import Lag, WorkGraph, work_graph
-from strobe.perf.analysis.critical_path.path import KERNEL, CriticalPath, critical_path, simulate
+from strobe.perf.analysis.critical_path import KERNEL, CriticalPath, Lag, WorkGraph, critical_path, simulate, work_graph
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.trace import Trace, read_trace
 from synthetic import META, event, kernel, launch
@@ -250,7 +249,7 @@ def test_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.perf.analysis.critical_path.graph.MOST_EVENTS", 50)
+    monkeypatch.setattr("strobe.perf.analysis.critical_path.MOST_EVENTS", 50)
     trace = read_trace(H200 / "eager.json.gz", details=True)
     with pytest.raises(DataError, match="too many for the critical path, 50 at most: give a --window"):
         critical_path(trace)

@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.activity import CLASSES, activity, idle_strip
-from strobe.perf.analysis.device.device_work import DeviceView, device_views
-from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.kernel_table import kernel_table
-from strobe.perf.analysis.device.launch import launch
-from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.activity import CLASSES, DeviceView, activity, device_views, idle_strip
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
+from strobe.perf.analysis.device.launch import gap_table, launch
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _NAMES = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.device.distribution import distribution, distributions
+from strobe.perf.analysis.device.intervals import distribution, distributions
 from strobe.perf.measure.stats import P99_SAMPLES, percentile
 
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.device.activity import activity
-from strobe.perf.analysis.device.device_work import DeviceView, device_views
-from strobe.perf.analysis.device.gaps import gap_table
-from strobe.perf.analysis.device.kernel_table import kernel_table
-from strobe.perf.analysis.device.launch import launch
+from strobe.perf.analysis.device.activity import DeviceView, activity, device_views
+from strobe.perf.analysis.device.kernels import kernel_table
+from strobe.perf.analysis.device.launch import gap_table, launch
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 MakeTrace = Callable[..., Trace]

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.device.device_work import device_views
+from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.launch import graph_calls
 from strobe.perf.analysis.device.launch import launch as launch_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.device.idle import CAUSES, overhead_intervals, split_gaps
+from strobe.perf.analysis.device.activity import CAUSES, overhead_intervals, split_gaps
 from strobe.perf.analysis.device.intervals import Intervals
 
 Overhead = tuple[tuple[int, int], ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strobe.perf.analysis.device.kernel_kinds import KernelKind, kernel_kind
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 
 NAMES = {
     KernelKind.ATTENTION: (

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from strobe.perf.analysis.device.activity import activity
-from strobe.perf.analysis.device.device_work import device_views
-from strobe.perf.analysis.device.kernel_table import KernelTableRow, kernel_table
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.activity import activity, device_views
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.kernels import KernelTableRow, kernel_table
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 

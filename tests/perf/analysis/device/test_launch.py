@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.device.device_work import device_views
+from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.launch import Integrity, Launch, integrity, launch
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 

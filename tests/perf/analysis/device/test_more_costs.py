@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.perf.analysis.device.operator_costs import OperatorCost, operator_cost
+from strobe.perf.analysis.device.roofline import OperatorCost, operator_cost
 from strobe.perf.trace import OperatorCalls
 from strobe.perf.trace.operators import PRICED
 

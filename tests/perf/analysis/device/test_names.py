@@ -2,8 +2,8 @@
 
 import pytest
 
-from strobe.perf.analysis.device import names
-from strobe.perf.analysis.device.names import demangle, kernel_name
+from strobe.perf.analysis.device import kernels
+from strobe.perf.analysis.device.kernels import demangle, kernel_name
 
 _LAMBDA = (
     "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda()#4}::operator()() const::{lambda(c10::BFloat16)#1}"
@@ -147,12 +147,12 @@ def test_what_cannot_be_demangled_stays_and_is_marked(raw: str) -> None:
 
 
 def test_without_a_cpp_runtime_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    names._runtime.cache_clear()
-    monkeypatch.setattr(names, "_LIBRARIES", ("libnothing-of-this-name.so",))
+    kernels._runtime.cache_clear()
+    monkeypatch.setattr(kernels, "_LIBRARIES", ("libnothing-of-this-name.so",))
     try:
         assert demangle("_Z10add_kernelPfS_i") == "_Z10add_kernelPfS_i"
     finally:
-        names._runtime.cache_clear()
+        kernels._runtime.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.device.operator_costs import OperatorCost, operator_cost
+from strobe.perf.analysis.device.roofline import OperatorCost, operator_cost
 from strobe.perf.trace import OperatorCalls
 
 BF16 = "c10::BFloat16"

@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FFN
-from strobe.perf.analysis.device.device_work import BUSY, NONE, events_by_device
-from strobe.perf.analysis.device.idle import CAUSES
+from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
+    BUSY,
+    CAUSES,
+    NONE,
+    cut_at,
+    events_by_device,
+    label_slices,
+    sums,
+    tile_of,
+)
 from strobe.perf.analysis.device.intervals import Intervals
-from strobe.perf.analysis.device.owners import ACTIVITIES, cut_at, label_slices, sums, tile_of
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, region_paths
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 from strobe.perf.trace.events import DEVICE_KINDS

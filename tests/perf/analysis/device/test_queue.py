@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import trace_oracle as oracle
 from captures import H200
-from strobe.perf.analysis.device.device_work import device_views
-from strobe.perf.analysis.device.queue import LENGTHS, Queue, queues
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.activity import device_views
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.launch import LENGTHS, Queue, queues
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))

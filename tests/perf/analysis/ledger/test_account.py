@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import CLIP_LEVELS, Ledger, Level, clip_ledger
-from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.parts import AROUND
+from strobe.perf.analysis.ledger.account import AROUND, CLIP_LEVELS, AccountLevel, ClipKind, Explained, Ledger, clip_ledger
 from strobe.perf.analysis.runs.timeline import Label
 
 _STEP, _SECTION = ("denoise_step",), ("denoise_step", "attention")
@@ -35,10 +33,10 @@ def _side(
     return Explained(
         num_clips=num_clips,
         kinds={
-            Kind.STEADY: {label: num_clips * ns for label, ns in total.items()},
-            Kind.AROUND: {_OUTSIDE: num_clips * around},
+            ClipKind.STEADY: {label: num_clips * ns for label, ns in total.items()},
+            ClipKind.AROUND: {_OUTSIDE: num_clips * around},
         },
-        num_blocks={Kind.STEADY: len(blocks)},
+        num_blocks={ClipKind.STEADY: len(blocks)},
         calls=calls,
         units=tuple(blocks),
     )
@@ -108,12 +106,12 @@ def test_an_account_worked_out_by_hand() -> None:
     ledger = clip_ledger(_side([before, before], 100, 3), _side([after, after], 60, 3), ((1600, 1200), (3200, 2400)))
     _closes(ledger)
     assert {line.name: (line.level, line.saved_ns) for line in ledger.lines} == {
-        "denoise_step / attention / attention_kernel: op": (Level.KERNEL, 1200),
-        "denoise_step / attention: gap": (Level.SECTION, -180),
-        "denoise_step / attention: op": (Level.SECTION, 0),
-        "commit / attention / attention_kernel: op": (Level.BLOCK, 300),
-        "vae_decode: op": (Level.BLOCK, -240),
-        str(_OUTSIDE): (Level.E2E, 120),
+        "denoise_step / attention / attention_kernel: op": (AccountLevel.KERNEL, 1200),
+        "denoise_step / attention: gap": (AccountLevel.SECTION, -180),
+        "denoise_step / attention: op": (AccountLevel.SECTION, 0),
+        "commit / attention / attention_kernel: op": (AccountLevel.BLOCK, 300),
+        "vae_decode: op": (AccountLevel.BLOCK, -240),
+        str(_OUTSIDE): (AccountLevel.E2E, 120),
     }
     assert [(level.saved_ns, level.ratio) for level in ledger.levels] == [
         (1200, 2.0), (1020, 2700 / 1680), (1020, 2700 / 1680), (1080, 4500 / 3420), (1200, 4800 / 3600),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.ledger.account import Level
-from strobe.perf.analysis.ledger.calls import CallTimes, call_ledger, coincidences, implied_calls
+from strobe.perf.analysis.ledger.account import AccountLevel
+from strobe.perf.analysis.ledger.traces import CallTimes, call_ledger, coincidences, implied_calls
 
 FA = CallTimes(
     kernel_ns=Fraction(9_534_580),
@@ -26,7 +26,7 @@ VSA = CallTimes(
 
 def test_the_guides_numbers() -> None:
     found = call_ledger(FA, VSA)
-    assert found is not None and found.unit == "call" and "--calls-per-stage" in found.missing[Level.STAGE]
+    assert found is not None and found.unit == "call" and "--calls-per-stage" in found.missing[AccountLevel.STAGE]
     assert [(line.name, line.baseline_ns, line.candidate_ns, line.saved_ns) for line in found.ledger.lines] == [
         ("focal kernel", 9_534_580, 2_762_085, 6_772_495),
         ("section beyond the kernel (one side unmeasured)", 0, 2_751_012, -2_751_012),
@@ -53,14 +53,14 @@ def test_known_calls_carry_the_account_to_the_stage() -> None:
     found = call_ledger(replace(FA, calls_per_stage=384), replace(VSA, calls_per_stage=384))
     assert found is not None and found.unit == "stage" and not found.missing
     last = found.ledger.lines[-1]
-    assert (last.level, last.name) == (Level.STAGE, "stage beyond all of its attention calls")
+    assert (last.level, last.name) == (AccountLevel.STAGE, "stage beyond all of its attention calls")
     assert last.saved_ns == 1_446_198_900 - 384 * 3_465_120
     assert found.ledger.saved_ns == 1_446_198_900 and found.ledger.lines[0].saved_ns == 384 * 6_772_495
 
 
 def test_a_level_that_one_side_lacks_joins_the_next_line() -> None:
     found = call_ledger(replace(FA, section_ns=None, kernel_is_section=False), VSA)
-    assert found is not None and found.missing[Level.SECTION] == "not measured on the baseline"
+    assert found is not None and found.missing[AccountLevel.SECTION] == "not measured on the baseline"
     assert [(line.name, line.saved_ns) for line in found.ledger.lines] == [
         ("focal kernel", 6_772_495), ("attention call beyond the kernel", 3_465_120 - 6_772_495),
     ]  # fmt: skip
@@ -100,12 +100,19 @@ def test_it_adds_up_and_swapped_sides_negate(baseline: CallTimes, candidate: Cal
         (line.name, -line.saved_ns) for line in back.ledger.lines
     ]
     top = there.ledger.levels[-1].level
-    field = {Level.KERNEL: "kernel_ns", Level.SECTION: "section_ns", Level.CALL: "call_ns", Level.STAGE: "stage_ns"}[top]
+    field = {
+        AccountLevel.KERNEL: "kernel_ns",
+        AccountLevel.SECTION: "section_ns",
+        AccountLevel.CALL: "call_ns",
+        AccountLevel.STAGE: "stage_ns",
+    }[top]
     for side, whole in ((baseline, there.ledger.baseline_ns), (candidate, there.ledger.candidate_ns)):
         assert there.per_unit(whole) == getattr(side, field)
     if there.unit == "stage":
         for level in there.ledger.levels[:-1]:
-            name = {Level.KERNEL: "kernel_ns", Level.SECTION: "section_ns", Level.CALL: "call_ns"}[level.level]
+            name = {AccountLevel.KERNEL: "kernel_ns", AccountLevel.SECTION: "section_ns", AccountLevel.CALL: "call_ns"}[
+                level.level
+            ]
             assert there.per_unit(level.baseline_ns) == getattr(baseline, name) * baseline.calls_per_stage
     same = call_ledger(baseline, baseline)
     assert same is None or {line.saved_ns for line in same.ledger.lines} == {0}

@@ -14,23 +14,28 @@ from hypothesis import strategies as st
 
 from strobe.core import spans
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import clip_ledger
-from strobe.perf.analysis.ledger.answer import MOST_LINES, answer
-from strobe.perf.analysis.ledger.clip import (
+from strobe.perf.analysis.ledger.account import (
+    LIMITS,
+    MEANING,
+    MISMATCH,
+    NOT_APART,
+    UNTRACED,
+    ClipKind,
     Explained,
-    Kind,
+    Part,
     apportion,
     block_kinds,
+    clip_ledger,
     coarsened,
     cut_clips,
     explain_by_regions,
     explain_by_trace,
     levelled,
+    part_of,
 )
-from strobe.perf.analysis.ledger.parts import LIMITS, MEANING, MISMATCH, NOT_APART, UNTRACED, Part, part_of
+from strobe.perf.analysis.ledger.speedup import MOST_LINES, answer
 from strobe.perf.analysis.runs.compare import mirrored_pairs
-from strobe.perf.analysis.runs.partition import Partition, Tile
-from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, TIMED, Label
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, TIMED, Label, Partition, Tile
 from strobe.perf.records.record import Clip, Regions, Span, Variant
 from strobe.perf.records.store import RunRecords
 
@@ -82,13 +87,19 @@ def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(make_run: MakeRun) -> N
 def test_a_block_is_steady_only_where_it_is_for_both(make_run: MakeRun) -> None:
     run = make_run(took)
     slow = Variant(name="slow", preset="slow", window=18)
-    assert block_kinds(run, ["baseline", "turbo"])[:5] == (Kind.FIRST, Kind.FILLING, Kind.FILLING, Kind.STEADY, Kind.STEADY)
-    assert block_kinds(replace(run, variants=(*run.variants, slow)), ["baseline", "slow"])[:6].count(Kind.FILLING) == 4
+    assert block_kinds(run, ["baseline", "turbo"])[:5] == (
+        ClipKind.FIRST,
+        ClipKind.FILLING,
+        ClipKind.FILLING,
+        ClipKind.STEADY,
+        ClipKind.STEADY,
+    )
+    assert block_kinds(replace(run, variants=(*run.variants, slow)), ["baseline", "slow"])[:6].count(ClipKind.FILLING) == 4
     work = run.header.workload
     assert work is not None
     for prompt in work.prompts:
         if prompt.frame_block:
-            assert block_kinds(run, ["turbo"])[prompt.frame_block] == Kind.SWITCH
+            assert block_kinds(run, ["turbo"])[prompt.frame_block] == ClipKind.SWITCH
 
 
 _LABELS = st.builds(
@@ -128,10 +139,10 @@ def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(make_r
     found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
     many = len(clips_of(run, "turbo"))
     assert found.labels[kernel] == 12 * many * 1_200_000
-    steady = found.kinds[Kind.STEADY]
+    steady = found.kinds[ClipKind.STEADY]
     assert steady[late] == pytest.approx(3 * steady[queued], abs=2)
     cut = cut_clips(run, clips_of(run, "turbo")).values()
-    timed = sum(clip.blocks_ns[at] for clip in cut for at in range(12) if kinds[at] == Kind.STEADY)
+    timed = sum(clip.blocks_ns[at] for clip in cut for at in range(12) if kinds[at] == ClipKind.STEADY)
     assert sum(steady.values()) == timed
     assert found.traced_ns == 12 * 5_200_000 and found.timed_ns == pytest.approx(12 * 2_000_000, rel=0.01)
 
@@ -156,8 +167,11 @@ def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(make_run: MakeR
     kinds = block_kinds(run, ["turbo"])
     found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(only))
     unknown = {kind for kind, labels in found.kinds.items() if any(label.activity == UNTRACED for label in labels)}
-    assert unknown == set(kinds) - {Kind.STEADY}
-    assert found.kinds[Kind.STEADY][Label(FOCAL, "kernel")] == kinds.count(Kind.STEADY) * len(clips_of(run, "turbo")) * 1_000_000
+    assert unknown == set(kinds) - {ClipKind.STEADY}
+    assert (
+        found.kinds[ClipKind.STEADY][Label(FOCAL, "kernel")]
+        == kinds.count(ClipKind.STEADY) * len(clips_of(run, "turbo")) * 1_000_000
+    )
     assert answer(found, found).explained_time < 0.9
 
 
@@ -253,12 +267,12 @@ def test_regions_that_do_not_fit_into_each_other_are_refused(make_run: MakeRun) 
 def test_what_one_side_cannot_tell_apart_is_told_apart_on_neither() -> None:
     side = Explained(
         num_clips=1,
-        kinds={Kind.STEADY: {Label(FOCAL, "kernel"): 5, Label(STEP, "kernel"): 7, Label(("vae_decode",), "kernel"): 1}},
-        num_blocks={Kind.STEADY: 1},
+        kinds={ClipKind.STEADY: {Label(FOCAL, "kernel"): 5, Label(STEP, "kernel"): 7, Label(("vae_decode",), "kernel"): 1}},
+        num_blocks={ClipKind.STEADY: 1},
         calls={},
         units=(),
     )
-    merged = coarsened(side, {"denoise_step"}).kinds[Kind.STEADY]
+    merged = coarsened(side, {"denoise_step"}).kinds[ClipKind.STEADY]
     assert merged == {Label(("denoise_step", NOT_APART), "kernel"): 12, Label(("vae_decode",), "kernel"): 1}
     assert part_of(Label(("denoise_step", NOT_APART), "kernel")) == Part.PASS
 
@@ -291,7 +305,7 @@ def test_a_block_left_out_of_a_trace_is_said(make_run: MakeRun) -> None:
     kinds = block_kinds(run, ["turbo"])
     found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
     assert found.stood_for == (7,)
-    assert found.kinds[Kind.STEADY][Label(FOCAL, "kernel")] == kinds.count(Kind.STEADY) * found.num_clips * 1_000_000
+    assert found.kinds[ClipKind.STEADY][Label(FOCAL, "kernel")] == kinds.count(ClipKind.STEADY) * found.num_clips * 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -351,8 +365,8 @@ def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(make_run: 
     said = answer(*sides)
     assert len(said.lines) == MOST_LINES and len(said.lines[-1].parts) > 1
     for at, side in (("baseline_ns", sides[0]), ("candidate_ns", sides[1])):
-        steady = sum(side.kinds[Kind.STEADY].values())
-        assert getattr(said, at) == Fraction(steady, side.num_clips * kinds.count(Kind.STEADY))
+        steady = sum(side.kinds[ClipKind.STEADY].values())
+        assert getattr(said, at) == Fraction(steady, side.num_clips * kinds.count(ClipKind.STEADY))
         assert sum(getattr(kind, at) for kind in said.kinds) == Fraction(sum(side.labels.values()), side.num_clips)
     beyond = sum(line.elsewhere_ns for line in said.lines)
     saved = Fraction(sum(sides[0].labels.values()) - sum(sides[1].labels.values()), sides[0].num_clips)

@@ -13,12 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.ledger import intervals
-from strobe.perf.analysis.ledger.account import clip_ledger
-from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.ledger.intervals import MIN_STEPS, Sampled, Spread, paired_spread, step_spread
-from strobe.perf.analysis.ledger.label_trace import Labelling, TracedSide, label_trace
-from strobe.perf.analysis.ledger.traces import Timed, foreign_ledger
+from strobe.perf.analysis.ledger import account
+from strobe.perf.analysis.ledger.account import (
+    MIN_STEPS,
+    ClipKind,
+    Explained,
+    Sampled,
+    Spread,
+    clip_ledger,
+    paired_spread,
+    step_spread,
+)
+from strobe.perf.analysis.ledger.traces import Labelling, TimedStep, TracedSide, foreign_ledger, label_trace
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import bootstrap_interval
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
@@ -120,7 +126,7 @@ def test_few_steps_have_none_and_the_reason() -> None:
 def test_many_steps_are_drawn_in_parts_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = sampled([{FOCAL: ns} for ns in BEFORE]), sampled([{FOCAL: ns} for ns in AFTER])
     whole = step_spread(*sides)
-    monkeypatch.setattr(intervals, "_CHUNK", 37)
+    monkeypatch.setattr(account, "_CHUNK", 37)
     assert step_spread(*sides) == whole
 
 
@@ -162,7 +168,7 @@ def test_steps_of_traces_carry_intervals_to_the_lines_and_the_total() -> None:
 
 def test_a_stage_of_calls_has_intervals_of_its_labels_but_not_of_what_the_log_timed() -> None:
     sides = side(BOTH[0], 300, calls=2), side(BOTH[1], 320, calls=2)
-    timed = Timed(stage_ns=Fraction(10**6), calls_per_stage=40), Timed(stage_ns=Fraction(8 * 10**5), calls_per_stage=40)
+    timed = TimedStep(stage_ns=Fraction(10**6), calls_per_stage=40), TimedStep(stage_ns=Fraction(8 * 10**5), calls_per_stage=40)
     staged, plain = foreign_ledger(*sides, timed).ledger.spread, foreign_ledger(*sides).ledger.spread
     assert staged.total is None and set(staged.lines) == {"focal: kernel", "step: kernel"}
     for name, each in plain.lines.items():  # twenty steps make a stage
@@ -197,7 +203,7 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
         whole = sum(each[label] for each in own)
         calls = {"frame_block": (6, whole)}
         return Explained(
-            num_clips=6, kinds={Kind.STEADY: {label: whole}}, num_blocks={Kind.STEADY: 1}, calls=calls, units=own,
+            num_clips=6, kinds={ClipKind.STEADY: {label: whole}}, num_blocks={ClipKind.STEADY: 1}, calls=calls, units=own,
             pairs=own if pairwise else (),
         )  # fmt: skip
 

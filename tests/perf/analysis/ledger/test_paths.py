@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import trace_oracle as oracle
 from captures import H200
-from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.ledger.label_trace import Labelling, label_trace
-from strobe.perf.analysis.ledger.paths import Node, difference, idle_times, path_times, path_tree
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.ledger.traces import Labelling, Node, difference, idle_times, label_trace, path_times, path_tree
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 

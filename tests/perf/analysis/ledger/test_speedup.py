@@ -11,22 +11,21 @@ import pytest
 from artefacts import FA, VSA, fa_layers, vsa_layers, write_trace
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW
-from strobe.perf.analysis.ledger.calls import call_ledger
-from strobe.perf.analysis.ledger.label_trace import Labelling, TracedSide, label_trace
-from strobe.perf.analysis.ledger.speedup import LevelFigure, Side, level_figures, rank_ledgers
-from strobe.perf.analysis.runs.timings import NO_CALLS, NO_LOG, Timings, Wanted, timings_of
+from strobe.perf.analysis.ledger.speedup import LevelFigure, TimedSide, level_figures, rank_ledgers
+from strobe.perf.analysis.ledger.traces import Labelling, TracedSide, call_ledger, label_trace
+from strobe.perf.analysis.runs.log_times import NO_CALLS, NO_LOG, Timings, WantedTimes, timings_of
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.logs import read_log
 from strobe.perf.trace import read_trace
 
-NONE = timings_of(None, Wanted())
+NONE = timings_of(None, WantedTimes())
 
 
 def timings(folder: Path, text: str, **wanted: object) -> Timings:
     path = folder / "run.log"
     path.write_text(text, encoding="utf-8")
-    return timings_of(read_log(path), Wanted(**wanted))
+    return timings_of(read_log(path), WantedTimes(**wanted))
 
 
 def log(call_ms: float, stage_ms: float, calls: int = 3, rounds: int = 4, step_s: float | None = None) -> str:
@@ -79,16 +78,20 @@ def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
 def test_records_of_several_variants_are_told_apart_by_name() -> None:
     """Our own records as a log: `variant/span`."""
     log = read_log(Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "records.jsonl.gz")
-    several = timings_of(log, Wanted())
+    several = timings_of(log, WantedTimes())
     assert isinstance(several.e2e, str) and "choose one with --baseline-name" in several.e2e
-    one = timings_of(log, Wanted(timer="^quality/"))
+    one = timings_of(log, WantedTimes(timer="^quality/"))
     assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds) == 17
     assert not isinstance(one.step, str) and one.step.series.name == "quality/denoise_step"
 
 
 def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
-    baseline = Side(name="baseline", traced=(traced(tmp_path, fa_layers() * 2, FA),), timings=timings(tmp_path, log(14, 100)))
-    candidate = Side(name="candidate", traced=(traced(tmp_path, vsa_layers() * 2, VSA),), timings=timings(tmp_path, log(7, 90)))
+    baseline = TimedSide(
+        name="baseline", traced=(traced(tmp_path, fa_layers() * 2, FA),), timings=timings(tmp_path, log(14, 100))
+    )
+    candidate = TimedSide(
+        name="candidate", traced=(traced(tmp_path, vsa_layers() * 2, VSA),), timings=timings(tmp_path, log(7, 90))
+    )
     found = by_level(level_figures(baseline, candidate))
     assert float(found["kernel"].ratio or 0) == pytest.approx(3.4520, abs=5e-5)
     for level in ("kernel", "attention", "step", "stage"):
@@ -109,7 +112,7 @@ def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
 def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Path) -> None:
     same = traced(tmp_path, fa_layers(), FA)
     sides = [
-        Side(name=name, traced=(same,), timings=timings(tmp_path, log(*times)))
+        TimedSide(name=name, traced=(same,), timings=timings(tmp_path, log(*times)))
         for name, times in (("baseline", (14, 100)), ("candidate", (7, 90)))
     ]
     found = by_level(level_figures(sides[0], sides[1]))
@@ -121,8 +124,8 @@ def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Pa
 
 def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
     quick, slow = traced(tmp_path, fa_layers(), FA, "rank 0"), traced(tmp_path, fa_layers(4_000_000), FA, "rank 1")
-    baseline = Side(name="baseline", traced=(quick, slow), timings=NONE)
-    candidate = Side(name="candidate", traced=(traced(tmp_path, vsa_layers(), VSA, "rank 1"),), timings=NONE)
+    baseline = TimedSide(name="baseline", traced=(quick, slow), timings=NONE)
+    candidate = TimedSide(name="candidate", traced=(traced(tmp_path, vsa_layers(), VSA, "rank 1"),), timings=NONE)
     assert baseline.chosen is slow
     ledgers = rank_ledgers(baseline, candidate)
     assert [name for name, _ in ledgers] == ["slowest rank (rank 1 against rank 1)", "rank 1"]
@@ -132,9 +135,9 @@ def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
 def test_a_timed_step_tells_the_dilation_if_it_can_be_the_traced_one(tmp_path: Path) -> None:
     step = traced(tmp_path, fa_layers(), FA)
     for seconds, believed in ((0.010, True), (0.0129, True), (0.0001, False), (1.0, False)):
-        side = Side(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=seconds)))
+        side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=seconds)))
         assert (side.timed().step_ns is not None) == believed
-    side = Side(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=0.010)))
+    side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=0.010)))
     ((_, account),) = rank_ledgers(side, side)
     lines = {line.name: account.per_unit(line.baseline_ns) for line in account.ledger.lines}
     assert account.unit == "stage" and lines[DILATION] == 3 * (10_000_000 - step.mean_ns)
@@ -152,7 +155,7 @@ def test_of_ranks_that_meet_the_late_one_counts(tmp_path: Path) -> None:
     ]
     assert ranks[0].mean_ns == ranks[1].mean_ns and ranks[1].own_ns == 12_500_000 + 10_000
     for order in (ranks, ranks[::-1]):
-        chosen = Side(name="baseline", traced=tuple(order), timings=NONE).chosen
+        chosen = TimedSide(name="baseline", traced=tuple(order), timings=NONE).chosen
         assert chosen is ranks[1]
 
 
@@ -161,8 +164,10 @@ def test_a_rank_without_steps_is_not_the_slowest_for_its_whole_window(tmp_path: 
     layers = [[("kernel", f"{name}{at}", 3_000_000), ("kernel", FA, 9_534_580)] for at, name in enumerate("ab")]
     whole = traced(tmp_path, layers, FA, "rank 1")
     assert isinstance(whole.steps, NoSteps) and whole.mean_ns > stepped.mean_ns
-    assert Side(name="baseline", traced=(whole, stepped), timings=NONE).chosen is stepped
-    assert Side(name="baseline", traced=(whole,), timings=timings(tmp_path, log(12, 100, step_s=0.020))).timed().step_ns is None
+    assert TimedSide(name="baseline", traced=(whole, stepped), timings=NONE).chosen is stepped
+    assert (
+        TimedSide(name="baseline", traced=(whole,), timings=timings(tmp_path, log(12, 100, step_s=0.020))).timed().step_ns is None
+    )
 
 
 def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> None:
@@ -175,8 +180,8 @@ def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> No
         return label_trace(read_trace(path), name, Labelling(focal=FA, section=section))
 
     sides = [
-        Side(name="baseline", traced=(cut("one", 4_000_000, 500_000),), timings=NONE),
-        Side(name="candidate", traced=(cut("two", 1_000_000, 1_000_000),), timings=NONE),
+        TimedSide(name="baseline", traced=(cut("one", 4_000_000, 500_000),), timings=NONE),
+        TimedSide(name="candidate", traced=(cut("two", 1_000_000, 1_000_000),), timings=NONE),
     ]
     assert [side.focal_in_section() for side in sides] == [8_000_000, 2_000_000]
     found = by_level(level_figures(*sides))
@@ -189,12 +194,12 @@ def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> No
 
 
 def test_a_whole_run_of_several_stages_is_not_one_stage_and_the_rest(tmp_path: Path) -> None:
-    def run(call_ms: float, stage_ms: float, stages: int) -> Side:
+    def run(call_ms: float, stage_ms: float, stages: int) -> TimedSide:
         text = log(call_ms, stage_ms, rounds=2 * stages).split("\n")
         each = len(text) // 2
         lines = [*text[:each], "Pixel data generated successfully in 2.0 seconds", *text[each:]]
         lines.append(f"Pixel data generated successfully in {stage_ms / 100} seconds")
-        return Side(name="baseline", traced=NO_LOG, timings=timings(tmp_path, "\n".join(lines)))
+        return TimedSide(name="baseline", traced=NO_LOG, timings=timings(tmp_path, "\n".join(lines)))
 
     assert run(10, 100, 1).stages_per_run == 1 and run(10, 100, 1).timed().e2e_ns is not None
     assert run(10, 100, 3).stages_per_run == 3 and run(10, 100, 3).timed().e2e_ns is None

@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Level
-from strobe.perf.analysis.ledger.label_trace import FOCAL_NAME, PRIORITY, Labelling, TracedSide, label_trace
-from strobe.perf.analysis.ledger.traces import BRIDGE, OUTSIDE_STAGE, Account, Timed, foreign_ledger
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel
+from strobe.perf.analysis.ledger.traces import (
+    BRIDGE,
+    FOCAL_NAME,
+    OUTSIDE_STAGE,
+    PRIORITY,
+    Account,
+    Labelling,
+    TimedStep,
+    TracedSide,
+    foreign_ledger,
+    label_trace,
+)
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
@@ -156,7 +166,7 @@ def closes(found: Account, sides: tuple[TracedSide, TracedSide]) -> None:
     assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in busy)
     for effect in ledger.effects:
         assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns
-    step = next(level for level in ledger.levels if level.level == Level.STEP)
+    step = next(level for level in ledger.levels if level.level == AccountLevel.STEP)
     if found.unit == "step":
         assert found.per_unit(step.baseline_ns) == sides[0].mean_ns and found.per_unit(step.candidate_ns) == sides[1].mean_ns
         assert found.per_unit(ledger.saved_ns) == sides[0].mean_ns - sides[1].mean_ns
@@ -205,7 +215,7 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
     sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
     timed = tuple(
-        Timed(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
+        TimedStep(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
     )
     if not all(side.num_focal for side in sides):
         return
@@ -215,11 +225,11 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     levels = {
         level.level: (found.per_unit(level.baseline_ns), found.per_unit(level.candidate_ns)) for level in found.ledger.levels
     }
-    assert levels[Level.E2E] == (times[4], times[5]) and levels[Level.STAGE] == (times[2], times[3])
+    assert levels[AccountLevel.E2E] == (times[4], times[5]) and levels[AccountLevel.STAGE] == (times[2], times[3])
     tiles = [Fraction(calls[at] * len(sides[at].tiles), sides[at].num_focal) for at in (0, 1)]
-    assert levels[Level.STEP] == (times[0] * tiles[0], times[1] * tiles[1])
+    assert levels[AccountLevel.STEP] == (times[0] * tiles[0], times[1] * tiles[1])
     focal = [sum(ns for label, ns in side.owned.items() if label.path == ("focal",)) for side in sides]
-    assert levels[Level.KERNEL] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
+    assert levels[AccountLevel.KERNEL] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
     assert {line.name for line in found.ledger.lines if not line.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
     without = foreign_ledger(*sides, tuple(replace(each, step_ns=None, e2e_ns=None) for each in timed))
     closes(without, sides)
@@ -251,15 +261,15 @@ def test_an_account_worked_out_by_hand() -> None:
     found = foreign_ledger(*sides)
     assert found.unit == "call" and found.ledger.num_units == 1 and "step" in found.missing
     assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.ledger.lines} == {
-        "focal: kernel": (Level.KERNEL, 300, 100),
-        "section: kernel": (Level.SECTION, 20, 20),
-        "section: host_late": (Level.SECTION, 2, 2),
-        "section: launch_latency": (Level.SECTION, 3, 3),
-        "step: kernel": (Level.STEP, 110, 110),
-        "step: queued": (Level.STEP, 0, 7),
+        "focal: kernel": (AccountLevel.KERNEL, 300, 100),
+        "section: kernel": (AccountLevel.SECTION, 20, 20),
+        "section: host_late": (AccountLevel.SECTION, 2, 2),
+        "section: launch_latency": (AccountLevel.SECTION, 3, 3),
+        "step: kernel": (AccountLevel.STEP, 110, 110),
+        "step: queued": (AccountLevel.STEP, 0, 7),
     }
     assert [(level.level, level.saved_ns) for level in found.ledger.levels] == [
-        (Level.KERNEL, 200), (Level.SECTION, 200), (Level.STEP, 193),
+        (AccountLevel.KERNEL, 200), (AccountLevel.SECTION, 200), (AccountLevel.STEP, 193),
     ]  # fmt: skip
     assert found.ledger.ideal_ns == 435 - 200 and found.ledger.realised_share == 193 / 200 and found.ledger.lost_ns == -7
 

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 import trace_oracle as oracle
 from captures import H200
 from layouts import compact, write
-from strobe.perf.analysis.device.device_work import device_views
-from strobe.perf.analysis.device.names import kernel_name
-from strobe.perf.analysis.operators.rates import operator_rates
-from strobe.perf.analysis.operators.times import OperatorTimes, Source, operator_times
+from strobe.perf.analysis.device.activity import device_views
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.operators import OperatorTimes, Source, operator_rates, operator_times
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.trace import Trace, read_trace
 from synthetic import META, event, kernel, launch

@@ -12,7 +12,7 @@ import pytest
 from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, kernels_of, stream
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.breakdown import Amount, breakdown, layers_of, place_of
-from strobe.perf.analysis.runs.replays import UNMATCHED, passes_of
+from strobe.perf.analysis.runs.timeline import UNMATCHED, passes_of
 from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 SIDES = ("denoise_step", "commit")

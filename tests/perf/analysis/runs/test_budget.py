@@ -5,9 +5,9 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.runs.budget import REGIONS, REST, KernelProfile, Operation, Whole
+from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.measure.stats import tail
-from strobe.perf.report.blocks.spread import tail_cell
+from strobe.perf.report.blocks.fields import tail_cell
 from strobe.perf.report.model import Time
 
 

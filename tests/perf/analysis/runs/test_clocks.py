@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP, FFN
-from strobe.perf.analysis.device.idle import HOST_LATE
-from strobe.perf.analysis.ledger.answer import answer
-from strobe.perf.analysis.ledger.clip import Explained, Kind
-from strobe.perf.analysis.runs.clocks import POWER_CAP, SideClocks, apart, block_joules, clock_effect, side_clocks
+from strobe.perf.analysis.device.activity import HOST_LATE
+from strobe.perf.analysis.ledger.account import ClipKind, Explained
+from strobe.perf.analysis.ledger.speedup import answer
+from strobe.perf.analysis.runs.compare import POWER_CAP, SideClocks, apart, block_joules, clock_effect, side_clocks
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import KERNEL, Label
-from strobe.perf.records.clocks import Clocks, GpuState
-from strobe.perf.records.record import Clip
+from strobe.perf.records.record import Clip, Clocks, GpuState
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import clock_words
 
@@ -95,7 +94,7 @@ FEED_FORWARD, WAITING = Label((DENOISE_STEP, "dit_forward", FFN), KERNEL), Label
 
 def side(kernel: int, ffn: int, waiting: int) -> Explained:
     labels = {KERNELS: kernel, FEED_FORWARD: ffn, WAITING: waiting}
-    return Explained(num_clips=1, kinds={Kind.STEADY: labels}, num_blocks={Kind.STEADY: 1}, calls={}, units=())
+    return Explained(num_clips=1, kinds={ClipKind.STEADY: labels}, num_blocks={ClipKind.STEADY: 1}, calls={}, units=())
 
 
 def clocks(*mhz: int, capped: bool = False) -> SideClocks:

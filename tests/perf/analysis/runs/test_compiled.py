@@ -6,10 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from strobe.perf.analysis.ledger.parts import Part, part_of
-from strobe.perf.analysis.runs.compiled import named
-from strobe.perf.analysis.runs.replays import Pass, passes_of
-from strobe.perf.analysis.runs.timeline import DeviceTimeline, Label, timeline_of
+from strobe.perf.analysis.ledger.account import Part, part_of
+from strobe.perf.analysis.runs.timeline import DeviceTimeline, Label, Pass, named, passes_of, timeline_of
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),

@@ -4,9 +4,8 @@ import statistics
 
 import pytest
 
-from strobe.perf.analysis.runs.kernels import region_kernels
-from strobe.perf.analysis.runs.partition import Partition, Tile
-from strobe.perf.analysis.runs.timeline import Label, RegionCall
+from strobe.perf.analysis.runs.breakdown import region_kernels
+from strobe.perf.analysis.runs.timeline import Label, Partition, RegionCall, Tile
 from strobe.perf.measure.stats import P99_SAMPLES
 
 

@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError, UnitError
-from strobe.perf.analysis.runs.log_metrics import attention_summary, slowest, summarise, unsynchronised
-from strobe.perf.analysis.runs.log_rounds import FIRST, START_UP, LogRequest, calls_per_stage, stage_constraints, stage_rounds
+from strobe.perf.analysis.runs.log_times import (
+    FIRST,
+    START_UP,
+    LogRequest,
+    attention_summary,
+    calls_per_stage,
+    slowest,
+    stage_constraints,
+    stage_rounds,
+    summarise,
+    unsynchronised,
+)
 from strobe.perf.logs import Constraint, Log, read_log
 
 DATA = Path(__file__).parents[3] / "data" / "logs"

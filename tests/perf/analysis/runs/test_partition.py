@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.partition import Partition, block_slices, partition
-from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label, timeline_of
+from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label, Partition, block_slices, partition, timeline_of
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace, read_trace
 
 _MAIN, _WORKER = 0, 1

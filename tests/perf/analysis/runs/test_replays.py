@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 
 from passes import Recorder, stream
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.parts import Part, part_of
-from strobe.perf.analysis.runs.partition import partition_of
-from strobe.perf.analysis.runs.replays import Pass, encode_passes, passes_of, read_passes, relabelled
-from strobe.perf.analysis.runs.timeline import DeviceTimeline, timeline_of
+from strobe.perf.analysis.ledger.account import Part, part_of
+from strobe.perf.analysis.runs.timeline import (
+    DeviceTimeline,
+    Pass,
+    encode_passes,
+    partition_of,
+    passes_of,
+    read_passes,
+    relabelled,
+    timeline_of,
+)
 from strobe.perf.analysis.runs.timeline import Path as Regions
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.structure.attribution import SORTS, attribute_modules, attribute_operators
+from strobe.perf.analysis.operators import SORTS, attribute_modules, attribute_operators
 from strobe.perf.trace.events import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 # linear [0, 100) calls addmm [10, 60), which launches twice; relu [100, 130) launches once; one kernel has no launch call.

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.structure.collective_skew import CLOCK_TOLERANCE_NS, collective_skew
-from strobe.perf.analysis.structure.collectives import CollectiveKind, communication
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.structure.collectives import CLOCK_TOLERANCE_NS, CollectiveKind, collective_skew, communication
 from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvents, Trace
 
 _WORLD = (0, 1, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.structure.focal import device_spans, focal_kernels, kernel_constraints, trace_evidence
+from strobe.perf.analysis.structure.sections import device_spans, focal_kernels, kernel_constraints, trace_evidence
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 FLASH = "_ZN5flash16flash_fwd_kernelEv"  # flash::flash_fwd_kernel()

@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.structure.layers import LayerGroup, layer_groups
-from strobe.perf.analysis.structure.scopes import base_of
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.structure.ranges import base_of
+from strobe.perf.analysis.structure.steps import LayerGroup, layer_groups
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.memory import memory_use
-from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.structure.operators import host_ranges, operators
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.operators import host_ranges, operators
 from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, Trace
 
 ROWS = st.lists(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.structure.periods import Period, find_periods
+from strobe.perf.analysis.structure.steps import Period, find_periods
 
 _LAYER = ["norm", "qkv", "attn", "proj", "up", "down"]
 _STEP = ["embed", *_LAYER * 8, "head", "sample"]

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.structure.calltree import OUTSIDE, UNLINKED, CallNode, call_trees
-from strobe.perf.analysis.structure.ranges import RangeRow, range_table
-from strobe.perf.analysis.structure.scopes import NOWHERE, base_of, nest, ranges_and_modules, unnumbered
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.structure.ranges import (
+    NOWHERE,
+    OUTSIDE,
+    UNLINKED,
+    CallNode,
+    RangeTime,
+    base_of,
+    call_trees,
+    nest,
+    range_table,
+    ranges_and_modules,
+    unnumbered,
+)
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _RANGES = ("ProfilerStep#1", "ProfilerStep#2", "attention", "nccl:all_reduce")
@@ -91,7 +101,7 @@ def _span(parts: Sequence[tuple[int, int]]) -> int:
 
 def _expected(
     kind: str, scopes: Sequence[HostEvent], trace: Trace, taken: dict[int, tuple[int, int]], cut: bool
-) -> set[RangeRow]:
+) -> set[RangeTime]:
     rows = set()
     events = list(trace.device_events)
     linked = {i: events[i].host for i in taken if events[i].host is not None}
@@ -107,7 +117,7 @@ def _expected(
         exclusive = [i for i, scope in owner.items() if scope is not None and scopes[scope].name == name]
         if counted:
             rows.add(
-                RangeRow(
+                RangeTime(
                     kind=kind,
                     name=name,
                     calls=len(counted),

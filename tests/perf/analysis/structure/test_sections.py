@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.sections import CROSSED, Edge, SectionDefinition, check_alike, find_sections, parse_section
-from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 

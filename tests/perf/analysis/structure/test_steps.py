@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.steps import COMPILED, HELD_UP, LAST, OVERTAKEN, NoSteps, Steps, find_steps
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.analysis.window import Window
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 

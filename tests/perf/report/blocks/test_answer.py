@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.ledger.answer import Answer, PartLine
-from strobe.perf.analysis.ledger.parts import Part
+from strobe.perf.analysis.ledger.account import Part
+from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.report.blocks.answer import answers_of, limit
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Block, Figure, Waterfall

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strobe.perf.analysis.device.distribution import distribution
+from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.measure.stats import P99_SAMPLES
-from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, table_of, time
-from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time
-from strobe.perf.report.text import bytes_cell
+from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, spread, table_of, time
+from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time, bytes_cell
 
 Kernel = tuple[str, int, int | None]
 ROWS: list[Kernel] = [("a", 1, 10), ("b", 2, None), ("c", 4, 30), ("d", 8, 50)]

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from strobe.perf.analysis.runs.latency import latencies
-from strobe.perf.records.lines import seal
-from strobe.perf.records.store import RunRecords, read_run
+from strobe.perf.records.store import RunRecords, read_run, seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time
-from strobe.perf.report.run_page.breakdown import _roofs as roofs_of
+from strobe.perf.report.run_page import _roofs as roofs_of
 from strobe.perf.report.study import load_study
 
 MakeRun = Callable[..., Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strobe.perf.report.model import ExactTime, Figure, Section
-from strobe.perf.report.run_page.timeline import timeline_section
+from strobe.perf.report.run_page import timeline_section
 from strobe.perf.report.study import load_study
 
 COMPARED = Path(__file__).parents[4] / "benchmarks" / "engine-h200" / "compare"

@@ -13,14 +13,12 @@ import pytest
 
 from artefacts import FA, SECTION, VSA, write_guide, write_trace
 from strobe.perf.analysis.structure.sections import parse_section
-from strobe.perf.report.documents.speedup_document import speedup_document
-from strobe.perf.report.documents.value import to_json
-from strobe.perf.report.html import render_html
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.documents.runs import to_json
+from strobe.perf.report.documents.speedup import speedup_document
 from strobe.perf.report.model import Count, ExactTime, Figure, Flame, Frame, Report, Table, Text, Timeline, Waterfall, Whiskers
-from strobe.perf.report.speedup_page.build import build_speedup_report
-from strobe.perf.report.speedup_page.notes import anomalies
+from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
+from strobe.perf.report.write import render_html, render_markdown
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

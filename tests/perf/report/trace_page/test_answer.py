@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from strobe.perf.report.model import Notes
+from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_study import TraceOptions, load_trace_study
 from synthetic import event, kernel, launch
 
 

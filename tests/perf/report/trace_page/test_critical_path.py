@@ -8,11 +8,10 @@ import pytest
 
 import strobe
 from captures import H200
-from strobe.perf.report.markdown import render_markdown
 from strobe.perf.report.model import ExactTime, Table
-from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.critical_path import critical_path_section
-from strobe.perf.report.trace_study import TraceOptions, load_trace_study
+from strobe.perf.report.study import TraceOptions, load_trace_study
+from strobe.perf.report.trace_page.build import build_trace_report, critical_path_section
+from strobe.perf.report.write import render_markdown
 
 
 def _page(path: Path, **options: object) -> str:
@@ -45,5 +44,5 @@ def test_without_details_there_is_none() -> None:
 
 
 def test_a_long_trace_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.perf.analysis.critical_path.graph.MOST_EVENTS", 50)
+    monkeypatch.setattr("strobe.perf.analysis.critical_path.MOST_EVENTS", 50)
     assert "84 device events are too many for the critical path, 50 at most: give a --window" in _page(H200 / "eager.json.gz")

@@ -14,13 +14,13 @@ RULE = 64
 _MEASURE = """
     import gc, sys, tracemalloc
     from pathlib import Path
-    from strobe.perf.report.events_csv import write_events
-    from strobe.perf.report.trace_page import timeline
+    from strobe.perf.report.export import write_events
+    from strobe.perf.report.trace_page import device
     from strobe.perf.report.trace_page.build import build_trace_report
-    from strobe.perf.report.trace_study import TraceOptions, TraceStudy
+    from strobe.perf.report.study import TraceOptions, TraceStudy
     from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
 
-    columns.BLOCK, timeline.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
+    columns.BLOCK, device.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
     nodes, per_step = int(sys.argv[1]), int(sys.argv[4])
 
     def rows(count):
@@ -57,6 +57,7 @@ _MEASURE = """
 """
 
 
+@pytest.mark.few("8-shape-1000000")
 @pytest.mark.parametrize(("nodes", "by", "per_step"), [(1, "name", 200), (8, "shape", 1_000_000)])
 def test_a_report_needs_at_most_64_bytes_for_each_device_event(nodes: int, by: str, per_step: int, tmp_path: object) -> None:
     command = [sys.executable, "-c", textwrap.dedent(_MEASURE), str(nodes), by, f"{tmp_path}/events.csv.gz", str(per_step)]

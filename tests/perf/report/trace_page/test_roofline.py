@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from layouts import compact, write
-from strobe.perf.report.markdown import render_markdown
+from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_study import TraceOptions, load_trace_study
-from strobe.perf.report.write import render
+from strobe.perf.report.write import render, render_markdown
 from synthetic import META, event, kernel
 
 H200 = META | {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "record_shapes": 1}

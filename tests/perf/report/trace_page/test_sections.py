@@ -6,9 +6,9 @@ from pathlib import Path
 
 from source import ROOT
 from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
-from strobe.perf.report.trace_page.launch import _MEANING
-from strobe.perf.report.trace_page.sections import sections_section
-from strobe.perf.report.trace_study import TraceOptions, TraceStudy
+from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.trace_page.device import _MEANING
+from strobe.perf.report.trace_page.structure import sections_section
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
 
 ROWS = [

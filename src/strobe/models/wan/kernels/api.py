@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, unknown_choice
 from strobe.core.libraries import broken
-from strobe.eightbit.rows import Quantized
+from strobe.eightbit.types import Quantized
 from strobe.models.wan.kernels import custom_ops
 
 KernelImpl = Literal["triton", "reference"]

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.device.device_work import BUSY, DeviceView, joined
-from strobe.perf.analysis.device.idle import CAUSES, HOST_LATE, PROFILER_OVERHEAD
+from strobe.perf.analysis.device.activity import BUSY, CAUSES, HOST_LATE, PROFILER_OVERHEAD, DeviceView, joined
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps
 from strobe.perf.trace.events import HostEvents, Trace
 

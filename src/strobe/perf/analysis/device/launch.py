@@ -1,29 +1,53 @@
-"""Launches of device events: delays, causes of idle time, and signs of events that the trace lost.
-
-`delay_ss = device start - start of the launch call`, `delay_es = device start - end of the launch call`; a negative delay is
-legal (a kernel may start before the call that launched it returns) and is kept. Events without a known launch call have none.
-"""
+"""Launches of device events: delays, queue length, and the gaps between kernels."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.activity import Activity, activity
-from strobe.perf.analysis.device.device_work import DeviceView, EventView
-from strobe.perf.analysis.device.distribution import Distribution, Grouped, grouped
-from strobe.perf.analysis.device.idle import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.activity import (
+    BUSY,
+    CAUSES,
+    HOST_LATE,
+    LAUNCH_LATENCY,
+    PROFILER_OVERHEAD,
+    QUEUED,
+    UNLINKED,
+    Activity,
+    DeviceView,
+    EventView,
+    Slices,
+    activity,
+    joined,
+)
+from strobe.perf.analysis.device.intervals import (
+    Covered,
+    Distribution,
+    Grouped,
+    Intervals,
+    Ints,
+    column,
+    grouped,
+    overlaps,
+    totals,
+)
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.trace import columns
 from strobe.perf.trace.columns import blocks, different
-from strobe.perf.trace.events import NO_CORRELATION, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, Trace
 from strobe.perf.trace.join import of_several
+
+# Launches of device events: delays, causes of idle time, and signs of events that the trace lost.
+#
+# `delay_ss = device start - start of the launch call`, `delay_es = device start - end of the launch call`; a negative delay is
+# legal (a kernel may start before the call that launched it returns) and is kept. Events without a known launch call have none.
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
@@ -108,7 +132,7 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
         view: the device.
         is_graph: result of `graph_calls` for its trace; computed if not given.
     """
-    calls = _Calls(view, graph_calls(view.trace) if is_graph is None else is_graph)
+    calls = _LaunchCalls(view, graph_calls(view.trace) if is_graph is None else is_graph)
     names = len(calls.hosts.names)
     by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
     by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
@@ -135,7 +159,7 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
     )
 
 
-class _Calls:
+class _LaunchCalls:
     """Events that start in the window of a view, with their launch calls."""
 
     def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
@@ -342,3 +366,395 @@ def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
             spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))
     excess = {number: total - (last - first) for number, (total, first, last) in sorted(spans.items())}
     return [(view.device, number, ns) for number, ns in excess.items() if ns > 0]
+
+
+# Queue length of a device: events whose launch call has started and that have not started themselves.
+
+LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
+"""Bins of queue length for plots: shortest and longest length of each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queue:
+    """Queue of one stream, or of a whole device.
+
+    Args:
+        stream: its number; `None` for all streams of the device together.
+        queued: events that waited in it during the window; one that starts with its call or before it never does.
+        unlinked: events whose launch call is not known; they are not counted.
+        span_ns: length of the window.
+        empty_ns: time with a length of 0.
+        longest: the largest length.
+        median: the length that it has for half of the time at most.
+        total_ns: sum of the times that events waited within the window, which is also the length added up over time.
+        edges_ns: bins of equal length, from the start of the window.
+        lengths_ns: for each of `LENGTHS`, the time in each bin.
+    """
+
+    stream: int | None
+    queued: int
+    unlinked: int
+    span_ns: int
+    empty_ns: int
+    longest: int
+    median: int
+    total_ns: int
+    edges_ns: tuple[int, ...]
+    lengths_ns: tuple[tuple[int, ...], ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean length over time."""
+        return self.total_ns / self.span_ns if self.span_ns else 0.0
+
+
+def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
+    """Return the queue of a device and, if it has several streams, of each stream by number.
+
+    Args:
+        view: the device during a window.
+        num_bins: bins of `lengths_ns`.
+    """
+    streams = np.unique(view.work.stream).tolist()
+    chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
+    return tuple(_queue(view, stream, num_bins) for stream in chosen)
+
+
+def _queue(view: DeviceView, stream: int | None, num_bins: int) -> Queue:
+    waits = _Waits(view, stream)
+    edges = view.begin_ns + np.arange(num_bins + 1) * view.span_ns // num_bins
+    binned = np.zeros((len(LENGTHS), num_bins), np.int64)
+    spent: dict[int, int] = defaultdict(int)
+    for moments, stop, lengths in waits.stretches():
+        took = np.diff(np.append(moments, stop))
+        some, which = np.unique(lengths, return_inverse=True)
+        for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
+            spent[length] += ns
+        for place, bounds in enumerate(LENGTHS):
+            binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
+    there = sorted((length, ns) for length, ns in spent.items() if ns)
+    return Queue(
+        stream=stream,
+        queued=waits.num,
+        unlinked=waits.unlinked,
+        span_ns=view.span_ns,
+        empty_ns=spent[0],
+        longest=there[-1][0] if there else 0,
+        median=_median(there),
+        total_ns=waits.total_ns,
+        edges_ns=tuple((edges - view.begin_ns).tolist()),
+        lengths_ns=tuple(tuple(own.tolist()) for own in binned),
+    )
+
+
+class _Waits:
+    """The events that waited in a queue: 4 bytes for each event of the device.
+
+    Args:
+        view: the device during a window.
+        stream: the queue of this stream; `None` for all.
+    """
+
+    def __init__(self, view: DeviceView, stream: int | None) -> None:
+        self._view, self._stream = view, stream
+        self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
+        self.unlinked = self.total_ns = self.num = 0
+        hosts = np.empty(len(view.work), np.int32)
+        for _, part in view.work.parts():
+            host, left, right = self._waited(part)
+            hosts[self.num : self.num + len(host)] = host
+            self.num += len(host)
+            self.total_ns += int((right - left).sum())
+            self.unlinked += self._num_unlinked(part)
+        self._hosts = hosts[: self.num]
+        self._hosts.sort()  # calls that were read are in order of start
+        if (np.diff(self._calls) < 0).any():
+            self._hosts = self._hosts[np.argsort(self._calls[self._hosts], kind="stable")]
+
+    def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
+        """Select the events that waited in the window; return their calls and the start and end of each wait."""
+        known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
+        host = part.host[known]
+        left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
+        waited = left < right
+        return host[waited], left[waited], right[waited]
+
+    def _num_unlinked(self, part: EventView) -> int:
+        inside = (part.host < 0) & (part.start < self._view.end_ns) & (part.end > self._view.begin_ns)
+        return int(inside.sum() if self._stream is None else (inside & (part.stream == self._stream)).sum())
+
+    def _called(self, host: NDArray[np.int32]) -> Ints:
+        called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
+        return called
+
+    def _started(self) -> Iterator[Ints]:
+        """Yield the ends of the waits, in order, in parts."""
+        for _, part in self._view.work.parts():
+            _, _, right = self._waited(part)
+            if len(right):
+                yield right
+
+    def stretches(self) -> Iterator[tuple[Ints, int, Ints]]:
+        """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
+        now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
+        following = self._started()
+        started = next(following, none)
+        while i < self.num or len(started):
+            called = self._called(self._hosts[i : i + columns.BLOCK])
+            limits = [int(called[-1])] if i + len(called) < self.num else []
+            limits += [int(started[-1])] if len(started) else []  # others may follow either
+            stop = min(limits) if limits else int(called[-1])
+            more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
+            moments = np.concatenate((np.array([now]), called[: more[0]], started[: more[1]]))
+            change = np.repeat(np.array([0, 1, -1]), (1, *more))
+            order = np.argsort(moments, kind="stable")
+            lengths = length + np.cumsum(change[order])
+            yield moments[order], stop, lengths
+            now, length, i, started = stop, int(lengths[-1]), i + more[0], started[more[1] :]
+            if not len(started):
+                started = next(following, none)
+        yield np.array([now]), self._view.end_ns, np.array([length])
+
+
+def _median(spent: Sequence[tuple[int, int]]) -> int:
+    """Return the smallest length that the queue does not exceed for half of the time."""
+    whole, reached = sum(ns for _, ns in spent), 0
+    for length, ns in spent:
+        reached += ns
+        if 2 * reached >= whole:
+            return length
+    return 0
+
+
+def _within(lengths: Ints, low: int, high: int | None) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = lengths >= low
+    return found if high is None else found & (lengths <= high)
+
+
+def _binned(moments: Ints, took: Ints, chosen: NDArray[np.bool_], edges: Ints) -> Ints:
+    """Return the time of the chosen steps in each bin between two edges."""
+    own = np.where(chosen, took, 0)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(own)))
+    step = np.searchsorted(moments, edges, "right") - 1
+    reached: Ints = before[step] + np.where(chosen[step], np.minimum(edges - moments[step], own[step]), 0)
+    return np.diff(reached)
+
+
+# Gaps between kernels of a device, by the kernels before and after.
+#
+# A gap is a stretch in which no kernel (compute or communication) runs on any stream of the device, between one that ended and
+# one
+# that starts. Memory copies and memsets do not end a gap: what they take of it is listed beside the idle causes, so that
+#
+#     sum of gaps = idle in them + copies in them + memsets in them
+#
+# exactly, and `kernels + gaps + head + tail = span`, where `kernels` is the union of kernel time, `head` what lies before the
+# first
+# kernel and `tail` what lies after the last one. Of several kernels that end together, the one that started last gives the gap
+# its
+# name, of several that start together the longest. Where copies and memsets overlap inside a gap, the priority of the view
+# decides
+# what owns the time. At the edge of a window a gap is cut.
+
+_DEVICE_TO_DEVICE: Final = re.compile(r"DtoD|Device -> Device|DeviceToDevice")
+_PEER: Final = re.compile(r"PtoP|Peer")
+_COLUMNS: Final = (*CAUSES, "memset", "dtod", "other_copies")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapRow:
+    """All gaps between a kernel of one group and a kernel of another.
+
+    Args:
+        before: group of the kernel that ended.
+        after: group of the kernel that starts.
+        gaps: their lengths.
+        idle: time in them by cause, one for each of `idle.CAUSES`.
+        num_dtod: device-to-device copies that ran in them.
+        dtod_ns: time of these, inside the gaps.
+        other_copy_ns: time of other copies, inside the gaps.
+        memset_ns: time of memsets, inside the gaps.
+    """
+
+    before: str
+    after: str
+    gaps: Distribution
+    idle: Mapping[str, int]
+    num_dtod: int
+    dtod_ns: int
+    other_copy_ns: int
+    memset_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapTable:
+    """The gaps of one device.
+
+    Args:
+        device: its number.
+        rows: by descending sum.
+        span_ns: length of the window.
+        kernel_ns: union of kernel time, compute and communication.
+        gap_ns: sum of all gaps.
+        head_ns: from the start of the window to the first kernel.
+        tail_ns: from the end of the last kernel to the end of the window.
+    """
+
+    device: int
+    rows: tuple[GapRow, ...]
+    span_ns: int
+    kernel_ns: int
+    gap_ns: int
+    head_ns: int
+    tail_ns: int
+
+
+def gap_table(view: DeviceView) -> GapTable:
+    """Tabulate the gaps between the kernels of one device."""
+    begin, stop = view.begin_ns, view.end_ns
+    groups, of_name = _groups(view)
+    found = _FoundGaps(view, of_name, len(groups))
+    found.search()
+    pairs = np.array(sorted(found.spent), np.int64)
+    lengths = grouped(lambda: found.lengths(pairs), len(pairs))
+    rows, sums_ns = [], 0
+    for number, gaps in zip(pairs.tolist(), lengths, strict=True):
+        columns = found.spent[number].tolist()
+        assert gaps is not None and gaps.sum_ns == sum(columns), "a gap does not add up"
+        took = dict(zip(_COLUMNS, columns, strict=True))
+        sums_ns += gaps.sum_ns
+        rows.append(
+            GapRow(
+                before=groups[number // len(groups)],
+                after=groups[number % len(groups)],
+                gaps=gaps,
+                idle={cause: took[cause] for cause in CAUSES},
+                num_dtod=found.copies[number],
+                dtod_ns=took["dtod"],
+                other_copy_ns=took["other_copies"],
+                memset_ns=took["memset"],
+            )
+        )
+    head = stop - begin if found.first_ns is None else min(max(found.first_ns - begin, 0), stop - begin)
+    return GapTable(
+        device=view.device,
+        rows=tuple(sorted(rows, key=lambda row: (-row.gaps.sum_ns, row.before, row.after))),
+        span_ns=stop - begin,
+        kernel_ns=found.kernel_ns,
+        gap_ns=sums_ns,
+        head_ns=head,
+        tail_ns=stop - begin - found.kernel_ns - sums_ns - head,
+    )
+
+
+def _groups(view: DeviceView) -> tuple[list[str], Ints]:
+    """Return the groups, and the group of each name."""
+    ids: dict[str, int] = {}
+    of_name = [ids.setdefault(kernel_name(name).group, len(ids)) for name in view.trace.device_events.names]
+    return list(ids), np.array(of_name, np.int64)
+
+
+class _Gaps(NamedTuple):
+    """Gaps with their pair of groups: number of the group before times the number of groups, plus that of the group after."""
+
+    start: Ints
+    end: Ints
+    pair: Ints
+
+
+class _FoundGaps:
+    """Totals of the gaps of a device, collected in parts.
+
+    `spent` is the time in the gaps of each pair of groups by `_COLUMNS`, `copies` the number of device-to-device copies in them.
+    """
+
+    def __init__(self, view: DeviceView, of_name: Ints, num_groups: int) -> None:
+        self._view, self._of_name, self._num_groups = view, of_name, num_groups
+        names = view.trace.device_events.names
+        inner = [bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names]
+        self._inner = np.array(inner, np.bool_)
+        self.spent: dict[int, Ints] = {}
+        self.copies: Counter[int] = Counter()
+        self.first_ns: int | None = None
+        self.kernel_ns = 0
+
+    def search(self) -> None:
+        """Collect the totals of every gap."""
+        slices = _Ahead(self._view.stretches())
+        for gaps in self.gaps():
+            if len(gaps.start):
+                self._add(gaps, slices.until(int(gaps.end[-1])))
+        covered = Covered()
+        for _, kernels in self._kernels():
+            if self.first_ns is None and len(kernels):
+                self.first_ns = int(kernels.start[0])
+            begin, stop = self._view.begin_ns, self._view.end_ns
+            covered.add(np.clip(kernels.start, begin, stop), np.clip(kernels.end, begin, stop))
+        self.kernel_ns = covered.total_ns
+
+    def lengths(self, pairs: Ints) -> Iterator[Grouped]:
+        """Yield the lengths of the gaps, and the position of each one's pair in `pairs`."""
+        for gaps in self.gaps():
+            yield gaps.end - gaps.start, np.searchsorted(pairs, gaps.pair)
+
+    def _kernels(self) -> Iterator[tuple[int, EventView]]:
+        for at, work in self._view.work.parts():
+            kind = work.kind
+            is_kernel = (kind == DEVICE_KINDS.index("kernel")) | (kind == DEVICE_KINDS.index("comm"))
+            yield at, work.at(np.flatnonzero(is_kernel & (work.end > work.start)))
+
+    def gaps(self) -> Iterator[_Gaps]:
+        """Yield the gaps inside the window."""
+        reached: int | None = None
+        before = 0  # group of the kernel that reached so far
+        for _, kernels in self._kernels():
+            if not len(kernels):
+                continue
+            start, end, group = kernels.start, kernels.end, self._of_name[kernels.name]
+            if reached is None:
+                reached = int(start[0])
+            ends, of_end = np.append(reached, end), np.append(before, group)
+            far = np.maximum.accumulate(ends)
+            latest = np.maximum.accumulate(np.where(ends == far, np.arange(len(ends)), 0))
+            left, right = np.maximum(far[:-1], self._view.begin_ns), np.minimum(start, self._view.end_ns)
+            some = (start > far[:-1]) & (right > left)
+            pair = of_end[latest[:-1]] * self._num_groups + group
+            yield _Gaps(left[some], right[some], pair[some])
+            reached, before = int(far[-1]), int(of_end[latest[-1]])
+
+    def _add(self, gaps: _Gaps, slices: Slices) -> None:
+        found = overlaps(Intervals(slices.start, slices.end), Intervals(gaps.start, gaps.end))
+        busy = slices.cause == BUSY
+        column = slices.cause.astype(np.int64)
+        copy = self._view.work.at(slices.event[busy])
+        is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
+        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _COLUMNS.index("memset"), _COLUMNS.index("other_copies"))
+        column[busy] = np.where(is_dtod, _COLUMNS.index("dtod"), other)
+        pairs, row = np.unique(gaps.pair, return_inverse=True)
+        spent = np.zeros((len(pairs), len(_COLUMNS)), np.int64)
+        np.add.at(spent.reshape(-1), row[found.b] * len(_COLUMNS) + column[found.a], found.end - found.start)
+        copying = column[found.a] == _COLUMNS.index("dtod")
+        ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
+        copies = np.bincount(row[ran[1]], minlength=len(pairs))
+        for pair, took, n in zip(pairs.tolist(), spent, copies.tolist(), strict=True):
+            self.spent[pair] = self.spent[pair] + took if pair in self.spent else took
+            self.copies[pair] += n
+
+
+class _Ahead:
+    """Buffer over slices that are read in parts, in order of time."""
+
+    def __init__(self, parts: Iterator[Slices]) -> None:
+        self._parts, self._rest = parts, joined(())
+
+    def until(self, moment: int) -> Slices:
+        """Return the slices not yet returned whole, up to the one that reaches the moment."""
+        held = [self._rest]
+        while not len(held[-1].end) or held[-1].end[-1] < moment:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            held.append(part)
+        found = joined(held)
+        self._rest = found.between(int(np.searchsorted(found.end, moment, "right")), None)
+        return found

@@ -1,14 +1,378 @@
-"""Roofline: a measured time against the device's peaks; rates, shares, the bound, and rates that are impossible."""
+"""Costs of operators from their recorded inputs, and measured times against the device's peaks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from strobe.core.costs import Cost, DevicePeaks, parse_dtype
+from strobe.core.costs import (
+    AttentionShape,
+    Cost,
+    DevicePeaks,
+    attention,
+    attention_backward,
+    conv,
+    element_bytes,
+    matmul,
+    parse_dtype,
+)
 from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
+from strobe.perf.trace.events import OperatorCalls
+
+# FLOPs and least bytes of convolutions and their gradients, from the inputs that a trace recorded.
+
+Sizes = tuple[int, ...]
+_NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
+_MASK: Final = re.compile(r"True|False|1|0")
+
+
+class _Forward(NamedTuple):
+    """Positions of a convolution's arguments among its operands."""
+
+    padding: int
+    stride: int
+    dilation: int
+    groups: int | None
+    output_padding: int | None = None
+
+
+_FORWARD: Final = {
+    "aten::cudnn_convolution": _Forward(2, 3, 4, 5),
+    "aten::cudnn_convolution_transpose": _Forward(2, 4, 5, 6, output_padding=3),
+    "aten::miopen_convolution": _Forward(3, 4, 5, 6),
+    "aten::miopen_convolution_transpose": _Forward(3, 5, 6, 7, output_padding=4),
+    "aten::_conv_depthwise2d": _Forward(5, 4, 6, None),
+    "aten::conv_depthwise3d": _Forward(5, 4, 6, None),
+}
+_BACKWARD: Final = "aten::convolution_backward"
+CONVOLUTIONS: Final = frozenset({*_FORWARD, _BACKWARD})
+
+
+def convolution_cost(name: str, sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost | str:
+    """Return the cost of a call, or the reason why it is not known.
+
+    A convolution is two FLOPs for each output, input channel of its group and tap; each gradient is as many. A bias that the
+    operator adds by itself is not counted.
+    """
+    if name == _BACKWARD:
+        return _backward(sizes, values, dtype)
+    places = _FORWARD[name]
+    transposed = places.output_padding is not None
+    given, weight = (*sizes, (), ())[:2]
+    if not _fits(given, weight):
+        return "its sizes are no convolution"
+    rank = len(given) - 2
+    groups = given[1] if places.groups is None else _one(values, places.groups)
+    steps = [_list(values, place, rank) for place in (places.padding, places.stride, places.dilation)]
+    extra = [0] * rank if places.output_padding is None else _list(values, places.output_padding, rank)
+    if groups is None or groups < 1 or extra is None or None in steps:
+        return "its strides and paddings are not recorded"
+    padding, stride, dilation = ([*each] for each in steps if each is not None)
+    if min(stride, default=1) < 1:
+        return "its strides and paddings are not recorded"
+    out = [
+        (n - 1) * s - 2 * p + d * (k - 1) + e + 1 if transposed else (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, p, s, d, e in zip(given[2:], weight[2:], padding, stride, dilation, extra, strict=True)
+    ]
+    channels = weight[1] * groups if transposed else weight[0]
+    if min(out, default=1) < 0 or (weight[0] if transposed else weight[1] * groups) != given[1]:
+        return "its sizes are no convolution"
+    result = (given[0], channels, *out)
+    return _one_product(given if transposed else result, weight, dtype) + _moved(dtype, (given, weight), (result,))
+
+
+def _backward(sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost | str:
+    gradient, given, weight = (*sizes, (), (), ())[:3]
+    if not _fits(given, weight) or len(gradient) != len(given):
+        return "its sizes are no convolution"
+    mask = [word in ("True", "1") for word in _MASK.findall(values[10])] if len(values) > 10 else []
+    if len(mask) != 3 or len(values) <= 7 or values[7] not in ("True", "False", "1", "0"):
+        return "which gradients it computes is not recorded"
+    one = _one_product(given if values[7] in ("True", "1") else gradient, weight, dtype)
+    read = (gradient, *((weight,) if mask[0] else ()), *((given,) if mask[1] else ()))
+    made = tuple(size for size, wanted in zip((given, weight, gradient[1:2]), mask, strict=True) if wanted)
+    return one * (mask[0] + mask[1]) + _moved(dtype, read, made)
+
+
+def _one_product(positions: Sizes, weight: Sizes, dtype: str) -> Cost:
+    """Compute the FLOPs of one pass over all positions: each is multiplied with all weights of one of its channels."""
+    count = positions[0] * math.prod(positions[2:])
+    return Cost(flops=conv(count, weight[1], weight[0], taps=math.prod(weight[2:]), dtype=dtype, bias=False).flops)
+
+
+def _moved(dtype: str, read: Sequence[Sizes], written: Sequence[Sizes]) -> Cost:
+    size = element_bytes(dtype)
+    return Cost(read_bytes=sum(map(math.prod, read)) * size, write_bytes=sum(map(math.prod, written)) * size)
+
+
+def _fits(given: Sizes, weight: Sizes) -> bool:
+    return 3 <= len(given) == len(weight) <= 5
+
+
+def _one(values: Sequence[str], place: int) -> int | None:
+    return int(values[place]) if place < len(values) and _NUMBER.fullmatch(values[place]) else None
+
+
+def _list(values: Sequence[str], place: int, rank: int) -> list[int] | None:
+    """Parse a list such as `[16, 16]`, one number per axis; a single number holds for all axes."""
+    found = [int(one) for one in _NUMBER.findall(values[place])] if place < len(values) else []
+    found = found * rank if len(found) == 1 else found
+    return found if len(found) == rank else None
+
+
+# FLOPs and least bytes of one call of an operator, from the inputs that the trace recorded.
+
+_PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1}
+"""Position of the left factor among the operands of matrix products; an operand before it is added."""
+_SCALED: Final = "aten::_scaled_mm"
+_SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
+"""Output dtypes of scaled products, by torch's number."""
+
+
+class _Attention(NamedTuple):
+    """Layout of an attention operator: `heads` and `tokens` are axes of a tensor, the others positions of operands."""
+
+    tokens: int
+    heads: int
+    causal: int | None
+    packed: tuple[int, ...] = ()
+    window: tuple[int, ...] = ()
+    first: int = 0
+    backward: bool = False
+
+
+_ATTENTIONS: Final = {
+    "aten::_flash_attention_forward": _Attention(1, 2, 8, packed=(3, 4), window=(11, 12)),
+    "aten::_flash_attention_backward": _Attention(1, 2, 11, packed=(6, 7), window=(15, 16), first=1, backward=True),
+    "aten::_efficient_attention_forward": _Attention(1, 2, 9, packed=(4, 5)),
+    "aten::_efficient_attention_backward": _Attention(1, 2, 14, packed=(6, 7), first=1, backward=True),
+    "aten::_scaled_dot_product_cudnn_attention": _Attention(2, 1, 6),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
+    "aten::_cudnn_attention_forward": _Attention(2, 1, 10, packed=(4, 5)),
+    "aten::_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
+    "flash_attn::_flash_attn_forward": _Attention(1, 2, 5, window=(6, 7)),
+    "flash_attn::_flash_attn_backward": _Attention(1, 2, 11, window=(12, 13), first=1, backward=True),
+    "strobe::fa4_forward": _Attention(1, 2, None),
+    "strobe::fa4_backward": _Attention(1, 2, None, first=2, backward=True),
+}
+
+
+class _Sparse(NamedTuple):
+    """Positions of our block-sparse attention's operands: block length, uniform count, sizes of ragged blocks."""
+
+    first: int
+    block: int
+    selected: int
+    ragged: tuple[int, int]
+    backward: bool
+
+
+_SPARSE: Final = {
+    "strobe::block_sparse_forward": _Sparse(0, 7, 9, (5, 6), backward=False),
+    "strobe::block_sparse_backward": _Sparse(2, 11, 13, (9, 10), backward=True),
+}
+_DENSE: Final = ("False", "0")
+_CAUSAL: Final = ("True", "1", "2")
+_MOST_ELEMENTS: Final = 1 << 62
+"""Most elements of a tensor: beyond them its last element has no 64-bit index."""
+_NO_WINDOW: Final = ("", "-1", "None")
+
+_FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_\w+")
+"""Names of pointwise and reduction kernels of PyTorch's compiler; their operands are everything they read and write."""
+_POINTWISE: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "pow", "neg", "exp", "sqrt", "rsqrt", "abs", "clamp_min",
+        "clamp", "gelu", "silu", "silu_", "relu", "relu_", "tanh", "sigmoid", "sin", "cos", "gelu_backward", "silu_backward",
+        "tanh_backward", "threshold_backward", "sigmoid_backward", "_softmax", "_log_softmax", "_softmax_backward_data",
+        "addcmul", "addcdiv", "lerp", "where",
+    )
+)  # fmt: skip
+"""Pointwise operators: every operand is read, and a result of their broadcast size is written."""
+_NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_group_norm"})
+"""Norms and the like: every operand is read, and a result as large as the first one is written."""
+_COPIES: Final = frozenset({"aten::copy_"})
+_FILLS: Final = frozenset({"aten::fill_", "aten::zero_"})
+_REDUCTIONS: Final = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::argmax", "aten::prod"})
+_ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "bool": 1}
+"""Element sizes of types that no matrix product has, bytes."""
+
+
+class OperatorCost(NamedTuple):
+    """FLOPs and least bytes of one call, and the dtype of its products."""
+
+    cost: Cost
+    dtype: str
+
+
+def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
+    """Return the cost of one of the calls, or the reason why it is not known.
+
+    A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet, its
+    gradients `10 D`. Causal attention over equally many queries and keys computes half of the pairs and the diagonal. Elementwise
+    work has no FLOPs that a matrix peak is about: every operand is moved once.
+    """
+    if any(size < 0 for sizes in calls.sizes for size in sizes) or any(math.prod(one) > _MOST_ELEMENTS for one in calls.sizes):
+        return "its sizes are not those of tensors"
+    if calls.name in _POINTWISE | _NORMS | _COPIES | _FILLS | _REDUCTIONS or _FUSED.fullmatch(calls.name):
+        return _elementwise(calls)
+    first = _first(calls.name)
+    if first is None:
+        return "what it computes is not known"
+    dtype = parse_dtype(calls.types[first]) if len(calls.types) > first else None
+    if dtype is None:
+        return "its dtype is not recorded or not known"
+    found = _of_kind(calls, first, dtype)
+    return found if isinstance(found, str) else OperatorCost(found, dtype)
+
+
+def _first(name: str) -> int | None:
+    """Return the position of the operand with the dtype of the products; `None` for an unknown operator."""
+    if name == _SCALED or name in CONVOLUTIONS:
+        return 0
+    known = _ATTENTIONS.get(name) or _SPARSE.get(name)
+    return known.first if known is not None else _PRODUCTS.get(name)
+
+
+def _of_kind(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
+    if calls.name == _SCALED:
+        return _scaled(calls, dtype)
+    if calls.name in CONVOLUTIONS:
+        return convolution_cost(calls.name, calls.sizes, calls.values, dtype)
+    if calls.name in _SPARSE:
+        return _sparse(calls, _SPARSE[calls.name], dtype)
+    return _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
+
+
+def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
+    left, right = (*calls.sizes[first : first + 2], (), ())[:2]
+    if not 2 <= len(left) == len(right) <= 3 or left[:-2] != right[:-2] or left[-1] != right[-2]:
+        return "its sizes are no matrix product"
+    (*batch, m, k), n = left, right[-1]
+    added = math.prod(calls.sizes[0]) * element_bytes(dtype) if first and calls.sizes[0] else 0
+    return matmul(m, k, n, dtype=dtype, batch=math.prod(batch)) + Cost(read_bytes=added)
+
+
+def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
+    """Return the cost of a product of eight-bit numbers with scales, with output in the requested dtype."""
+    product = _product(calls, 0, dtype)
+    if isinstance(product, str):
+        return product
+    wanted = calls.values[6] if len(calls.values) > 6 else "?"
+    out = _SCALED_OUT.get(wanted) if wanted not in ("", "None") else dtype
+    if out is None:
+        return "the dtype that it writes is not recorded"
+    others = sum(_bytes_of(calls, place) or 0 for place in range(2, min(5, len(calls.sizes))))
+    written = product.write_bytes // element_bytes(dtype) * element_bytes(out)
+    return replace(product, read_bytes=product.read_bytes + others, write_bytes=written)
+
+
+def _attention(calls: OperatorCalls, dtype: str) -> Cost | str:
+    places, sizes, values = _ATTENTIONS[calls.name], calls.sizes, calls.values
+    shape = _attention_shape(sizes[places.first : places.first + 3], places.tokens, places.heads)
+    if shape is None:
+        return "its sizes are no attention of one head size"
+    if any(sizes[place] for place in places.packed if place < len(sizes)):
+        return "sequences of different lengths are packed together"
+    if any(values[place] not in _NO_WINDOW for place in places.window if place < len(values)):
+        return "it attends to a window"
+    cost = attention_backward if places.backward else attention
+    causal = "False" if places.causal is None else values[places.causal] if len(values) > places.causal else ""
+    if causal not in (*_DENSE, *_CAUSAL):
+        return "whether it is causal is not recorded"
+    if causal in _DENSE:
+        return cost(shape, dtype=dtype)
+    if shape.q_tokens != shape.kv_tokens:
+        return "it is causal over unequal numbers of queries and keys"
+    return cost(shape, dtype=dtype, pairs=shape.batch * shape.num_heads * shape.q_tokens * (shape.q_tokens + 1) // 2)
+
+
+def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) -> AttentionShape | None:
+    if len(sizes) < 3 or {len(size) for size in sizes} != {4} or sizes[1] != sizes[2] or sizes[0][3] != sizes[1][3]:
+        return None
+    return AttentionShape(
+        q_tokens=sizes[0][tokens],
+        kv_tokens=sizes[1][tokens],
+        num_heads=sizes[0][heads],
+        num_kv_heads=sizes[1][heads],
+        head_dim=sizes[0][3],
+        batch=sizes[0][0],
+    )
+
+
+def _sparse(calls: OperatorCalls, places: _Sparse, dtype: str) -> Cost | str:
+    shape = _attention_shape(calls.sizes[places.first : places.first + 3], 1, 2)
+    if shape is None:
+        return "its sizes are no attention of one head size"
+    if any(calls.sizes[place] for place in places.ragged if place < len(calls.sizes)):
+        return "its blocks are not all full, and how full is not recorded"
+    words = [calls.values[place] if place < len(calls.values) else "" for place in (places.block, places.selected)]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        return "how many blocks each query attends to is not recorded"
+    block, count = map(int, words)
+    pairs = shape.batch * shape.num_heads * shape.q_tokens * block * count
+    if pairs > shape.pairs:
+        return "its blocks are more than a dense call has"
+    return (attention_backward if places.backward else attention)(shape, dtype=dtype, pairs=pairs)
+
+
+def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
+    """Return the bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
+    if not calls.sizes[place]:
+        return 0
+    kind = calls.types[place] if place < len(calls.types) else ""
+    known = parse_dtype(kind)
+    size = element_bytes(known) if known is not None else _ELEMENT_BYTES.get(kind)
+    return None if size is None else math.prod(calls.sizes[place]) * size
+
+
+def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
+    moved = list(_operands(calls))
+    if not moved:
+        return "its sizes are not recorded"
+    if None in moved:
+        return "its dtype is not recorded or not known"
+    places = [place for place, size in enumerate(calls.sizes) if size]
+    dtype = parse_dtype(calls.types[places[0]]) or calls.types[places[0]]
+    given = [each for each in moved if each is not None]
+    if calls.name in _COPIES and len(given) == 2:
+        return OperatorCost(Cost(write_bytes=given[0], read_bytes=given[1]), dtype)
+    if calls.name in _FILLS:
+        return OperatorCost(Cost(write_bytes=given[0]), dtype)
+    if calls.name in _NORMS:
+        return OperatorCost(Cost(read_bytes=sum(given), write_bytes=given[0]), dtype)
+    if calls.name in _REDUCTIONS or calls.name not in _POINTWISE:  # of a fused kernel's operands some are written
+        return OperatorCost(Cost(read_bytes=given[0] if calls.name in _REDUCTIONS else sum(given)), dtype)
+    shape = _broadcast([calls.sizes[place] for place in places])
+    if shape is None:
+        return "its sizes do not fit together"
+    sizes = (each // math.prod(calls.sizes[place]) for each, place in zip(given, places, strict=True) if each)
+    element = max(sizes, default=0)
+    return OperatorCost(Cost(read_bytes=sum(given), write_bytes=math.prod(shape) * element), dtype)
+
+
+def _operands(calls: OperatorCalls) -> Iterator[int | None]:
+    return (_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size)
+
+
+def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the common broadcast size; `None` if two sizes do not fit."""
+    rank = max(map(len, sizes))
+    found = []
+    for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):
+        wide = {length for length in axis if length != 1}
+        if len(wide) > 1:
+            return None
+        found.append(wide.pop() if wide else 1)
+    return tuple(found)
+
+
+# Roofline: a measured time against the device's peaks; rates, shares, the bound, and rates that are impossible.
 
 NS_PER_S: Final = 1_000_000_000
 TOLERANCE: Final = Fraction(102, 100)

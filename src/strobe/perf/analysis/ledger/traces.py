@@ -1,33 +1,338 @@
-"""Account of two traces of any framework: labels that add up to the difference between them, to the nanosecond.
-
-The saving of a step is the sum of the savings of its labels. Where the logs time a stage and give its number of calls, the
-account extends to the stage: the time of the stage that the trace does not hold is a line of its own.
-"""
+"""Ledger of two traces of any framework: labels, paths and calls, to the nanosecond."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from strobe.perf.analysis.device.kernel_kinds import KernelKind
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Anchor, Ledger, Level, Line, Owned, Scale, close_ledger
-from strobe.perf.analysis.ledger.intervals import Sampled, Spread, step_spread
-from strobe.perf.analysis.ledger.label_trace import TracedSide
-from strobe.perf.analysis.runs.timeline import Label
-from strobe.perf.analysis.structure.steps import NoSteps, Steps
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.errors import ConfigError, DataError, nearest
+from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
+    BUSY,
+    NONE,
+    EventView,
+    LabelSlices,
+    Slices,
+    events_by_device,
+    label_slices,
+    sums,
+    tile_of,
+)
+from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.analysis.ledger.account import (
+    DILATION,
+    OUTSIDE_WINDOW,
+    AccountLevel,
+    Anchor,
+    Ledger,
+    LedgerLine,
+    LedgerScale,
+    OwnedTime,
+    Sampled,
+    Spread,
+    close_ledger,
+    step_spread,
+)
+from strobe.perf.analysis.runs.timeline import Label, Tile
+from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
+from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
+from strobe.perf.analysis.structure.steps import LAST, NoSteps, Steps, find_steps
+from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
+
+# Cuts the device time of any framework's trace into steps and labels, exactly.
+#
+# Where work overlaps, the first of `PRIORITY` owns the time: focal kernel, other work of its section, other kernels, memsets,
+# communication, copies. Where nothing runs, the cause of the gap does. So the labels of a step add up to its length. The order is
+# a
+# convention: a label is exposed only with respect to those before it, which is why the time that each label covers by itself is
+# there too.
+
+PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
+FOCAL_NAME: Final = "focal kernel"
+"""Common name of the focal kernels of both sides, so that they are compared with each other."""
+_PLACES: Final = ("focal", "section", "step")
+OTHER_KERNELS: Final = Label(("step",), "kernel")
+"""The label of kernels that are neither focal nor of a section."""
+LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in ACTIVITIES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelling:
+    """Settings for cutting the time of a trace.
+
+    Args:
+        focal: regular expression searched in the names of device events; `None`: nothing is focal.
+        section: the section around the focal events, if one is asked for.
+        priority: who owns overlapped time: each word of `PRIORITY` once.
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
+    """
+
+    focal: str | None = None
+    section: SectionDefinition | None = None
+    priority: tuple[str, ...] = PRIORITY
+    steps: str | None = None
+
+    def __post_init__(self) -> None:
+        if sorted(self.priority) != sorted(PRIORITY):
+            hints = "".join(nearest(each, PRIORITY) for each in self.priority if each not in PRIORITY)
+            raise ConfigError(f"priority {', '.join(self.priority)}{hints}: name each of {', '.join(PRIORITY)} once")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedSide:
+    """One device of one trace, cut into steps and labels.
+
+    Args:
+        label: name of the trace, e.g. `rank 0`.
+        device: its number.
+        steps: steps found; without any the only tile is the time from the first device event to the end of the last.
+        tiles: the compared steps. Their labels add up to their lengths.
+        calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
+        inclusive: time that each label covers by itself, whatever else ran, over all tiles.
+        kinds: time of `OTHER_KERNELS` by kind of kernel, over all tiles; the kinds add up to it.
+        focal_names: normalised names of the focal kernels, those with most calls first.
+        focal: duration of every focal call that starts in a tile, by tile.
+        counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
+        sections: those of the counted calls; `None` if none were asked for.
+        pieces: pieces that tile the tiles; labels count into `LABELS`, events into the trace's device events.
+    """
+
+    label: str
+    device: int
+    steps: Steps | NoSteps
+    tiles: tuple[Tile, ...]
+    calls: Mapping[str, tuple[int, int]]
+    inclusive: Mapping[Label, int]
+    kinds: Mapping[KernelKind, int]
+    focal_names: tuple[str, ...]
+    focal: tuple[tuple[int, ...], ...]
+    counted: tuple[int, ...]
+    sections: Sections | None
+    pieces: LabelSlices
+
+    @property
+    def total_ns(self) -> int:
+        """Length of all tiles together, ns."""
+        return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
+
+    @property
+    def owned(self) -> Counter[Label]:
+        """Time of each label over all tiles."""
+        total: Counter[Label] = Counter()
+        for tile in self.tiles:
+            total.update(tile.owned)
+        return total
+
+    @property
+    def num_focal(self) -> int:
+        """Number of focal calls that start in the tiles."""
+        return sum(map(len, self.focal))
+
+    @property
+    def mean_ns(self) -> Fraction:
+        """Mean length of a tile."""
+        return Fraction(self.total_ns, len(self.tiles))
+
+    @property
+    def own_ns(self) -> Fraction:
+        """Mean tile without exposed communication, ns: that communication may wait for another rank."""
+        communication = sum(ns for label, ns in self.owned.items() if label.activity == "comm")
+        return Fraction(self.total_ns - communication, len(self.tiles))
+
+
+def label_trace(trace: Trace, label: str, cut: Labelling) -> TracedSide:
+    """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
+
+    Raises:
+        DataError: the trace has no device events, or no focal one.
+        ConfigError: a pattern is not a regular expression.
+    """
+    devices = list(events_by_device(trace))
+    if not devices:
+        raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
+    focal = [np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal) for _, work in devices]
+    if cut.focal is not None and not any(mask.any() for mask in focal):
+        raise DataError(f"{trace.path}: no device event matches {cut.focal!r}; {_longest_names(trace)}")
+    spent = [
+        int((work.end - work.start)[mask if cut.focal is not None else slice(None)].sum())
+        for (_, work), mask in zip(devices, focal, strict=True)
+    ]
+    chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
+    return _cut_device(trace, label, devices[chosen], focal[chosen], cut)
+
+
+def _longest_names(trace: Trace) -> str:
+    """List the longest-running kernels, for a message about a name that was not found."""
+    total: Counter[str] = Counter()
+    events = trace.device_events
+    for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
+        total[kernel_name(events.names[name]).group] += end - start
+    return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
+
+
+def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDArray[np.bool_], cut: Labelling) -> TracedSide:
+    device, work = own
+    steps = next(found for found in find_steps(trace, cut.steps) if found.device == device)
+    tiles = _tiles(work, steps)
+    within = tile_of(work.start, tiles)
+    counted = tile_of(work.start, _left_out(steps)) < 0
+    sections = None if cut.section is None else sections_of(trace, device, work, cut.section, counted)
+    member = np.zeros(len(work), np.bool_)
+    areas = Intervals(tiles.start[:0], tiles.end[:0])
+    if sections is not None and sections.found:
+        positions = np.array([number for section in sections.found for number in section.members], np.int64)
+        member[np.searchsorted(work.position, positions)] = True
+        bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
+        areas = union(bounds[:, 0], bounds[:, 1])
+    pieces = _pieces(trace, work, _Marks(focal, member & ~focal), areas, tiles, cut.priority)
+    owned, exclusive = sums(pieces, tiles, LABELS, len(work))
+    inside = np.flatnonzero((within >= 0) | (exclusive > 0))
+    calls: dict[str, tuple[int, int]] = {}
+    for (name, is_focal), ns in zip(_names(trace, work, focal, inside), exclusive[inside].tolist(), strict=True):
+        group = FOCAL_NAME if is_focal else kernel_name(name).group
+        count, took = calls.get(group, (0, 0))
+        calls[group] = count + 1, took + ns
+    return TracedSide(
+        label=label,
+        device=device,
+        steps=steps,
+        tiles=tuple(
+            Tile(index=number, start_ns=start, end_ns=end, owned=labels)
+            for number, (start, end, labels) in enumerate(zip(tiles.start.tolist(), tiles.end.tolist(), owned, strict=True))
+        ),
+        calls=calls,
+        inclusive=_inclusive(work, _Marks(focal, member & ~focal), areas, tiles),
+        kinds=_kinds(trace, work, pieces),
+        focal_names=_focal_names(trace, work, focal),
+        focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
+        counted=tuple((work.end - work.start)[focal & counted].tolist()),
+        sections=sections,
+        pieces=pieces._replace(event=np.where(pieces.event == NONE, NONE, work.position[pieces.event])),
+    )
+
+
+def _focal_names(trace: Trace, work: EventView, focal: NDArray[np.bool_]) -> tuple[str, ...]:
+    calls: Counter[str] = Counter()
+    ids, counts = np.unique(work.name[focal], return_counts=True)
+    for name, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        calls[kernel_name(trace.device_events.names[name]).group] += count
+    return tuple(name for name, _ in calls.most_common())
+
+
+def _tiles(work: EventView, steps: Steps | NoSteps) -> Intervals:
+    if isinstance(steps, NoSteps):
+        return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
+    kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
+    return Intervals(kept[:, 0], kept[:, 1])
+
+
+def _left_out(steps: Steps | NoSteps) -> Intervals:
+    """Return the steps that are left out with a cause. The last step is kept: only its end is unknown."""
+    excluded = () if isinstance(steps, NoSteps) or not steps.kept() else steps.steady.excluded
+    found = [steps.steps[each.index] for each in excluded if each.cause != LAST and isinstance(steps, Steps)]
+    bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
+    return Intervals(bounds[:, 0], bounds[:, 1])
+
+
+def _names(trace: Trace, work: EventView, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
+    names = trace.device_events.names
+    return [(names[name], own) for name, own in zip(work.name[chosen].tolist(), focal[chosen].tolist(), strict=True)]
+
+
+class _Marks(NamedTuple):
+    """Masks of a device's focal events, and of its other events in sections."""
+
+    focal: NDArray[np.bool_]
+    section: NDArray[np.bool_]
+
+
+def _pieces(
+    trace: Trace, work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals, priority: Sequence[str]
+) -> LabelSlices:
+    """Cut the tiles into pieces with one label each; `event` counts into `work`."""
+    of_kind = np.array([priority.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
+    rank = np.where(marks.section, priority.index("section"), of_kind[work.kind])
+    rank = np.where(marks.focal, priority.index("focal"), rank)
+    begin, stop = int(work.start[0]), int(work.end.max())
+    slices, inside = _split(work.tile(trace, rank, begin, stop), areas, complement(areas, begin, stop))
+    busy = slices.cause == BUSY
+    owner = np.where(busy, slices.event, NONE)
+    in_section = inside & (~busy | marks.section[owner])
+    place = np.where(busy & marks.focal[owner], 0, np.where(in_section, 1, 2))
+    return label_slices(work, slices, place, tiles)
+
+
+def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices, NDArray[np.bool_]]:
+    """Cut slices at the edges of areas; return the pieces and a mask of those inside an area."""
+    found = [overlaps(Intervals(slices.start, slices.end), part) for part in (areas, outside)]
+    which, start, end = (
+        np.concatenate(columns) for columns in zip(*((part.a, part.start, part.end) for part in found), strict=True)
+    )
+    order = np.argsort(start, kind="stable")
+    inside = np.repeat(np.array([True, False]), [len(part.a) for part in found])[order]
+    which = which[order]
+    return Slices(start[order], end[order], slices.event[which], slices.cause[which]), inside
+
+
+def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKind, int]:
+    """Return the time of the other kernels' line, by kind of kernel."""
+    own = pieces.label == LABELS.index(OTHER_KERNELS)
+    found: Counter[KernelKind] = Counter()
+    ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
+    took = np.zeros(len(ids), np.int64)
+    np.add.at(took, place, (pieces.end - pieces.start)[own])
+    for name, ns in zip(ids.tolist(), took.tolist(), strict=True):
+        found[kernel_kind(trace.device_events.names[name])] += ns
+    return dict(found)
+
+
+def _inclusive(work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
+    """Return the time in the tiles in which an event of each busy label ran, whatever else ran."""
+    outside = complement(areas, int(work.start[0]), int(work.end.max()))
+    found: dict[Label, int] = {}
+    for number, kind in enumerate(DEVICE_KINDS):
+        own = work.kind == number
+        focal, member, rest = (
+            union(work.start[chosen], work.end[chosen])
+            for chosen in (own & marks.focal, own & marks.section, own & ~marks.focal & ~marks.section)
+        )
+        late = _common(member, outside)
+        start, end = np.concatenate((rest.start, late.start)), np.concatenate((rest.end, late.end))
+        order = np.argsort(start, kind="stable")
+        covered = (focal, _common(member, areas), union(start[order], end[order]))
+        for place, intervals in zip(_PLACES, covered, strict=True):
+            found[Label((place,), kind)] = _common(intervals, tiles).length_ns
+    return {label: ns for label, ns in found.items() if ns}
+
+
+def _common(a: Intervals, b: Intervals) -> Intervals:
+    shared = overlaps(a, b)
+    return Intervals(shared.start, shared.end)
+
+
+# Account of two traces of any framework: labels that add up to the difference between them, to the nanosecond.
+#
+# The saving of a step is the sum of the savings of its labels. Where the logs time a stage and give its number of calls, the
+# account extends to the stage: the time of the stage that the trace does not hold is a line of its own.
 
 BRIDGE: Final = "outside profiled window, with profiler dilation"
 OUTSIDE_STAGE: Final = "outside the stage"
-_LEVELS: Final = {"focal": Level.KERNEL, "section": Level.SECTION, "step": Level.STEP}
+_LEVELS: Final = {"focal": AccountLevel.KERNEL, "section": AccountLevel.SECTION, "step": AccountLevel.STEP}
 
 UnitName = Literal["stage", "step", "call", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
+class TimedStep:
     """Times of one side without a profiler, from its log; `None` where the log has none.
 
     Args:
@@ -74,7 +379,9 @@ class _Unit(NamedTuple):
     factors: tuple[Fraction, Fraction]
 
 
-def foreign_ledger(baseline: TracedSide, candidate: TracedSide, timed: tuple[Timed, Timed] = (Timed(), Timed())) -> Account:
+def foreign_ledger(
+    baseline: TracedSide, candidate: TracedSide, timed: tuple[TimedStep, TimedStep] = (TimedStep(), TimedStep())
+) -> Account:
     """Account for the difference between two traces in the largest unit that they and their logs allow.
 
     A stage, if the logs time it and the calls per stage are known; else a step, if both traces have steps; else a focal call;
@@ -87,19 +394,19 @@ def foreign_ledger(baseline: TracedSide, candidate: TracedSide, timed: tuple[Tim
     """
     sides = (baseline, candidate)
     unit, missing = _unit(sides, timed)
-    anchors: list[tuple[Level, str, tuple[Fraction, Fraction]]] = []
+    anchors: list[tuple[AccountLevel, str, tuple[Fraction, Fraction]]] = []
     step = timed[0].step_ns, timed[1].step_ns
     if unit.name in ("stage", "step") and step[0] is not None and step[1] is not None:
         # as many steps as the unit holds tiles
         many = [factor * len(side.tiles) for factor, side in zip(unit.factors, sides, strict=True)]
-        anchors.append((Level.STEP, DILATION, (step[0] * many[0], step[1] * many[1])))
+        anchors.append((AccountLevel.STEP, DILATION, (step[0] * many[0], step[1] * many[1])))
     elif unit.name in ("stage", "step"):
         missing["profiler dilation"] = "no log times a step without the profiler"
     if unit.name == "stage":
         stage = _both(timed[0].stage_ns, timed[1].stage_ns)
-        anchors.append((Level.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, stage))
+        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, stage))
         if timed[0].e2e_ns is not None and timed[1].e2e_ns is not None:
-            anchors.append((Level.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
+            anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
         else:
             missing["e2e"] = "no log times a whole run with one stage in it"
     return _closed(sides, unit, anchors, missing)
@@ -110,7 +417,7 @@ def _both(baseline: Fraction | None, candidate: Fraction | None) -> tuple[Fracti
     return baseline, candidate
 
 
-def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[Timed, Timed]) -> tuple[_Unit, dict[str, str]]:
+def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[TimedStep, TimedStep]) -> tuple[_Unit, dict[str, str]]:
     calls, focal = [side.calls_per_stage for side in timed], [side.num_focal for side in sides]
     reason = ""
     if not all(focal):
@@ -145,7 +452,7 @@ def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
 def _closed(
     sides: tuple[TracedSide, TracedSide],
     unit: _Unit,
-    anchors: Sequence[tuple[Level, str, tuple[Fraction, Fraction]]],
+    anchors: Sequence[tuple[AccountLevel, str, tuple[Fraction, Fraction]]],
     missing: dict[str, str],
 ) -> Account:
     num_units = math.lcm(*(factor.denominator for factor in unit.factors),
@@ -154,7 +461,7 @@ def _closed(
     for side, factor in zip(sides, unit.factors, strict=True):
         times = int(factor * num_units)
         owned.append(
-            Owned(
+            OwnedTime(
                 labels={label: times * ns for label, ns in side.owned.items()},
                 calls={name: (times * count, times * ns) for name, (count, ns) in side.calls.items()},
                 tiles=[tile.owned for tile in side.tiles],
@@ -165,8 +472,13 @@ def _closed(
         for level, name, both in anchors
     ]
     with_section = any(side.sections is not None for side in sides)
-    levels = [Level.KERNEL, *([Level.SECTION] if with_section else []), Level.STEP, *(anchor.level for anchor in scaled)]
-    scale = Scale(
+    levels = [
+        AccountLevel.KERNEL,
+        *([AccountLevel.SECTION] if with_section else []),
+        AccountLevel.STEP,
+        *(anchor.level for anchor in scaled),
+    ]
+    scale = LedgerScale(
         levels=tuple(dict.fromkeys(levels)),
         level_of=lambda label: _LEVELS[label.path[0]],
         is_kernel=_is_focal,
@@ -203,5 +515,294 @@ def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -
     return replace(found, total=None) if timed else found
 
 
-def _is_focal(line: Line) -> bool:
+def _is_focal(line: LedgerLine) -> bool:
     return line.path[:1] == ("focal",)
+
+
+# Device time by path: ranges, modules, operators and the kernel itself; and two such trees laid over each other.
+
+Path = tuple[str, ...]
+IDLE: Final = "idle"
+"""The node above the causes of idle time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A name on a path with all nodes below it, for both sides, exact. Children come in order of the larger side."""
+
+    name: str
+    baseline_ns: Fraction
+    candidate_ns: Fraction
+    children: tuple[Node, ...]
+
+    @property
+    def own_ns(self) -> tuple[Fraction, Fraction]:
+        """Time of both sides that lies in no child, ns."""
+        below = [(child.baseline_ns, child.candidate_ns) for child in self.children]
+        return self.baseline_ns - sum(times[0] for times in below), self.candidate_ns - sum(times[1] for times in below)
+
+
+class PathTree(NamedTuple):
+    """Time of one unit by path on both sides, including idle time by cause.
+
+    `unit` is step, call or window. With `operators` they are part of the paths. The root is what a unit takes.
+    """
+
+    unit: str
+    operators: bool
+    root: Node
+
+
+ChosenTrace: TypeAlias = tuple[Trace, TracedSide]
+"""A trace and how it was cut."""
+
+
+def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit: str) -> PathTree | None:
+    """Lay the paths of two traces over each other; `None` without either.
+
+    Args:
+        unit: unit of the account: stage or step, call, window. Paths include operators if both traces were read with details.
+    """
+    if baseline is None or candidate is None:
+        return None
+    of_unit = "step" if unit in ("stage", "step") else unit
+    operators = all(trace.details is not None for trace, _ in (baseline, candidate))
+    found = []
+    for trace, side in (baseline, candidate):
+        times = {**path_times(trace, side, operators=operators), **idle_times(side)}
+        found.append((times, side.num_focal if of_unit == "call" else len(side.tiles)))
+    return PathTree(of_unit, operators, difference(*found[0], *found[1]))
+
+
+def path_times(trace: Trace, side: TracedSide, *, operators: bool = False) -> dict[Path, int]:
+    """Time that the compared steps of a trace spend under each path, the kernel's group last; it adds up to the busy time.
+
+    A path is what was open on the thread at the launch: modules, else ranges, without their numbers; a graph's kernels carry
+    their own. What was launched in nothing has the kernel alone.
+
+    Args:
+        operators: the operators that were open are part of the path too.
+    """
+    owned = Counter[int]()
+    busy = side.pieces.event >= 0
+    length = (side.pieces.end - side.pieces.start)[busy]
+    for event, ns in zip(side.pieces.event[busy].tolist(), length.tolist(), strict=True):
+        owned[event] += ns
+    position = np.array(sorted(owned), np.int64)
+    scopes = trace.modules if len(trace.modules) else trace.ranges
+    if operators:
+        scopes = together(scopes, without(trace.ops, set(scopes.names)))
+    nesting = nest(scopes)
+    owners = nesting.of_calls(trace.device_events.hosts, np.asarray(trace.device_events.host)[position])
+    above = dict(zip(position.tolist(), owners.tolist(), strict=True))
+    spelled = _spelled(scopes, nesting.parent.tolist())
+    events, total = trace.device_events, Counter[Path]()
+    for event, ns in owned.items():
+        scope = above.get(event, NOWHERE)
+        own = trace.module_paths.get(event)
+        path = tuple(own.split(".")) if own else spelled[scope] if scope != NOWHERE else ()
+        total[(*path, kernel_name(events.names[events.name[event]]).group)] += ns
+    return dict(total)
+
+
+def idle_times(side: TracedSide) -> dict[Path, int]:
+    """Time that the compared steps of a trace are idle, by cause; with `path_times` it adds up to their length."""
+    total = Counter[Path]()
+    idle = side.pieces.event < 0
+    length = (side.pieces.end - side.pieces.start)[idle]
+    for label, ns in zip(side.pieces.label[idle].tolist(), length.tolist(), strict=True):
+        total[IDLE, LABELS[label].activity] += ns
+    return dict(total)
+
+
+def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
+    """Return the path of each scope: the names of the scopes around it and its own."""
+    paths: list[Path] = []
+    for parent, name in zip(parents, scopes.name, strict=True):
+        own = base_of(scopes.names[name]).removeprefix("strobe::")
+        paths.append((own,) if parent == NOWHERE else (*paths[parent], own))
+    return paths
+
+
+def difference(baseline: Mapping[Path, int], baseline_units: int, candidate: Mapping[Path, int], candidate_units: int) -> Node:
+    """Lay two trees over each other, each per unit, exactly."""
+    return _node(
+        "all",
+        {
+            path: (Fraction(baseline.get(path, 0), baseline_units), Fraction(candidate.get(path, 0), candidate_units))
+            for path in baseline.keys() | candidate.keys()
+        },
+    )
+
+
+def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+    groups: dict[str, dict[Path, tuple[Fraction, Fraction]]] = {}
+    for path, times in below.items():
+        if path:
+            groups.setdefault(path[0], {})[path[1:]] = times
+    children = (_node(child, inside) for child, inside in groups.items())
+    return Node(
+        name=name,
+        baseline_ns=sum((times[0] for times in below.values()), Fraction(0)),
+        candidate_ns=sum((times[1] for times in below.values()), Fraction(0)),
+        children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.name))),
+    )
+
+
+# Account from one focal kernel to the stage: the time that each level adds, from separate measurements of each level.
+#
+# The kernel and its section come from traces, the attention call and the stage from logs of runs without a profiler. A level is
+# the
+# mean of its measurements; a line is what a level takes beyond the one below it. Without the number of calls in a stage the
+# account
+# ends at one call.
+
+NEARLY: Final = Fraction(1, 10_000)
+"""Largest relative difference at which two different quantities are taken for a copy or a coincidence."""
+
+KERNEL_LINE: Final = "focal kernel"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallTimes:
+    """Mean times of one side; `None` where nothing was measured.
+
+    Args:
+        kernel_ns: one focal kernel, traced.
+        section_ns: the section around it, traced.
+        call_ns: one call as its log says.
+        stage_ns: one stage, as its log says, without warm-up.
+        calls_per_stage: calls in a stage.
+        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
+    """
+
+    kernel_ns: Fraction | None = None
+    section_ns: Fraction | None = None
+    call_ns: Fraction | None = None
+    stage_ns: Fraction | None = None
+    calls_per_stage: int | None = None
+    kernel_is_section: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImpliedCalls:
+    """Number of calls in a stage that would explain its saving by the saving of a call alone.
+
+    Args:
+        calls: saving of the stage / saving of a call.
+        candidates: whole numbers near it, with what they would leave of the stage's saving.
+    """
+
+    calls: Fraction
+    candidates: tuple[tuple[int, Fraction], ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the number is whole."""
+        return self.calls.denominator == 1
+
+
+def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
+    """Account for the saving of one call, level by level; `None` if no level was measured on both sides.
+
+    A level that one side lacks is left out, and its time is part of the next line.
+    """
+    sides = (baseline, candidate)
+    calls = baseline.calls_per_stage, candidate.calls_per_stage
+    values = {
+        AccountLevel.KERNEL: (baseline.kernel_ns, candidate.kernel_ns),
+        AccountLevel.SECTION: (baseline.section_ns, candidate.section_ns),
+        AccountLevel.CALL: (baseline.call_ns, candidate.call_ns),
+        AccountLevel.STAGE: (baseline.stage_ns, candidate.stage_ns),
+    }
+    missing: dict[str, str] = {level: _lacking(both) for level, both in values.items() if None in both}
+    staged = AccountLevel.STAGE not in missing and None not in calls
+    if AccountLevel.STAGE not in missing and not staged:
+        missing[AccountLevel.STAGE] = "calls per stage not recorded: give --calls-per-stage"
+    known = [level for level in values if level not in missing]
+    if not known or known == [AccountLevel.STAGE]:
+        return None
+    factor = (Fraction(calls[0] or 1), Fraction(calls[1] or 1)) if staged else (Fraction(1), Fraction(1))
+    took: dict[AccountLevel, tuple[Fraction, Fraction]] = {}
+    for level in known:
+        b, c = (value or Fraction(0) for value in values[level])
+        took[level] = (b, c) if level == AccountLevel.STAGE else (b * factor[0], c * factor[1])
+    num_units = math.lcm(*(value.denominator for both in took.values() for value in both))
+    names = _line_names(known, any(side.kernel_is_section for side in sides))
+    anchors = [
+        Anchor(level=level, name=names[level], baseline_ns=int(both[0] * num_units), candidate_ns=int(both[1] * num_units))
+        for level, both in took.items()
+    ]
+    scale = LedgerScale(
+        levels=known,
+        level_of=lambda label: AccountLevel.KERNEL,
+        is_kernel=lambda line: line.name == KERNEL_LINE,
+        num_units=num_units,
+    )
+    apart = Spread(why_none="each level was measured by itself")
+    ledger = close_ledger(OwnedTime.nothing(), OwnedTime.nothing(), anchors, scale, apart)
+    why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
+    return Account(ledger=ledger, unit="stage" if staged else "call", why=why, missing=missing)
+
+
+def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
+    lacking = [side for side, value in zip(("baseline", "candidate"), both, strict=True) if value is None]
+    return f"not measured on the {' and the '.join(lacking)}"
+
+
+def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel, str]:
+    words = {
+        AccountLevel.KERNEL: "kernel",
+        AccountLevel.SECTION: "section",
+        AccountLevel.CALL: "attention call",
+        AccountLevel.STAGE: "stage",
+    }
+    names = {known[0]: KERNEL_LINE if known[0] == AccountLevel.KERNEL else words[known[0]]}
+    for below, level in pairwise(known):
+        part = "all of its attention calls" if level == AccountLevel.STAGE else f"the {words[below]}"
+        names[level] = f"{words[level]} beyond {part}"
+    if stands_in and AccountLevel.SECTION in names:
+        names[AccountLevel.SECTION] += " (one side unmeasured)"
+    return names
+
+
+def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | None = None) -> ImpliedCalls | None:
+    """Divide the stage's saving by a call's; `None` if either is not known or the call saves nothing.
+
+    Args:
+        given: a number of calls to try beside the nearest whole ones.
+    """
+    if None in (baseline.stage_ns, candidate.stage_ns, baseline.call_ns, candidate.call_ns):
+        return None
+    stage = (baseline.stage_ns or Fraction(0)) - (candidate.stage_ns or Fraction(0))
+    call = (baseline.call_ns or Fraction(0)) - (candidate.call_ns or Fraction(0))
+    if not call or stage / call < 1:
+        return None
+    calls = stage / call
+    tried = sorted({math.floor(calls), math.ceil(calls), *(() if given is None else (given,))})
+    return ImpliedCalls(calls=calls, candidates=tuple((n, stage - n * call) for n in tried))
+
+
+def coincidences(baseline: CallTimes, candidate: CallTimes) -> tuple[tuple[str, str, Fraction], ...]:
+    """Find different quantities that are suspiciously equal; return both names and the relative difference.
+
+    A kernel may well be all of its section: they come from the same events, and are not held against each other.
+    """
+    figures = [
+        (source, f"the {side}'s {name}", value)
+        for side, times in (("baseline", baseline), ("candidate", candidate))
+        for source, name, value in (
+            ("trace", "kernel", times.kernel_ns),
+            ("trace", "section", None if times.kernel_is_section else times.section_ns),
+            ("calls", "attention call", times.call_ns),
+            ("stages", "stage", times.stage_ns),
+        )
+        if value
+    ]
+    found = []
+    for at, (source, name, value) in enumerate(figures):
+        for other_source, other_name, other in figures[at + 1 :]:
+            apart = abs(value - other) / max(value, other)
+            if source != other_source and apart <= NEARLY:
+                found.append((name, other_name, apart))
+    return tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strobe.core.errors import DataError
-from strobe.perf.records.checks import Check
+from strobe.perf.records.record import Check
 from strobe.perf.records.store import RunRecords
 
 

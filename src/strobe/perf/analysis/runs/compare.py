@@ -1,4 +1,4 @@
-"""Speedup of a candidate over the baseline, level by level, from timed clips."""
+"""Speedup of a candidate over the baseline from timed clips; clocks, calls, and growth over a long clip."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
+
+import numpy as np
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, welch_interval
-from strobe.perf.records.record import Clip
+from strobe.core.spans import E2E, FRAME_BLOCK
+from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
+from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant, Workload
 from strobe.perf.records.store import RunRecords
+
+# Speedup of a candidate over the baseline, level by level, from timed clips.
 
 STAGES: Final = (
     spans.TEXT,
@@ -233,3 +239,347 @@ def _ratio(baseline: Side, candidate: Side, *, per_call: bool) -> float:
     """Return the mean time of a clip (or of one region) of the baseline / that of the candidate."""
     b_count, c_count = ((side.calls if per_call else len(side.clips_ns)) for side in (baseline, candidate))
     return baseline.total_ns * c_count / (candidate.total_ns * b_count)
+
+
+# Clock, power and energy of a variant's clips, and what a difference of clocks does to the time of a kernel.
+
+POWER_CAP: Final = "sw_power_cap"
+"""The throttle reason of a GPU that would take more power than its limit allows."""
+FEWEST: Final = 5
+"""Fewest readings of a traced clip that stand for its clock; with fewer the timed clips' do."""
+FEWEST_CLIPS: Final = 2
+"""Fewest clips of a side whose clocks prove anything."""
+SAME: Final = Fraction(2, 100)
+"""Clocks that differ by less count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideClocks:
+    """Clock and power of a variant, over its clips.
+
+    Args:
+        sm_mhz: median SM clock of the clip that kernel times come from: the traced one where it was sampled, else timed ones.
+        clips_mhz: median SM clock of each sampled clip.
+        max_mhz: highest clock that the GPU supports; None: not recorded.
+        watts, limit_watts: mean power of the timed clips, and the limit; None: not recorded.
+        power_capped: a reading said that the power limit held the clock down.
+        clip_joules: energy of a timed clip, mean; by the GPU's counter, or mean power times the clip's length; None: neither.
+    """
+
+    sm_mhz: int
+    clips_mhz: tuple[int, ...]
+    max_mhz: int | None
+    watts: float | None
+    limit_watts: float | None
+    power_capped: bool
+    clip_joules: float | None
+
+
+def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
+    """Return the clocks of a variant; None if they were not sampled while its clips ran."""
+    timed = [clip for clip in timed_clips(run) if clip.variant == variant]
+    sampled = [clip.clocks for clip in timed if clip.clocks is not None and clip.clocks.samples]
+    traced = [
+        clip.clocks
+        for clip in run.clips
+        if (clip.variant, clip.phase) == (variant, "traced") and clip.clocks and (clip.clocks.samples or 0) >= FEWEST
+    ]
+    chosen = [each for each in traced or sampled if each.sm_mhz]
+    if not chosen:
+        return None
+    gpu = run.header.machine.gpu
+    watts = [each.power_mw / 1000 for each in sampled if each.power_mw is not None]
+    lasted = {span.order: span.value_ns for span in run.spans if span.name == spans.E2E}
+    energies = [_joules(clip.clocks, lasted[clip.order]) for clip in timed if clip.clocks and clip.order in lasted]
+    known = [each for each in energies if each is not None]
+    return SideClocks(
+        sm_mhz=round(statistics.median(each.sm_mhz for each in chosen if each.sm_mhz)),
+        clips_mhz=tuple(each.sm_mhz for each in (*sampled, *traced) if each.sm_mhz),
+        max_mhz=None if gpu is None else gpu.max_sm_mhz,
+        watts=statistics.fmean(watts) if watts else None,
+        limit_watts=gpu.power_limit_mw / 1000 if gpu is not None and gpu.power_limit_mw else None,
+        power_capped=any(POWER_CAP in each.throttle for each in (*sampled, *traced)),
+        clip_joules=statistics.fmean(known) if known else None,
+    )
+
+
+def block_joules(run: RunRecords, variant: str) -> float | None:
+    """Return the energy of the GPU in a clip divided by its frame blocks, J; None where neither energy nor power was recorded."""
+    found, work = side_clocks(run, variant), run.header.workload
+    return None if found is None or found.clip_joules is None or work is None else found.clip_joules / work.frame_blocks
+
+
+def differ(baseline: SideClocks, candidate: SideClocks) -> bool:
+    """Return whether two clocks differ by more than `SAME`."""
+    return abs(baseline.sm_mhz - candidate.sm_mhz) > SAME * max(baseline.sm_mhz, candidate.sm_mhz)
+
+
+def apart(baseline: SideClocks, candidate: SideClocks) -> bool:
+    """Return whether the clips prove that the clocks differ: of two or more a side, each ran above all of the other side."""
+    sides = baseline.clips_mhz, candidate.clips_mhz
+    if min(map(len, sides)) < FEWEST_CLIPS:
+        return False
+    return max(sides[0]) < min(sides[1]) or max(sides[1]) < min(sides[0])
+
+
+def clock_effect(baseline_ns: Fraction, candidate_ns: Fraction, baseline_mhz: int, candidate_mhz: int) -> Fraction:
+    """Return the part of `baseline_ns - candidate_ns` that the clock makes; the rest is work, in cycles.
+
+    With cycles `w = t f`, the saving is `(w_b - w_c)(1/f_b + 1/f_c) / 2` of work and `(1/f_b - 1/f_c)(w_b + w_c) / 2` of the
+    clock, exactly. It holds for a kernel whose time goes with the SM clock, and for none that waits for memory.
+    """
+    cycles = baseline_ns * baseline_mhz + candidate_ns * candidate_mhz
+    return cycles * (Fraction(1, baseline_mhz) - Fraction(1, candidate_mhz)) / 2
+
+
+def _joules(clocks: Clocks, lasted_ns: int) -> float | None:
+    if clocks.energy_mj is not None:
+        return clocks.energy_mj / 1000
+    return clocks.power_mw * lasted_ns / 1e12 if clocks.power_mw is not None and clocks.samples else None
+
+
+# Time of one call of a function, or one run of a program, from the samples of a run of the caller's own code.
+
+KINDS = ("calls", "programs")
+"""Kinds of runs of the caller's own code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnCode:
+    """One function or program. Times are of one call, of one run.
+
+    Args:
+        name: of it.
+        command: command line of a program; empty for a function.
+        samples_ns: one per timed sample, in order; empty if it was not timed.
+        calls_per_sample: calls that a sample is the mean of.
+        mean_ns: geometric mean of the samples; None without samples.
+        interval: 95 % interval of that mean, nanoseconds; None for fewer than two samples.
+        user_ns, system_ns: CPU time of a program, mean; None for a function.
+        peak_bytes: most over the samples; None: not known.
+        added_bytes: most that a sample had above what there was when it began; None: not known.
+        failures: timed runs whose exit status was not 0.
+        gate: its output against the baseline's; None: not compared, or the baseline itself.
+        speedup: baseline time / its own; None for the baseline, and where either was not timed.
+        device_speedup: the same between CUDA events; None on a CPU.
+    """
+
+    name: str
+    command: str
+    samples_ns: tuple[float, ...]
+    calls_per_sample: int
+    mean_ns: float | None
+    interval: Interval | None
+    user_ns: float | None
+    system_ns: float | None
+    peak_bytes: int | None
+    added_bytes: int | None
+    failures: int
+    gate: Gate | None
+    speedup: Comparison | None
+    device_speedup: Comparison | None
+
+
+def is_own_code(run: RunRecords) -> bool:
+    """Return whether the records are of functions or programs of the caller's own."""
+    return run.header.kind in KINDS
+
+
+def own_code(run: RunRecords) -> tuple[OwnCode, ...]:
+    """Return what every function or program took, the baseline first; those that were not timed too."""
+    gates = {gate.variant: gate for gate in run.gates}
+    names = dict.fromkeys((run.header.baseline, *run.header.order))
+    return tuple(_one(run, name, gates.get(name)) for name in names)
+
+
+def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
+    clips = [clip for clip in timed_clips(run) if clip.variant == name]
+    totals = {total.clip.order: total.total_ns for total in stage_totals(run, name, E2E)}
+    samples = tuple(totals[clip.order] / clip.calls for clip in clips)
+    logs = [math.log(value) for value in samples]
+    peaks = [clip.peak_bytes for clip in clips if clip.peak_bytes is not None]
+    added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]
+    timed_on_device = any(span.variant == name and span.name == FRAME_BLOCK and span.clock == "cuda_event" for span in run.spans)
+    return OwnCode(
+        name=name,
+        command=next((variant.command for variant in run.variants if variant.name == name), ""),
+        samples_ns=samples,
+        calls_per_sample=clips[0].calls if clips else 1,
+        mean_ns=math.exp(statistics.fmean(logs)) if logs else None,
+        interval=paired_interval(logs),
+        user_ns=_mean([clip.user_ns for clip in clips]),
+        system_ns=_mean([clip.system_ns for clip in clips]),
+        peak_bytes=max(peaks, default=None) if len(peaks) == len(clips) else None,
+        added_bytes=max(0, *added) if added and len(added) == len(clips) else None,
+        failures=sum(bool(clip.exit_status) for clip in clips),
+        gate=gate,
+        speedup=_against(run, name, E2E),
+        device_speedup=_against(run, name, FRAME_BLOCK) if timed_on_device else None,
+    )
+
+
+def _mean(values: list[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _against(run: RunRecords, name: str, stage: str) -> Comparison | None:
+    """The comparison with the baseline; None where there is nothing to compare."""
+    if name == run.header.baseline:
+        return None
+    try:
+        return compare_stage(run, name, stage)
+    except DataError:
+        return None
+
+
+# Growth of frame block times and memory over a long clip: its first part against its last part.
+
+PART: Final = 100
+"""Most frame blocks of the first and of the last part."""
+MEDIAN_MAY_GROW: Final = 0.02
+MAX_MAY_GROW: Final = 0.05
+"""Largest allowed growth of median and longest frame block from the first part to the last, as a share."""
+MAY_GROW_BYTES: Final[dict[str, int]] = {"allocated": 1 << 20, "reserved": 1 << 20, "resident": 32 << 20}
+"""Largest allowed growth of peak memory from the first part to the last, bytes; the host's includes the run's own buffers."""
+_LEAST: Final = 100
+_MOST: Final = 1000
+"""Most frame blocks that the slope is computed from; of a longer stream an even selection."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One figure of the first part and of the last part.
+
+    Args:
+        what: median, max (of frame blocks, ns), or a kind of memory (most held, bytes).
+        may_grow: the most that `last - first` may be; `holds` says whether it is.
+    """
+
+    what: str
+    first: int
+    last: int
+    may_grow: float
+
+    @property
+    def growth(self) -> int:
+        """Last minus first."""
+        return self.last - self.first
+
+    @property
+    def holds(self) -> bool:
+        """Whether the last part exceeds the first by no more than allowed."""
+        return self.growth <= self.may_grow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongClip:
+    """Frame block times and memory of a long clip.
+
+    Args:
+        variant: name of the variant whose clip it is.
+        blocks_ns: length of every frame block.
+        memory: memory held after each.
+        settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
+        switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
+        first, last: frame blocks of the two parts.
+        times: median and max.
+        held: kinds of memory that are known.
+        drift: change of a frame block's length over 1,000 of them, as a share of the median: the median of all slopes between two
+            frame blocks (Theil and Sen); None with fewer than 100.
+    """
+
+    variant: str
+    blocks_ns: tuple[int, ...]
+    memory: tuple[Memory, ...]
+    settled: int
+    switches: frozenset[int]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    times: tuple[Compared, ...]
+    held: tuple[Compared, ...]
+    drift: float | None
+
+
+def growths_of(run: RunRecords) -> tuple[LongClip, ...]:
+    """Read the growth of each variant whose memory was read after each frame block, over the last clip of it.
+
+    Variants with too few frame blocks to compare are left out, see `_counted`.
+    """
+    last = {line.variant: line.clip for line in run.memory}
+    found = (_growth(run, settings, last[settings.name]) for settings in run.variants if settings.name in last)
+    return tuple(each for each in found if each is not None)
+
+
+def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip | None:
+    work = run.header.workload
+    assert work is not None
+    own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
+    blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
+    memory = tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip))
+    steady = _counted(settings, work, len(blocks))
+    if len(steady) < 2:
+        return None
+    part = min(PART, len(steady) // 2)
+    first, last = tuple(steady[:part]), tuple(steady[-part:])
+    return LongClip(
+        variant=settings.name,
+        blocks_ns=blocks,
+        memory=memory,
+        settled=_settled(settings, work),
+        switches=_switches(work),
+        first=first,
+        last=last,
+        times=tuple(_times(blocks, first, last)),
+        held=tuple(_held(memory, first, last)),
+        drift=_drift(steady, [blocks[index] for index in steady]),
+    )
+
+
+def _counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
+    """Return the frame blocks of a clip to compare: the cache is full, and their length holds no work of a prompt switch.
+
+    Where frames come late (knob `late_frames`), the length of each is mostly work on the next one, and that of the last is short.
+    """
+    settled, switches = _settled(settings, work), _switches(work)
+    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
+    return [index for index in range(settled, num_blocks - late) if index + late not in switches]
+
+
+def _settled(settings: Variant, work: Workload) -> int:
+    return 2 + -(-(settings.window or 0) // work.latents_per_block)
+
+
+def _switches(work: Workload) -> frozenset[int]:
+    return frozenset(prompt.frame_block for prompt in work.prompts if prompt.frame_block)
+
+
+def _times(blocks: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[Compared]:
+    sides = [sorted(blocks[index] for index in part) for part in (first, last)]
+    median, longest = [percentile(side, 0.5) for side in sides], [side[-1] for side in sides]
+    return [
+        Compared(what="median", first=median[0], last=median[1], may_grow=MEDIAN_MAY_GROW * median[0]),
+        Compared(what="max", first=longest[0], last=longest[1], may_grow=MAX_MAY_GROW * longest[0]),
+    ]
+
+
+def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -> list[Compared]:
+    of_block = {line.frame_block: line for line in memory}
+    found = []
+    for kind, may_grow in MAY_GROW_BYTES.items():
+        sides = [[getattr(of_block[index], f"{kind}_bytes") for index in part if index in of_block] for part in (first, last)]
+        if all(side and None not in side for side in sides):
+            most = [max(side) for side in sides]
+            found.append(Compared(what=kind, first=most[0], last=most[1], may_grow=may_grow))
+    return found
+
+
+def _drift(at: Sequence[int], lengths: Sequence[int]) -> float | None:
+    """Compute Theil and Sen's slope over 1,000 frame blocks / the median; of very many blocks an even selection."""
+    if len(at) < _LEAST:
+        return None
+    chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _MOST)).round().astype(np.int64))
+    x, y = np.asarray(at, np.float64)[chosen], np.asarray(lengths, np.float64)[chosen]
+    before, after = np.triu_indices(len(x), k=1)
+    slope = float(np.median((y[after] - y[before]) / (x[after] - x[before])))
+    return 1000 * slope / float(np.median(y))

@@ -12,8 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from strobe.core.errors import DataError
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
-from strobe.perf.records.grids import CELLS
-from strobe.perf.records.record import Gate, Quality, RunKind, Variant
+from strobe.perf.records.record import CELLS, Gate, Quality, RunKind, Variant
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
@@ -22,7 +21,7 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Contestant:
+class GridContestant:
     """One contestant of one cell.
 
     Args:
@@ -62,7 +61,7 @@ class Contestant:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speedup:
+class GridSpeedup:
     """Ratio of the reference's time to a contestant's, in the same palindromes."""
 
     ratio: float
@@ -70,7 +69,7 @@ class Speedup:
     verdict: Verdict
 
 
-def speedup(reference: Contestant, entry: Contestant) -> Speedup:
+def speedup(reference: GridContestant, entry: GridContestant) -> GridSpeedup:
     """Compare two contestants palindrome by palindrome: the ratio of a palindrome is that of its mean call times."""
     ratios, deltas = [], []
     for number in sorted(reference.rounds.keys() & entry.rounds.keys()):
@@ -78,7 +77,7 @@ def speedup(reference: Contestant, entry: Contestant) -> Speedup:
         ratios.append(theirs / ours)
         deltas.append(theirs - ours)
     ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
-    return Speedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
+    return GridSpeedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
 
 
 def _outcome(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:

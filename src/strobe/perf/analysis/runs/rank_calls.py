@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from strobe.perf.records.grids import LOCAL, MEETING, MERGE, MESSAGE, WAIT
+from strobe.perf.records.record import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 
 Stretch = tuple[int, int]
 """Half-open interval `[start, stop)`, ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Region:
+class CallRegion:
     """One marked region of a call on a rank; times count from the call's start; `part`: kind of a collective."""
 
     name: str
@@ -33,9 +33,9 @@ class RankCall:
     """One call on one rank, with its regions."""
 
     total_ns: int
-    regions: tuple[Region, ...]
+    regions: tuple[CallRegion, ...]
 
-    def of(self, *names: str) -> tuple[Region, ...]:
+    def of(self, *names: str) -> tuple[CallRegion, ...]:
         """Return the regions with these names."""
         return tuple(region for region in self.regions if region.name in names)
 
@@ -52,7 +52,7 @@ def covered_ns(stretches: Iterable[Stretch]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
+class CallCollective:
     """One collective on all ranks: of one call, or the medians over all calls of a strategy.
 
     Args:
@@ -72,7 +72,7 @@ class Collective:
     last_share: float = 1.0
 
 
-def instances(ranks: Sequence[RankCall]) -> tuple[Collective, ...]:
+def instances(ranks: Sequence[RankCall]) -> tuple[CallCollective, ...]:
     """Return the collectives of one call, in order; only durations within a rank are used, so clocks need not agree.
 
     A collective that overlaps with other work holds a rank up only during its last part (`tree_wait`).
@@ -84,11 +84,11 @@ def instances(ranks: Sequence[RankCall]) -> tuple[Collective, ...]:
         transfer = min(durations)
         waits = tuple(own - transfer for own in durations)
         last = durations.index(transfer)
-        found.append(Collective(kind=each[0][0], place=place, transfer_ns=transfer, waits_ns=waits, last=last))
+        found.append(CallCollective(kind=each[0][0], place=place, transfer_ns=transfer, waits_ns=waits, last=last))
     return tuple(found)
 
 
-def _held(call: RankCall) -> list[tuple[Region, int]]:
+def _held(call: RankCall) -> list[tuple[CallRegion, int]]:
     """Return each message and the time that it held this rank up, ns."""
     waits = list(call.of(WAIT))
     found = []
@@ -153,13 +153,13 @@ def typical(calls: Sequence[Parts]) -> Parts:
     return Parts(**{name: statistics.fmean(getattr(each, name) for each in middle) for name in fields})
 
 
-def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[Collective, ...]:
+def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[CallCollective, ...]:
     """Return every collective of a strategy, summarised over calls of all ranks."""
     found = []
     for place, each in enumerate(zip(*(instances(ranks) for ranks in calls), strict=False)):
         last, count = Counter(one.last for one in each).most_common(1)[0]
         found.append(
-            Collective(
+            CallCollective(
                 place=place,
                 kind=each[0].kind,
                 transfer_ns=statistics.median(one.transfer_ns for one in each),

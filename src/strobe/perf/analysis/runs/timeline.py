@@ -1,28 +1,56 @@
-"""Timeline of a trace: the label that owns each moment.
-
-On a CPU it is the timeline of the thread that runs the frame blocks: a label is the path of our spans at that moment and whether
-an operator runs. On a GPU it is that of the device: a label is the path of our spans *at the launch* and the kind of work, and
-where nothing runs, why not.
-"""
+"""Timeline of a traced run: the label that owns each moment, also inside CUDA graphs and compiled passes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import gzip
+import re
+import zlib
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path as FilePath
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DIT_FORWARD, E2E, FRAME_BLOCK
-from strobe.perf.analysis.device.device_work import NONE, EventView, events_by_device
+from strobe.core.spans import (
+    ATTENTION,
+    ATTENTION_KERNEL,
+    ATTENTION_OPERATOR,
+    CROSS_ATTENTION_KERNEL,
+    DIT_FORWARD,
+    E2E,
+    FRAME_BLOCK,
+)
+from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
+    NONE,
+    EventView,
+    LabelSlices,
+    cut_at,
+    events_by_device,
+    label_slices,
+    sums,
+    tile_of,
+)
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.owners import ACTIVITIES, LabelSlices, cut_at, label_slices, tile_of
-from strobe.perf.analysis.structure.scopes import NOWHERE, Nesting, nest
+from strobe.perf.analysis.device.kernels import KernelKind, comparable, kernel_kind, kernel_name
+from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvent, HostEvents, Region, Trace
+
+# Timeline of a trace: the label that owns each moment.
+#
+# On a CPU it is the timeline of the thread that runs the frame blocks: a label is the path of our spans at that moment and
+# whether
+# an operator runs. On a GPU it is that of the device: a label is the path of our spans *at the launch* and the kind of work, and
+# where nothing runs, why not.
 
 OP: Final = "op"
 GAP: Final = "gap"
@@ -90,7 +118,7 @@ class Overlap(NamedTuple):
     busy_ns: int
 
 
-class Window(NamedTuple):
+class TimelineWindow(NamedTuple):
     """A frame block on the timeline."""
 
     block: int
@@ -189,7 +217,7 @@ def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> Ho
     return HostTimeline(trace=trace, regions=regions, windows=windows, thread=thread, operators=nest(trace.ops))
 
 
-def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> tuple[Window, ...]:
+def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> tuple[TimelineWindow, ...]:
     """Cut frame blocks: each lasts until the next one starts; the last, and one without successor, until its own end."""
     windows = []
     for position, index in enumerate(indices):
@@ -197,11 +225,11 @@ def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -
         if position + 1 < len(indices):
             following = starts[position + 1]
             end = following if indices[position + 1] == index + 1 else min(end, following)
-        windows.append(Window(index, starts[position], end))
+        windows.append(TimelineWindow(index, starts[position], end))
     return tuple(windows)
 
 
-def bounds(windows: Sequence[Window]) -> Intervals:
+def bounds(windows: Sequence[TimelineWindow]) -> Intervals:
     """Return the frame blocks as columns."""
     columns = np.array([window[1:] for window in windows], np.int64)
     return Intervals(columns[:, 0], columns[:, 1])
@@ -216,7 +244,7 @@ class HostTimeline:
 
     trace: Trace
     regions: RegionPaths
-    windows: tuple[Window, ...]
+    windows: tuple[TimelineWindow, ...]
     thread: int
     operators: Nesting
 
@@ -295,7 +323,7 @@ class DeviceTimeline:
 
     trace: Trace
     regions: RegionPaths
-    windows: tuple[Window, ...]
+    windows: tuple[TimelineWindow, ...]
     number: int
     work: EventView
     paths: tuple[Path, ...]
@@ -362,7 +390,7 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
 
 
 def _device_timeline(
-    trace: Trace, regions: RegionPaths, windows: Sequence[Window], thread: int, number: int | None
+    trace: Trace, regions: RegionPaths, windows: Sequence[TimelineWindow], thread: int, number: int | None
 ) -> DeviceTimeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
     events, host = trace.device_events, np.asarray(trace.device_events.host)
@@ -397,3 +425,536 @@ def _device_timeline(
         paths=regions.texts,
         path=regions.of_calls(events.hosts, work.host),
     )
+
+
+# Cuts the time of a trace into frame blocks and each frame block into labels, exactly.
+#
+# Every nanosecond of a frame block belongs to one label, so the labels of a block add up to its length.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One frame block with its time by label: the values of `owned` add up to `end_ns - start_ns`."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    owned: Mapping[Label, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """Frame blocks of one trace, each cut into labels.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        tiles: one per frame block. Where blocks follow each other, a tile ends where the next starts.
+        calls: operators of the frame blocks' thread, or device events, that start in a tile or own time in one.
+        overlap: activity of other host threads meanwhile (CPU only).
+    """
+
+    device: str
+    tiles: tuple[Tile, ...]
+    calls: tuple[RegionCall, ...]
+    overlap: tuple[Overlap, ...]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Numbers of the frame blocks."""
+        return tuple(tile.index for tile in self.tiles)
+
+    @property
+    def total_ns(self) -> int:
+        """Length of all tiles together, ns."""
+        return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
+
+    @property
+    def owned(self) -> Counter[Label]:
+        """Time of each label over all tiles."""
+        total: Counter[Label] = Counter()
+        for tile in self.tiles:
+            total.update(tile.owned)
+        return total
+
+
+def partition(trace: Trace, *, device: int | None = None) -> Partition:
+    """Cut a trace into frame blocks and labels: by its device events if it has any, else by its operators.
+
+    Args:
+        trace: a trace with `frame_block` spans.
+        device: device number, if the frame blocks launched work on several; the busiest if not given.
+
+    Raises:
+        DataError: no frame blocks, or frame blocks that cannot be told apart.
+    """
+    return partition_of(timeline_of(trace, device))
+
+
+def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
+    """Cut a timeline into its frame blocks and labels."""
+    owned, exclusive = sums(timeline.pieces(), bounds(timeline.windows), timeline.labels, timeline.num_events)
+    return Partition(
+        device=timeline.device,
+        tiles=tuple(
+            Tile(index=window.block, start_ns=window.start_ns, end_ns=window.end_ns, owned=labels)
+            for window, labels in zip(timeline.windows, owned, strict=True)
+        ),
+        calls=tuple(timeline.calls(exclusive)),
+        overlap=tuple(timeline.overlap()),
+    )
+
+
+def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[Slice, ...]:
+    """Return the slices of a timeline that tile one frame block.
+
+    Raises:
+        DataError: the timeline does not hold that frame block.
+    """
+    held = [window.block for window in timeline.windows]
+    if index not in held:
+        raise DataError(f"{timeline.trace.path}: no frame block {index}; the trace holds {', '.join(map(str, held))}")
+    return tuple(timeline.slices(held.index(index)))
+
+
+# Labels for kernels of CUDA graphs: those of the same kernels without graphs, matched by order.
+#
+# A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture,
+# and
+# that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the
+# n-th
+# kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. In a graph with
+# branches, each stream is matched with the kernels of the pass that longer streams have left.
+
+LEAST: Final = Fraction(9, 10)
+"""Least share of a replay's kernels, each stream's in order, that must match a pass without the graph to label any."""
+UNMATCHED: Final = "in no piece of the pass without graphs"
+ATTENTION_KERNELS: Final = ATTENTION_OPERATOR | {CROSS_ATTENTION_KERNEL}
+"""Innermost regions of kernels that torch.compile does not fuse with others."""
+_FEWEST: Final = 2
+"""Fewest events of one launch call that make it a graph launch."""
+_COPIER: Final = re.compile(r"memcpy\d+(?:_\w+)?")
+_COPY: Final = "Memcpy DtoD (Device -> Device)"
+"""A copy within a device; CUDA makes it a kernel inside a graph, such as `memcpy32_post` and `memcpy128`."""
+
+
+_LAYER: Final = re.compile(r"layer (\d+)")
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of a layer in a path, from 0; None if the name is a region's."""
+    found = _LAYER.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def without_layers(path: Path) -> Path:
+    """Return the path without numbers of layers."""
+    return tuple(name for name in path if layer_of(name) is None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replays:
+    """Result of labelling the kernels of graph launches.
+
+    Args:
+        launches: graph launches in the frame blocks.
+        attributed: of these, launches whose kernels were matched.
+        kernels: device events of all launches.
+        matched: of these, events that have a piece now.
+        reason: why the others have none; empty if all have.
+        entered: pieces that the attributed launches went through, by path.
+        unlabelled: stages with launches whose kernels have no piece.
+    """
+
+    launches: int
+    attributed: int
+    kernels: int
+    matched: int
+    reason: str
+    entered: Counter[Path]
+    unlabelled: frozenset[str] = frozenset()
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """One pass launched kernel by kernel: the key to the kernels of a graph of that pass.
+
+    Args:
+        stage: outermost region of the frame block.
+        names: its kernels in order of launch.
+        paths: the regions that each was launched in, with numbers of layers.
+        entered: the regions it entered, and how often.
+        launches: of attention's kernels the full name with grid and block, which tell calls of other sizes apart; else empty.
+    """
+
+    stage: str
+    names: tuple[str, ...]
+    paths: tuple[Path, ...]
+    entered: tuple[tuple[Path, int], ...]
+    launches: tuple[str, ...] = ()
+
+
+Passes: TypeAlias = tuple[Pass, ...]
+_decoder: Final = msgspec.json.Decoder(tuple[Pass, ...])
+
+
+def encode_passes(passes: Passes) -> bytes:
+    """Write passes as gzipped JSON; equal bytes for equal passes."""
+    return gzip.compress(msgspec.json.encode(passes), 6, mtime=0)
+
+
+def read_passes(path: FilePath) -> Passes:
+    """Read what `encode_passes` wrote.
+
+    Raises:
+        DataError: the file cannot be read, or is something else.
+    """
+    try:
+        return _decoder.decode(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path} holds no passes launched kernel by kernel: {error}; measure the run again") from error
+
+
+_Streams = tuple[tuple[str, ...], ...]
+"""Names of a replay's kernels in order, stream by stream: the longest stream first, then by the first kernel."""
+
+
+class _Match(NamedTuple):
+    """For each kernel of a replay, stream by stream, its number in a pass (None if it is not there), and the matched share."""
+
+    of: Pass
+    places: Sequence[int | None]
+    share: Fraction
+
+    @property
+    def entered(self) -> Counter[Path]:
+        """Regions of the pass that hold kernels of the replay; others lie outside of the graph and are marked beside it."""
+        matched = {self.of.paths[place] for place in self.places if place is not None}
+        around = {path[:size] for path in matched for size in range(1, len(path) + 1)}
+        return Counter({path: number for path, number in self.of.entered if path in around})
+
+
+def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tuple[DeviceTimeline, Replays | None]:
+    """Give the kernels of graph launches the paths that they have without graphs.
+
+    Args:
+        timeline: timeline of the run with graphs.
+        passes: the same passes without graphs; without any, nothing can be attributed.
+        layers: the new paths name the layer too.
+    """
+    launches = _graph_launches(timeline)
+    if not launches:
+        return timeline, None
+    of_stage: defaultdict[Path, list[Pass]] = defaultdict(list)
+    for one in passes:
+        of_stage[one.stage,].append(one)
+    path, entered = timeline.path.copy(), Counter[Path]()
+    numbers = {text: number for number, text in enumerate(timeline.paths)}
+    attributed, matched, best = 0, 0, Fraction(0)
+    unlabelled: set[str] = set()
+    known: dict[tuple[Path, _Streams], _Match] = {}
+    for launch in launches:
+        stage = timeline.paths[timeline.path[launch[0]]][:1]
+        if stage not in of_stage:
+            unlabelled.update(stage)
+            continue
+        rows, streams = _streams(timeline, launch)
+        if (stage, streams) not in known:
+            known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=lambda match: match.share)
+        found = known[stage, streams]
+        if found.share < 1 and len(streams) > 1:
+            starts = _starts(timeline.work, rows, streams)
+            walks = (_walked(streams, starts, one) for one in of_stage[stage])
+            found = max((found, *walks), key=lambda match: match.share)
+        best = max(best, found.share)
+        if found.share < LEAST:
+            unlabelled.update(stage)
+            continue
+        attributed += 1
+        for row, place in zip(rows, found.places, strict=True):
+            text = (*stage, UNMATCHED) if place is None else found.of.paths[place]
+            path[row] = numbers.setdefault(text if layers else without_layers(text), len(numbers))
+            matched += place is not None
+        entered += found.entered
+    replays = Replays(
+        launches=len(launches),
+        attributed=attributed,
+        kernels=sum(map(len, launches)),
+        matched=matched,
+        reason=_reason(not passes, len(launches) - attributed, best),
+        entered=entered,
+        unlabelled=frozenset(unlabelled),
+    )
+    return replace(timeline, paths=tuple(numbers), path=path), replays
+
+
+def _reason(no_passes: bool, left: int, best: Fraction) -> str:
+    if not left:
+        return ""
+    if no_passes:
+        return "the run holds no passes of the same configuration launched kernel by kernel"
+    return (
+        f"at most {float(100 * best):.0f} % of their kernels stand in a pass without graphs, each stream's in order; "
+        f"{float(100 * LEAST):.0f} % are asked for"
+    )
+
+
+def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
+    """Return the device events of each graph launch inside the frame blocks, in order of start."""
+    work = timeline.work
+    unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
+    inside = (work.start >= timeline.windows[0].start_ns) & (work.start < timeline.windows[-1].end_ns)
+    rows = np.flatnonzero((work.host >= 0) & inside & ~unstaged[timeline.path])
+    ordinal = work.ordinal
+    of_call: defaultdict[int, list[int]] = defaultdict(list)
+    for row, host in zip(rows.tolist(), work.host[rows].tolist(), strict=True):
+        of_call[host].append(row)
+    return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
+
+
+def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+    """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
+    names, own = timeline.trace.device_events.names, timeline.work.name
+    groups = (kernel_name(names[own[row]]).group for row in rows)
+    return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
+
+
+def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+    """Return the full kernel names of some events, each with grid and block."""
+    events, work = timeline.trace.device_events, timeline.work
+    return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
+
+
+def passes_of(trace: Trace) -> Passes:
+    """Return all distinct passes of a run without graphs."""
+    timeline = timeline_of(trace, None, layers=True)
+    if not isinstance(timeline, DeviceTimeline):
+        return ()
+    stages = [(region, path) for region, path in timeline.regions if len(path) == 1 and path != OUTSIDE]
+    on_thread: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for number, (region, _) in enumerate(stages):
+        on_thread[region.thread].append((region.start_ns, region.end_ns, number))
+    for found in on_thread.values():
+        found.sort()
+    hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
+    for row, host in enumerate(timeline.work.host.tolist()):
+        if host < 0:
+            continue
+        call = hosts[host]
+        around = on_thread[call.thread]
+        at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
+        if at >= 0 and call.start_ns < around[at][1]:
+            launched[around[at][2]].append((call.start_ns, row))
+    passes: dict[tuple[str, tuple[str, ...]], Pass] = {}
+    for number, calls in sorted(launched.items()):
+        region, path = stages[number]
+        order = [row for _, row in sorted(calls)]
+        names = names_of(timeline, order)
+        if (path[0], names) not in passes:
+            paths = tuple(timeline.paths[timeline.path[row]] for row in order)
+            entered = tuple(sorted(_inside(timeline, region).items()))
+            of_attention = [
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(name) is KernelKind.ATTENTION
+                for name, path in zip(names, paths, strict=True)
+            ]
+            launches = launches_of(timeline, order)
+            passes[path[0], names] = Pass(
+                stage=path[0],
+                names=names,
+                paths=paths,
+                entered=entered,
+                launches=tuple(text if own else "" for text, own in zip(launches, of_attention, strict=True)),
+            )
+    return tuple(passes.values())
+
+
+def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
+    """Count the regions inside a stage, by path."""
+    return Counter(
+        path
+        for region, path in timeline.regions
+        if region.thread == around.thread
+        and around.start_ns <= region.start_ns < around.end_ns
+        and len(path) > 1
+        and path[-1] != DIT_FORWARD
+    )
+
+
+def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+    """Return the events of a replay, and their names, stream by stream."""
+    stream = timeline.work.stream
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for row in launch:
+        found[int(stream[row])].append(row)
+    streams = sorted(found.values(), key=len, reverse=True)
+    return [row for rows in streams for row in rows], tuple(names_of(timeline, rows) for rows in streams)
+
+
+def _starts(work: EventView, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
+    """Return the start of each kernel of a replay, stream by stream."""
+    found, at = [], 0
+    for names in streams:
+        found.append(work.start[rows[at : at + len(names)]].tolist())
+        at += len(names)
+    return found
+
+
+def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
+    """Walk a pass in order: each kernel matches the next one of a stream of equal name; of several streams the earliest.
+
+    A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
+    """
+    places: list[list[int | None]] = [[None] * len(names) for names in streams]
+    at = [0] * len(streams)
+    waiting: defaultdict[str, set[int]] = defaultdict(set)
+    for stream, names in enumerate(streams):
+        waiting[names[0]].add(stream)
+    for number, name in enumerate(one.names):
+        if not waiting[name]:
+            continue
+        stream = min(waiting[name], key=lambda each: (starts[each][at[each]], each))
+        waiting[name].remove(stream)
+        places[stream][at[stream]] = number
+        at[stream] += 1
+        if at[stream] < len(streams[stream]):
+            waiting[streams[stream][at[stream]]].add(stream)
+    flat = [place for each in places for place in each]
+    return _Match(of=one, places=flat, share=Fraction(sum(place is not None for place in flat), len(flat)))
+
+
+def _matched(streams: _Streams, one: Pass) -> _Match:
+    """Match the kernels of each stream of a replay with the unmatched ones of a pass, both in their order."""
+    places: list[int | None] = []
+    left = list(range(len(one.names)))
+    for names in streams:
+        found: list[int | None] = [None] * len(names)
+        rest = [one.names[place] for place in left]
+        for match in SequenceMatcher(None, names, rest, autojunk=False).get_matching_blocks():
+            found[match.a : match.a + match.size] = left[match.b : match.b + match.size]
+        places += found
+        taken = set(found)
+        left = [place for place in left if place not in taken]
+    return _Match(of=one, places=places, share=Fraction(sum(place is not None for place in places), len(places)))
+
+
+# Labels of attention kernels inside passes compiled by torch.compile, by those of the same pass uncompiled.
+#
+# No region lies inside what a compiler generated. But attention operators are not fused with anything: a compiled pass launches
+# the
+# same attention kernels as the pass uncompiled. It may reorder those that do not depend on each other, such as attention of video
+# and audio. So the n-th launch of a kernel over one grid is the n-th of that launch uncompiled, if the pass holds all of them as
+# often. What an operator does besides, such as copies to another layout, may be fused with its neighbours; where it is launched
+# as
+# often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself what its
+# kernels
+# are. All other kernels are labelled by the kind of work in their names.
+
+KINDS: Final[dict[KernelKind, str]] = {
+    KernelKind.ATTENTION: "attention kernels", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels",
+}  # fmt: skip
+"""Innermost name of the other kernels of a compiled pass."""
+
+
+class _Kernel(NamedTuple):
+    """A kernel of a pass.
+
+    Args:
+        row: in the timeline of the compiled run; -1 in the uncompiled pass.
+        path: regions it was launched in.
+        name: normalised.
+        launch: full name with grid and block, without what a compiler may change.
+        marked: the attention operator's region that a compiled run marked around it; empty for none.
+    """
+
+    row: int
+    path: Path
+    name: str
+    launch: str
+    marked: str
+
+
+def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
+    """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
+
+    A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
+
+    Args:
+        timeline: timeline of the compiled run.
+        passes: the same passes uncompiled, launched kernel by kernel.
+    """
+    told, path, numbers = _told_apart(passes), timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}
+    texts, names_at = timeline.trace.device_events.names, timeline.work.name
+    for kernels in _by_pass(timeline):
+        marked = {(each.name, each.marked) for each in kernels if each.marked}
+        found = _by_region(kernels, passes)
+        own = [each for each in kernels if not each.marked and (each.name in told or _is_attention(each.name))]
+        for one in passes:
+            key = [each for each in _key(one, told) if (each.name, each.path[-1]) not in marked]
+            if matched := _by_launch(own, key):
+                found |= matched
+                break
+        for each in kernels:
+            kind, around = KINDS[kernel_kind(texts[names_at[each.row]])], timeline.paths[path[each.row]]
+            text = found.get(each.row, around)
+            at = text.index(DIT_FORWARD) + 1  # so that a side whose passes are told apart by name alone can be met there
+            path[each.row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
+    return replace(timeline, paths=tuple(numbers), path=path)
+
+
+def _told_apart(passes: Iterable[Pass]) -> frozenset[str]:
+    """Return the names of kernels that only attention operators launch."""
+    stood: defaultdict[str, set[str]] = defaultdict(set)
+    for one in passes:
+        for name, path in zip(one.names, one.paths, strict=True):
+            stood[name].add(path[-1])
+    return frozenset(name for name, regions in stood.items() if regions <= ATTENTION_KERNELS)
+
+
+def _key(one: Pass, names: frozenset[str]) -> list[_Kernel]:
+    """Return the attention kernels of an uncompiled pass in order of launch."""
+    launches = one.launches or ("",) * len(one.names)
+    kernels = zip(one.names, one.paths, launches, strict=True)
+    found = [_Kernel(-1, without_layers(path), name, comparable(launch), "") for name, path, launch in kernels]
+    return [each for each in found if each.name in names or _is_attention(each.name)]
+
+
+def _is_attention(name: str) -> bool:
+    """Say whether a kernel computes attention, by its name."""
+    return kernel_kind(name) is KernelKind.ATTENTION
+
+
+def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path]:
+    """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often.
+
+    If the uncompiled pass has no such kernel, each launch of any kernel must be there as often.
+    """
+    if not all(each.launch for each in key):
+        return {}
+    rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)
+    for each in own:
+        rows[each.launch].append(each.row)
+    for each in key:
+        paths[each.launch].append(each.path)
+    needed = {each.launch for each in (*own, *key) if _is_attention(each.name)} or {*rows, *paths}
+    if any(len(rows[text]) != len(paths[text]) for text in needed):
+        return {}
+    alike = {text: found for text, found in rows.items() if len(found) == len(paths[text])}
+    return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
+
+
+def _by_region(kernels: Sequence[_Kernel], passes: Passes) -> dict[int, Path]:
+    """Return the path of the uncompiled pass for each kernel that an operator marked itself."""
+    whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
+    return {each.row: whole[each.marked] for each in kernels if each.marked in whole}
+
+
+def _by_pass(timeline: DeviceTimeline) -> list[list[_Kernel]]:
+    """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
+    starts = [window.start_ns for window in timeline.windows]
+    whole = np.array([DIT_FORWARD in text for text in timeline.paths])
+    rows = np.flatnonzero(whole[timeline.path])
+    rows = rows[np.argsort(timeline.work.start[rows], kind="stable")].tolist()
+    found: list[list[_Kernel]] = [[] for _ in starts]
+    for row, name, launch in zip(rows, names_of(timeline, rows), launches_of(timeline, rows), strict=True):
+        at, path = bisect_right(starts, int(timeline.work.start[row])) - 1, timeline.paths[timeline.path[row]]
+        if at >= 0:
+            found[at].append(_Kernel(row, path, name, comparable(launch), path[-1] if path[-1] in ATTENTION_OPERATOR else ""))
+    return found

@@ -1,19 +1,31 @@
-"""Communication of each device: its time by kind of collective, and the part that no computation hides."""
+"""Communication: its time by kind of collective, what no computation hides, and skew across ranks."""
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
-from strobe.perf.analysis.device.distribution import Distribution, distribution
-from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, column, overlaps, union
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.activity import EventView, events_by_device, windowed_events
+from strobe.perf.analysis.device.intervals import (
+    Covered,
+    Distribution,
+    Intervals,
+    Ints,
+    Window,
+    column,
+    distribution,
+    overlaps,
+    union,
+)
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
+
+# Communication of each device: its time by kind of collective, and the part that no computation hides.
 
 _ELEMENT_BYTES: Final = {
     "double": 8, "long": 8, "int64": 8, "float64": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "int32": 4,
@@ -182,3 +194,336 @@ def _exposed(communicating: Sequence[Intervals], compute: Iterator[Intervals]) -
             shared = overlaps(Intervals(start[near], end[near]), computing)
             exposed[number] -= int((shared.end - shared.start).sum())
     return exposed
+
+
+# Collectives across ranks: time waiting for the last rank, time moving data, and the rank that the others wait for.
+#
+# A collective can move data once the last of its ranks has started it. With all starts on one clock, `skew = last start - own
+# start` is the time that a rank waited, `transfer = own end - last start` the rest. No rank can end before the last one started:
+# where that happens, the clocks of the ranks differ, and both times are meaningless.
+
+CLOCK_TOLERANCE_NS: Final = 10_000
+"""Largest difference of two devices' clocks in traces of one host, ns."""
+_ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+"""Collectives in which every rank waits for every other one."""
+_NEVER: Final = -(1 << 62)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockCheck:
+    """Consistency of the ranks' clocks.
+
+    Args:
+        checked: collectives in which every rank waits for every other one.
+        violated: of these, how many end on one rank before another has started.
+        worst_ns: by how much at most; 0 if none does. The clocks differ by this much or more.
+        ahead: the device whose clock is ahead there, and `behind` the other; positions in `CollectiveSkew.devices`.
+        slack_ns: by how much at most two clocks could differ with no violation: skews are exact to within this.
+    """
+
+    checked: int
+    violated: int
+    worst_ns: int
+    ahead: int
+    behind: int
+    slack_ns: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether no collective violates the order of clocks by more than a trace's precision."""
+        return self.worst_ns <= CLOCK_TOLERANCE_NS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkewKind:
+    """Collectives of one kind.
+
+    Args:
+        kind: their common properties.
+        members: devices that met, of those with a trace.
+        skew: from the first start to the last one, of each.
+        transfer: from the last start to the last end, of each.
+    """
+
+    kind: CollectiveKind
+    members: int
+    skew: Distribution
+    transfer: Distribution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberTime:
+    """One device's time in the collectives in which all ranks wait for all.
+
+    Args:
+        trace: position among the given traces.
+        device: its number.
+        n: collectives that were matched.
+        last: of these, how many it started last, alone.
+        cost_ns: by how much its starts come after the second last ones: what the others would not wait if it had been on time.
+        wait_ns: its own skew in all of them.
+        transfer_ns: its own transfer in all of them.
+    """
+
+    trace: int
+    device: int
+    n: int
+    last: int
+    cost_ns: int
+    wait_ns: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveSkew:
+    """Matched collectives of several ranks, split into waiting and moving data.
+
+    Args:
+        by: how they were matched: by the number of the collective in its group, or by order, or some groups so and some so.
+        matched: collectives found on every member of their group that has a trace.
+        one_way: of these, those in which not all ranks wait for all others (broadcast, send): they are not split.
+        cut: of the others, those that the window cuts on some rank: their starts or ends are not known, they are not split.
+        unmatched: collectives of all members that have no counterpart.
+        devices: trace and number of each device that communicates.
+        times: one for each of the devices; empty if the clocks differ or nothing is split.
+        clock: whether the split means anything.
+        kinds: by descending sum of skew and transfer; empty if the clocks differ.
+        problems: groups that could not be matched, and why; nothing is matched if a rank has several traces.
+    """
+
+    by: Literal["sequence", "order", "sequence and order"]
+    matched: int
+    one_way: int
+    cut: int
+    unmatched: int
+    devices: tuple[tuple[int, int], ...]
+    times: tuple[MemberTime, ...]
+    clock: ClockCheck
+    kinds: tuple[SkewKind, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def straggler(self) -> MemberTime | None:
+        """The member that the others wait longest for, over all collectives. `None` if nobody waits, or the clocks differ."""
+        found = max(self.times, key=lambda member: (member.cost_ns, member.last), default=None)
+        return found if found is not None and found.last else None
+
+    @property
+    def last_most_often(self) -> MemberTime | None:
+        """The member that starts last most often, however little. `None` if none does, or the clocks differ."""
+        found = max(self.times, key=lambda member: (member.last, member.cost_ns), default=None)
+        return found if found is not None and found.last else None
+
+
+class _Group(NamedTuple):
+    """Matched collectives of one group: a row for each, a column for each of the `members`; `whole`: not cut on any of them."""
+
+    members: Ints
+    kinds: tuple[CollectiveKind, ...]
+    kind: Ints
+    start: Ints
+    end: Ints
+    whole: NDArray[np.bool_]
+
+    def of(self, which: NDArray[np.bool_]) -> _Group:
+        """Return the chosen collectives."""
+        return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
+
+
+def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> CollectiveSkew | None:
+    """Match the collectives of several ranks and split each into waiting and moving data.
+
+    They are matched by process group and by their number in it, where the traces have it. Without numbers they are matched by
+    order, if all ranks of the group have equally many and agree on every name and size.
+
+    Args:
+        traces: one of each rank; their clocks are joined by `Trace.base_ns`.
+        windows: the part of each to look at, all of it if not given.
+
+    Returns:
+        `None` if fewer than two devices communicate.
+    """
+    found = list(members(traces, windows or [None] * len(traces)))
+    if len(found) < 2:
+        return None
+    ranks = [traces[account.trace].rank for account, _ in found]
+    matcher = _Matcher([member for _, member in found], ranks)
+    own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
+    several = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
+    groups = [] if several else matcher.groups()
+    waiting = [group.of(_all_wait(group)) for group in groups]
+    split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
+    clock = _check_clocks(split, len(found))
+    devices = tuple((account.trace, account.device) for account, _ in found)
+    matched = sum(len(group.start) for group in groups)
+    return CollectiveSkew(
+        by=matcher.by,
+        matched=matched,
+        one_way=matched - sum(len(group.start) for group in waiting),
+        cut=sum(int((~group.whole).sum()) for group in waiting),
+        unmatched=sum(len(member.start) for _, member in found) - sum(group.start.size for group in groups),
+        devices=devices,
+        times=tuple(_times(split, devices)) if clock.aligned and split else (),
+        clock=clock,
+        kinds=_kinds(split) if clock.aligned else (),
+        problems=(*several, *matcher.problems),
+    )
+
+
+class _Matcher:
+    """Matcher of each collective with the same one on the other ranks."""
+
+    def __init__(self, found: Sequence[Member], ranks: Sequence[int | None]) -> None:
+        self.problems: list[str] = []
+        self._found = found
+        self._ranks = ranks
+        self._used: set[str] = set()
+
+    @property
+    def by(self) -> Literal["sequence", "order", "sequence and order"]:
+        if len(self._used) == 2:
+            return "sequence and order"
+        return "order" if "order" in self._used else "sequence"
+
+    def groups(self) -> list[_Group]:
+        """Return the matched collectives of every group."""
+        names = sorted({(kind.group, kind.ranks) for member in self._found for kind in member.kinds})
+        return [group for name in names if (group := self._group(*name)) is not None]
+
+    def _group(self, name: str, ranks: tuple[int, ...]) -> _Group | None:
+        own = []
+        for member in self._found:
+            of_kind = np.array([(kind.group, kind.ranks) == (name, ranks) for kind in member.kinds], np.bool_)
+            own.append(np.flatnonzero(of_kind[member.kind]))
+        here = [number for number, events in enumerate(own) if len(events)]
+        absent = [rank for number, rank in enumerate(self._ranks) if rank in ranks and number not in here]
+        if absent:
+            self.problems.append(f"group {name!r}: no collective of it on rank {', '.join(map(str, absent))}")
+        if absent or len(here) < 2:
+            return None
+        numbered = all((self._found[number].sequence[own[number]] >= 0).all() for number in here)
+        places = self._by_sequence(here, own) if numbered else self._by_order(name, here, own)
+        if places is None:
+            return None
+        self._used.add("sequence" if numbered else "order")
+        first = self._found[here[0]]
+        kind = first.kind[places[0]]
+        met = [(self._found[number], place) for number, place in zip(here, places, strict=True)]
+        start = np.stack([one.start[place] for one, place in met], axis=1)
+        end = np.stack([one.end[place] for one, place in met], axis=1)
+        whole = np.all([one.whole[place] for one, place in met], axis=0)
+        return _Group(np.array(here, np.int64), first.kinds, kind, start, end, whole)
+
+    def _by_sequence(self, here: Sequence[int], own: Sequence[Ints]) -> list[Ints]:
+        """Match collectives of equal name and number; of several (coalesced ones), the first with the first."""
+        names: dict[str, int] = {}
+        told = []
+        for number in here:
+            member = self._found[number]
+            of_kind = np.array([names.setdefault(kind.name, len(names)) for kind in member.kinds], np.int64)
+            told.append(np.stack((of_kind[member.kind[own[number]]], member.sequence[own[number]])))
+        which = np.unique(np.concatenate(told, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+        keys = []
+        for key in np.split(which, np.cumsum([pair.shape[1] for pair in told])[:-1]):
+            order = np.argsort(key, kind="stable")
+            heads = np.flatnonzero(np.diff(key[order], prepend=-1))
+            repeat = np.empty(len(order), np.int64)
+            repeat[order] = np.arange(len(order)) - np.repeat(heads, np.diff(heads, append=len(order)))
+            keys.append(key * len(which) + repeat)
+        shared = functools.reduce(np.intersect1d, keys)
+        by_key = [np.argsort(key) for key in keys]
+        return [
+            own[number][order[np.searchsorted(key, shared, sorter=order)]]
+            for number, key, order in zip(here, keys, by_key, strict=True)
+        ]
+
+    def _by_order(self, name: str, here: Sequence[int], own: Sequence[Ints]) -> list[Ints] | None:
+        counts = {number: len(own[number]) for number in here}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{count} on {self._spoken(number)}" for number, count in counts.items())
+            self.problems.append(f"group {name!r}: {told}; without numbers they cannot be matched")
+            return None
+        said = [
+            [_likeness(self._found[number].kinds[kind]) for kind in self._found[number].kind[own[number]].tolist()]
+            for number in here
+        ]
+        for number, other in zip(here[1:], said[1:], strict=True):
+            differs = next((place for place, pair in enumerate(zip(said[0], other, strict=True)) if pair[0] != pair[1]), None)
+            if differs is not None:
+                what = f"{said[0][differs][0]} on {self._spoken(here[0])}, {other[differs][0]} on {self._spoken(number)}"
+                self.problems.append(f"group {name!r}: call {differs} differs ({what}); without numbers they cannot be matched")
+                return None
+        return [own[number] for number in here]
+
+    def _spoken(self, number: int) -> str:
+        rank = self._ranks[number]
+        return f"device {number}" if rank is None else f"rank {rank}"
+
+
+def _likeness(kind: CollectiveKind) -> tuple[str, int, int]:
+    """Return the properties that must be equal on all ranks: the name and, except for all-to-all, the sizes."""
+    uneven = "alltoall" in _bare(kind.name)
+    return (kind.name, 0, 0) if uneven else (kind.name, kind.in_elements, kind.out_elements)
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _all_wait(group: _Group) -> NDArray[np.bool_]:
+    """Mark the collectives in which every rank waits for every other one."""
+    waits = np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds], np.bool_)
+    chosen: NDArray[np.bool_] = waits[group.kind]
+    return chosen
+
+
+def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:
+    early = np.full((num, num), _NEVER, np.int64)  # by how much [b] starts after the end of [a], at most
+    for group in groups:
+        for place, member in enumerate(group.members.tolist()):
+            gap = (group.start - group.end[:, place : place + 1]).max(axis=0)
+            early[member, group.members] = np.maximum(early[member, group.members], gap)
+    np.fill_diagonal(early, _NEVER)
+    behind, ahead = divmod(int(early.argmax()), num)
+    met = early[early > _NEVER]
+    return ClockCheck(
+        checked=sum(len(group.start) for group in groups),
+        violated=sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups),
+        worst_ns=max(0, int(early.max())),
+        ahead=ahead,
+        behind=behind,
+        slack_ns=max(0, -int(met.min())) if len(met) else 0,
+    )
+
+
+def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iterator[MemberTime]:
+    columns = np.zeros((5, len(devices)), np.int64)
+    for group in groups:
+        ranked = np.sort(group.start, axis=1)
+        last, lead = ranked[:, -1:], ranked[:, -1] - ranked[:, -2]
+        slowest = group.members[group.start.argmax(axis=1)]
+        alone = lead > 0
+        columns[0, group.members] += len(group.start)
+        np.add.at(columns[1], slowest[alone], 1)
+        np.add.at(columns[2], slowest[alone], lead[alone])
+        columns[3, group.members] += (last - group.start).sum(axis=0)
+        columns[4, group.members] += (group.end - last).sum(axis=0)
+    for (trace, device), values in zip(devices, columns.T.tolist(), strict=True):
+        n, times_last, cost_ns, wait_ns, transfer_ns = values
+        yield MemberTime(
+            trace=trace, device=device, n=n, last=times_last, cost_ns=cost_ns, wait_ns=wait_ns, transfer_ns=transfer_ns
+        )
+
+
+def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
+    found = []
+    for group in groups:
+        last = group.start.max(axis=1)
+        skew, transfer = last - group.start.min(axis=1), group.end.max(axis=1) - last
+        order = np.argsort(group.kind, kind="stable")
+        numbers, heads = np.unique(group.kind[order], return_index=True)
+        for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
+            sides = distribution(skew[own]), distribution(transfer[own])
+            assert sides[0] is not None and sides[1] is not None
+            found.append(SkewKind(kind=group.kinds[number], members=len(group.members), skew=sides[0], transfer=sides[1]))
+    return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.structure.scopes import ranges_and_modules
-from strobe.perf.analysis.window import Window
+from strobe.perf.analysis.device.intervals import Ints, Window, column
+from strobe.perf.analysis.structure.ranges import ranges_and_modules
 from strobe.perf.trace.events import MemoryTrack, Trace
 
 

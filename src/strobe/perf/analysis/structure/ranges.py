@@ -1,34 +1,386 @@
-"""Device time of each range and module of the host: the work of the launch calls inside it, on its own thread.
-
-A graph's kernels belong to the range that launched the graph, and to the module path that they carry themselves. Device times are
-cut to the window, host times are not: they are those of the calls that launched work in it.
-"""
+"""Ranges and modules of the host: which of them launched each device event, and the device time of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from array import array
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.device_work import EventView, events_by_device, windowed_events
-from strobe.perf.analysis.device.intervals import Ints, column, totals, union
-from strobe.perf.analysis.structure.scopes import (
-    NOWHERE,
-    WORK,
-    Cuts,
-    GraphPaths,
-    Launched,
-    before,
-    graph_paths,
-    launched_in,
-    linked,
-    nest,
-)
-from strobe.perf.analysis.window import Window
-from strobe.perf.trace.events import HostEvents, Trace
+from strobe.perf.analysis.device.activity import EventView, WindowedEvents, events_by_device, windowed_events
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, totals, union
+from strobe.perf.trace.columns import different
+from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
+
+# Range or module of the host that launched each device event: by its launch call, on the thread of that call.
+
+NOWHERE: Final = -1
+"""Scope number of work that was launched in no scope."""
+ROOT: Final = 0
+"""Number of the empty path, the root of all others."""
+WORK: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("comm"))
+"""Kinds that count as kernels; copies and memsets do not."""
+
+_IS_WORK: Final = np.isin(np.arange(len(DEVICE_KINDS)), WORK).astype(np.int64)
+_LATE: Final = 1 << 62
+_NEVER: Final = 1 << 63
+NUMBERED: Final = re.compile(r"(?P<base>.*?\S)(?:\s*[#_]\s*|\s+)\d+")
+"""A name with a number: `ProfilerStep#3`, `Linear_12`, `step 7`."""
+
+
+def unnumbered(scopes: HostEvents) -> HostEvents:
+    """Return the scopes under their names without numbers: `ProfilerStep#3` is `ProfilerStep`, `step 7` is `step`."""
+    bases: dict[str, int] = {}
+    number = np.array([bases.setdefault(base_of(name), len(bases)) for name in scopes.names], np.int32)
+    return replace(scopes, names=tuple(bases), name=array("i", number[column(scopes.name)].tobytes() if len(number) else b""))
+
+
+def base_of(name: str) -> str:
+    """Return the name without the number at its end, if there is one."""
+    found = NUMBERED.fullmatch(name)
+    return found["base"] if found else name
+
+
+def ranges_and_modules(trace: Trace) -> HostEvents:
+    """Return ranges and modules together, in order of start, an enclosing one before those inside it."""
+    return together(trace.ranges, trace.modules)
+
+
+def together(*parts: HostEvents) -> HostEvents:
+    """Merge scopes of several kinds in order of start, enclosing ones before those inside; of equal ones the earlier kind."""
+    columns, names = [], list[str]()
+    for part in parts:
+        name, *others = (column(values) for values in (part.name, part.start_ns, part.end_ns, part.thread))
+        columns.append([name + len(names), *others])
+        names += part.names
+    name, start, end, thread = (np.concatenate(each) for each in zip(*columns, strict=True))
+    order = np.lexsort((-end, start))
+    return HostEvents(
+        names=tuple(names),
+        name=array("i", name[order].astype(np.int32).tobytes()),
+        start_ns=array("q", start[order].tobytes()),
+        end_ns=array("q", end[order].tobytes()),
+        thread=array("i", thread[order].astype(np.int32).tobytes()),
+    )
+
+
+def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
+    """Return the scopes that have none of these names."""
+    kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
+    columns = ((values, column(values)[kept]) for values in (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread))
+    name, start, end, thread = (
+        array(old.typecode, new.astype(np.dtype(old.typecode)).tobytes()) for old, new in columns
+    )  # fmt: skip
+    return HostEvents(names=scopes.names, name=name, start_ns=start, end_ns=end, thread=thread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cuts:
+    """Time of host threads, cut into numbered segments, so that launches in one segment can be counted together.
+
+    The segments of a thread have ascending numbers, the first one lies before its first moment. The last number of all is for
+    launch calls on other threads.
+
+    Args:
+        moments: by thread, ascending.
+        first: by thread, the number of its first segment.
+        num: number of segments.
+    """
+
+    moments: Mapping[int, Ints]
+    first: Mapping[int, int]
+    num: int
+
+    @classmethod
+    def at(cls, thread: Ints, *moments: Ints) -> Self:
+        """Cut each thread at its own moments."""
+        found: dict[int, Ints] = {}
+        for number, mine in _by_thread(thread):
+            found[number] = different(np.concatenate([column[mine] for column in moments]))
+        counts = [len(own) + 1 for own in found.values()]
+        first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
+        return cls(moments=found, first=first, num=sum(counts) + 1)
+
+    @classmethod
+    def around(cls, *scopes: HostEvents) -> Self:
+        """Cut at the starts and ends of scopes."""
+        thread, start, end = (
+            np.concatenate([column(values) for values in columns])
+            for columns in zip(*((one.thread, one.start_ns, one.end_ns) for one in scopes), strict=True)
+        )
+        return cls.at(thread, start, end)
+
+    def within(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return the segments `[first, last)` between two moments of a thread, for each pair of moments."""
+        first, last = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
+        for number, mine in _by_thread(thread):
+            if number not in self.moments:
+                continue
+            moments = self.moments[number]
+            first[mine] = self.first[number] + np.searchsorted(moments, start[mine], "left") + 1
+            last[mine] = self.first[number] + np.searchsorted(moments, end[mine], "left") + 1
+        return first, np.maximum(first, last)
+
+    def of(self, scopes: HostEvents) -> tuple[Ints, Ints]:
+        """Return the segments `[first, last)` that each scope consists of."""
+        return self.within(column(scopes.thread), column(scopes.start_ns), column(scopes.end_ns))
+
+    def place(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
+        """Return the segment that each of some launch calls starts in."""
+        found = np.full(len(host), self.num - 1, np.int64)
+        thread, start = np.asarray(hosts.thread)[host], column(hosts.start_ns)[host]
+        for number in different(thread).tolist():
+            if number in self.moments:
+                mine = thread == number
+                found[mine] = self.first[number] + np.searchsorted(self.moments[number], start[mine], "right")
+        return found
+
+
+def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield each thread with the positions of its entries, in order."""
+    order = np.argsort(thread, kind="stable")
+    numbers, first = np.unique(thread[order], return_index=True)
+    if len(numbers):
+        yield from zip(numbers.tolist(), np.split(order, first[1:]), strict=True)
+
+
+class Launched:
+    """Work launched in each segment: device events, kernels among them, their time, first start and last end.
+
+    Args:
+        num: number of segments.
+    """
+
+    def __init__(self, num: int) -> None:
+        self.events, self.kernels, self.sum_ns = (np.zeros(num, np.int64) for _ in range(3))
+        self.start, self.end = np.full(num, _LATE, np.int64), np.full(num, -_LATE, np.int64)
+
+    def add(self, part: WindowedEvents, segment: Ints) -> None:
+        """Count events, each in its segment."""
+        if not len(segment):
+            return
+        order = np.argsort(segment, kind="stable")
+        heads = np.flatnonzero(np.diff(segment[order], prepend=NOWHERE))
+        own = segment[order[heads]]
+        self.events[own] += np.diff(heads, append=len(order))
+        self.kernels[own] += np.add.reduceat(_IS_WORK[part.work.kind[order]], heads)
+        self.sum_ns[own] += np.add.reduceat(part.length[order], heads)
+        self.start[own] = np.minimum(self.start[own], np.minimum.reduceat(part.start[order], heads))
+        self.end[own] = np.maximum(self.end[own], np.maximum.reduceat(part.end[order], heads))
+
+    def bounds(self, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """Return the first start and the last end in each stretch `[first, last)`, which holds some event."""
+        edges = np.stack((first, last), axis=1).ravel()
+        if not len(edges):
+            return first, last
+        start, end = np.append(self.start, _LATE), np.append(self.end, -_LATE)
+        return np.minimum.reduceat(start, edges)[::2], np.maximum.reduceat(end, edges)[::2]
+
+    def spans(self, first: Ints, last: Ints) -> Ints:
+        """Return the time from the first start to the last end in stretches `[first, last)`; 0 for one without events."""
+        count = before(self.events)
+        some = count[last] > count[first]
+        start, end = self.bounds(first[some], last[some])
+        span = np.zeros(len(first), np.int64)
+        span[some] = end - start
+        return span
+
+
+def linked(work: EventView, window: Window | None) -> Iterator[WindowedEvents]:
+    """Yield the events of a device with a known launch call that overlap a window, cut to it, in parts."""
+    for part in windowed_events(work, window):
+        known = np.flatnonzero(part.work.host >= 0)
+        yield WindowedEvents(part.which[known], part.work.at(known), part.start[known], part.end[known])
+
+
+def launched_in(trace: Trace, work: EventView, window: Window | None, cuts: Cuts) -> Launched:
+    """Count the events of a device by the segment that they were launched in."""
+    found = Launched(cuts.num)
+    for part in linked(work, window):
+        found.add(part, cuts.place(trace.device_events.hosts, part.work.host))
+    return found
+
+
+def device_times(trace: Trace, work: EventView, scopes: HostEvents, chosen: Ints) -> tuple[NDArray[np.bool_], Intervals]:
+    """Return a mask of the chosen scopes that launched events, and first start and last end of these events for each."""
+    thread, start, end = (column(values)[chosen] for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
+    cuts = Cuts.at(thread, start, end)
+    found = launched_in(trace, work, None, cuts)
+    first, last = cuts.within(thread, start, end)
+    count = before(found.events)
+    some: NDArray[np.bool_] = count[last] > count[first]
+    return some, Intervals(*found.bounds(first[some], last[some]))
+
+
+class GraphPaths(NamedTuple):
+    """Events of a device in a window that carry a module path: `path` counts into `texts`."""
+
+    texts: tuple[str, ...]
+    part: WindowedEvents
+    path: Ints
+
+
+def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPaths:
+    """Find the events of a device that carry a module path."""
+    texts: dict[str, int] = {}
+    carriers = np.fromiter(trace.module_paths, np.int64, len(trace.module_paths))
+    path = np.array([texts.setdefault(text, len(texts)) for text in trace.module_paths.values()], np.int64)
+    order = np.argsort(carriers)
+    carriers, path = carriers[order], path[order]
+    if isinstance(work.rows, slice):
+        here = (carriers >= work.rows.start) & (carriers < work.rows.stop)
+        which = carriers[here] - work.rows.start
+    else:
+        here = np.isin(carriers, work.rows)
+        which = np.searchsorted(work.rows, carriers[here])
+    found = list(windowed_events(work.at(which), window))
+    inside = [part.which for part in found]
+    if not inside:
+        return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here])
+    which = which[np.concatenate(inside)]
+    start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
+    return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)])
+
+
+def before(values: NDArray[np.integer | np.bool_]) -> Ints:
+    """Return the sum of the values before each position, and finally of all."""
+    total = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=total[1:])
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nesting:
+    """Nesting of scopes on their threads.
+
+    Args:
+        parent: the innermost scope that was open on the thread when each started; `NOWHERE` at the top.
+        bounds: by thread, the moments at which another scope becomes the innermost one.
+        innermost: by thread, the innermost scope from each of the bounds on.
+    """
+
+    parent: NDArray[np.int32]
+    bounds: Mapping[int, Ints]
+    innermost: Mapping[int, NDArray[np.int32]]
+
+    def at(self, thread: int, moments: Ints) -> Ints:
+        """Return the innermost scope that is open on the thread at each moment."""
+        if thread not in self.bounds:
+            return np.full(len(moments), NOWHERE, np.int64)
+        position = np.searchsorted(self.bounds[thread], moments, side="right") - 1
+        return np.where(position < 0, NOWHERE, self.innermost[thread][np.maximum(position, 0)])
+
+    def owners(self, cuts: Cuts) -> Ints:
+        """Return the innermost scope of each segment; the segments are cut at all starts and ends of these scopes."""
+        owner = np.full(cuts.num, NOWHERE, np.int64)
+        for thread, moments in cuts.moments.items():
+            first = cuts.first[thread] + 1
+            owner[first : first + len(moments)] = self.at(thread, moments)
+        return owner
+
+    def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
+        """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
+        owner = np.full(len(host), NOWHERE, np.int64)
+        known = np.flatnonzero(host >= 0)
+        thread, start = np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]]
+        for number in different(thread).tolist():
+            mine = thread == number
+            owner[known[mine]] = self.at(number, start[mine])
+        return owner
+
+    def roots(self) -> Ints:
+        """Return the outermost scope that each scope lies in."""
+        root = np.arange(len(self.parent))
+        above = self.parent
+        while (above != NOWHERE).any():
+            root = np.where(above == NOWHERE, root, above)
+            above = self.parent[root]
+        return root
+
+
+class Paths:
+    """Paths of names as numbers; every path has a higher number than its parent, and `ROOT` is its own parent."""
+
+    def __init__(self) -> None:
+        self.names = [""]
+        self.above = [ROOT]
+        self._numbers: dict[tuple[int, str], int] = {}
+
+    def number(self, above: int, name: str) -> int:
+        """Return the number of the path `name` below another path."""
+        found = self._numbers.get((above, name))
+        if found is None:
+            found = self._numbers[above, name] = len(self.names)
+            self.names.append(name)
+            self.above.append(above)
+        return found
+
+    def of(self, scopes: HostEvents, nesting: Nesting) -> list[int]:
+        """Return the number of each scope's path."""
+        numbers: list[int] = []
+        for parent, name in zip(nesting.parent.tolist(), scopes.name, strict=True):
+            numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
+        return numbers
+
+    def spelled(self, number: int) -> tuple[str, ...]:
+        """Return the names of a path, from the outermost on."""
+        names: list[str] = []
+        while number != ROOT:
+            names.append(self.names[number])
+            number = self.above[number]
+        return tuple(reversed(names))
+
+
+def nest(scopes: HostEvents) -> Nesting:
+    """Compute the nesting of scopes. Of two scopes that overlap, the one that started last is the inner one while it is open."""
+    parent = np.full(len(scopes), NOWHERE, np.int32)
+    bounds, innermost = dict[int, Ints](), dict[int, NDArray[np.int32]]()
+    start, end = column(scopes.start_ns), column(scopes.end_ns)
+    for thread, rows in sorted(_by_thread(column(scopes.thread)), key=lambda one: int(one[1][0])):
+        mine = rows.astype(np.int32)
+        parent[mine], bounds[thread], innermost[thread] = _nest_thread(mine, start[mine], end[mine])
+    return Nesting(parent=parent, bounds=bounds, innermost=innermost)
+
+
+def _nest_thread(scopes: NDArray[np.int32], start: Ints, end: Ints) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
+    """Return the parents of one thread's scopes, the moments when the innermost scope changes, and which it is from there on."""
+    parents, moments, owners = array("i"), array("q"), array("i")
+    open_scopes, open_ends = [NOWHERE], [_NEVER]
+    rows = array("i", scopes.tobytes()), array("q", start.tobytes()), array("q", end.tobytes())  # read faster than numpy's
+    for scope, begins, ends in zip(*rows, strict=True):
+        while open_ends[-1] <= begins:
+            moments.append(_close(open_scopes, open_ends))
+            owners.append(open_scopes[-1])
+        parents.append(open_scopes[-1])
+        moments.append(begins)
+        owners.append(scope)
+        open_scopes.append(scope)
+        open_ends.append(ends)
+    while len(open_ends) > 1:
+        moments.append(_close(open_scopes, open_ends))
+        owners.append(open_scopes[-1])
+    return np.asarray(parents), np.asarray(moments), np.asarray(owners)
+
+
+def _close(open_scopes: list[int], open_ends: list[int]) -> int:
+    """Close the innermost scope, and those around it that end no later; return when it ended."""
+    moment = open_ends[-1]
+    while open_ends[-1] <= moment:
+        open_ends.pop()
+        open_scopes.pop()
+    return moment
+
+
+# Device time of each range and module of the host: the work of the launch calls inside it, on its own thread.
+#
+# A graph's kernels belong to the range that launched the graph, and to the module path that they carry themselves. Device times
+# are
+# cut to the window, host times are not: they are those of the calls that launched work in it.
 
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")
@@ -38,7 +390,7 @@ _CHUNK: Final = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RangeRow:
+class RangeTime:
     """All calls of one name.
 
     Args:
@@ -86,7 +438,7 @@ class Ranges:
     """
 
     device: int
-    rows: tuple[RangeRow, ...]
+    rows: tuple[RangeTime, ...]
     events: int
     sum_ns: int
     outside_events: int
@@ -94,7 +446,7 @@ class Ranges:
     unlinked_events: int
     unlinked_ns: int
 
-    def of_kind(self, kind: Kind) -> tuple[RangeRow, ...]:
+    def of_kind(self, kind: Kind) -> tuple[RangeTime, ...]:
         """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.kind == kind)
 
@@ -102,13 +454,13 @@ class Ranges:
 def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...]:
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
     cuts = Cuts.around(trace.ranges, trace.modules)
-    of_kind: dict[Kind, _Calls] = {"range": _Calls(trace.ranges, cuts), "module": _Calls(trace.modules, cuts)}
+    of_kind: dict[Kind, _RangeCalls] = {"range": _RangeCalls(trace.ranges, cuts), "module": _RangeCalls(trace.modules, cuts)}
     return tuple(_ranges_of(trace, device, work, window, of_kind) for device, work in events_by_device(trace))
 
 
-def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None, of_kind: Mapping[Kind, _Calls]) -> Ranges:
+def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None, of_kind: Mapping[Kind, _RangeCalls]) -> Ranges:
     cuts = of_kind["range"].cuts
-    launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
+    launched, rows = launched_in(trace, work, window, cuts), list[RangeTime]()
     outside = np.ones(cuts.num, np.bool_)
     for kind, calls in of_kind.items():
         outside &= calls.owner == NOWHERE
@@ -137,7 +489,7 @@ def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None
     )
 
 
-class _Calls:
+class _RangeCalls:
     """Calls of one kind, as segments of the time of their threads.
 
     `owner` is the innermost call of each segment; `first` and `last` bound the segments of each call, `fresh` leaves out those of
@@ -172,7 +524,7 @@ class _Calls:
         return both[0], both[1]
 
 
-def _rows(kind: Kind, calls: _Calls, launched: Launched, united: Ints, only_launching: bool) -> Iterator[RangeRow]:
+def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only_launching: bool) -> Iterator[RangeTime]:
     name, first, last, fresh = calls.name, calls.first, calls.last, calls.fresh
     events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
     launching = events[last] > events[first]
@@ -195,7 +547,7 @@ def _rows(kind: Kind, calls: _Calls, launched: Launched, united: Ints, only_laun
     rows = zip(calls.scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
     for text, values in rows:
         if values[0]:
-            yield RangeRow(kind=kind, name=text, **dict(zip(columns, values, strict=True)))
+            yield RangeTime(kind=kind, name=text, **dict(zip(columns, values, strict=True)))
 
 
 class _Ends(NamedTuple):
@@ -223,7 +575,7 @@ class _Ends(NamedTuple):
         return np.where(heads, start, np.append(start[0], self.times[highest[:-1] % len(self.times)]))
 
 
-def _unions(trace: Trace, work: EventView, window: Window | None, calls: _Calls) -> Ints:
+def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
     """Compute the union of the events of each name, ns."""
     united = np.zeros(len(calls.scopes.names), np.int64)
     reached = np.full(len(united), np.iinfo(np.int64).min)
@@ -247,7 +599,7 @@ def _unions(trace: Trace, work: EventView, window: Window | None, calls: _Calls)
     return united
 
 
-def _graph_rows(paths: GraphPaths) -> Iterator[RangeRow]:
+def _graph_rows(paths: GraphPaths) -> Iterator[RangeTime]:
     """Yield a row for each module path and for each path that encloses it."""
     order = np.argsort(paths.path, kind="stable")
     own = np.split(order, np.searchsorted(paths.path[order], np.arange(1, len(paths.texts))))
@@ -266,7 +618,7 @@ def _graph_rows(paths: GraphPaths) -> Iterator[RangeRow]:
         by_call = np.argsort(host[place], kind="stable")
         heads = np.flatnonzero(np.diff(host[place][by_call], prepend=-2))
         mine = own[exclusive[text]] if text in exclusive else place[:0]
-        yield RangeRow(
+        yield RangeTime(
             kind="graph module",
             name=text,
             calls=len(heads),
@@ -280,3 +632,130 @@ def _graph_rows(paths: GraphPaths) -> Iterator[RangeRow]:
             exclusive_ns=int(part.length[mine].sum()),
             host_ns=None,
         )
+
+
+# Call tree of device time: ranges and modules that launched the work, each nanosecond counted once.
+
+OUTSIDE: Final = "outside ranges and modules"
+UNLINKED: Final = "launch not in the trace"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallNode:
+    """Calls of one name under one path. Ranges that differ in their number alone (`ProfilerStep#3`) are one.
+
+    Args:
+        name: name of the range or module, or a part of the module path of a graph's kernel.
+        calls: on the host; 0 for a part of a module path.
+        host_ns: time of the calls on the host.
+        events: device events launched in it, nested calls included.
+        total_ns: their time; where events overlap, the moment belongs to the one that started first.
+        self_ns: the part of it that was launched in no nested call.
+        children: by descending total.
+    """
+
+    name: str
+    calls: int
+    host_ns: int
+    events: int
+    total_ns: int
+    self_ns: int
+    children: tuple[CallNode, ...]
+
+
+def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, CallNode], ...]:
+    """Return the number and the tree of each device that has events; the root's total is its busy time."""
+    scopes = ranges_and_modules(replace(trace, ranges=unnumbered(trace.ranges)))
+    nesting, paths, cuts = nest(scopes), Paths(), Cuts.around(scopes)
+    of_scope = np.array([*paths.of(scopes, nesting), paths.number(ROOT, OUTSIDE)], np.int64)  # nowhere is the last one
+    below = _Below(trace, paths, of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED))
+    first, last = cuts.of(scopes)
+    host_ns, found = column(scopes.end_ns) - column(scopes.start_ns), []
+    for device, work in events_by_device(trace):
+        times = below.times(work, window, cuts)
+        called = before(times.launched)
+        counted = np.arange(len(scopes)) if window is None else np.flatnonzero(called[last] > called[first])
+        found.append((device, _tree(times, paths, of_scope[counted], host_ns[counted])))
+    return tuple(found)
+
+
+class _Times:
+    """Device time and events by path, and the number of events launched in each segment."""
+
+    def __init__(self, num_segments: int) -> None:
+        self.self_ns = self.events = np.zeros(0, np.int64)
+        self.launched = np.zeros(num_segments, np.int64)
+
+    def add(self, path: Ints, own_ns: Ints, num: int) -> None:
+        """Count some events, each under its path; there may be more paths than before."""
+        self.self_ns, self.events = (
+            np.append(column, np.zeros(num - len(column), np.int64)) for column in (self.self_ns, self.events)
+        )
+        np.add.at(self.self_ns, path, own_ns)
+        np.add.at(self.events, path, 1)
+
+
+class _Below:
+    """Finder of the path of each device event.
+
+    Args:
+        of_segment: path of what was launched in each segment.
+        unlinked: path of what has no known launch call.
+    """
+
+    def __init__(self, trace: Trace, paths: Paths, of_segment: Ints, unlinked: int) -> None:
+        self._hosts, self._trace, self._paths = trace.device_events.hosts, trace, paths
+        self._of_segment, self._unlinked = of_segment, unlinked
+
+    def times(self, work: EventView, window: Window | None, cuts: Cuts) -> _Times:
+        """Add up the time of a device by path; where events overlap, the moment belongs to the one that started first."""
+        carried, covered, times = graph_paths(self._trace, work, window), Covered(), _Times(cuts.num)
+        for part in windowed_events(work, window):
+            host = part.work.host
+            known = np.flatnonzero(host >= 0)
+            path = np.full(len(host), self._unlinked, np.int64)
+            segment = cuts.place(self._hosts, host[known])
+            np.add.at(times.launched, segment, 1)
+            path[known] = self._of_segment[segment]
+            left, right = np.searchsorted(carried.part.which, (part.which[0], part.which[-1] + 1)) if len(host) else (0, 0)
+            place = np.searchsorted(part.which, carried.part.which[left:right])
+            path[place] = self._moved(path[place], carried.path[left:right], carried.texts)
+            own = covered.add(part.start, part.end)
+            times.add(path, own.end - own.start, len(self._paths.names))
+        return times
+
+    def _moved(self, path: Ints, carried: Ints, texts: Sequence[str]) -> Ints:
+        """Return the paths of events with a module path: that path below the path that launched their graph."""
+        pairs, which = np.unique(path * max(1, len(texts)) + carried, return_inverse=True)
+        moved = []
+        for above, text in zip(*(side.tolist() for side in np.divmod(pairs, max(1, len(texts)))), strict=True):
+            for name in texts[text].split("."):
+                above = self._paths.number(above, name)
+            moved.append(above)
+        return np.array(moved, np.int64)[which]
+
+
+def _tree(times: _Times, paths: Paths, called: Ints, host_ns: Ints) -> CallNode:
+    num = len(paths.names)
+    times.add(called[:0], host_ns[:0], num)
+    self_ns, events = times.self_ns.tolist(), times.events.tolist()
+    calls = np.bincount(called, minlength=num).tolist()
+    on_host = totals(host_ns, called, num).tolist()
+    below: list[list[CallNode]] = [[] for _ in range(num)]
+    for number in range(num - 1, ROOT, -1):
+        node = _node(paths.names[number], calls[number], on_host[number], events[number], self_ns[number], below[number])
+        if node.events or node.calls:
+            below[paths.above[number]].append(node)
+    return _node("device", 0, 0, 0, 0, below[ROOT])
+
+
+def _node(name: str, calls: int, host_ns: int, events: int, self_ns: int, children: Sequence[CallNode]) -> CallNode:
+    return CallNode(
+        name=name,
+        calls=calls,
+        host_ns=host_ns,
+        events=events + sum(child.events for child in children),
+        total_ns=self_ns + sum(child.total_ns for child in children),
+        self_ns=self_ns,
+        children=tuple(sorted(children, key=lambda child: (-child.total_ns, child.name))),
+    )

@@ -11,11 +11,10 @@ import numpy as np
 
 from strobe.core.errors import ConfigError, DataError, nearest
 from strobe.core.printable import first_of
-from strobe.perf.analysis.device.device_work import all_events
-from strobe.perf.analysis.device.intervals import Ints, column
-from strobe.perf.analysis.structure.scopes import device_times
+from strobe.perf.analysis.device.activity import all_events
+from strobe.perf.analysis.device.intervals import Ints, Window, column
+from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.analysis.structure.steps import NoSteps, find_steps, names_step
-from strobe.perf.analysis.window import Window
 from strobe.perf.trace.events import HostEvents, Trace
 
 _UNITS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}

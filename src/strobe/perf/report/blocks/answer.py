@@ -1,25 +1,356 @@
-"""The answer in ten lines: speedup, saving in a steady frame block, share of the other blocks, and the present limit."""
+"""The answer of a page: levels, waterfall and ledger."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Final
+from functools import partial
+from itertools import groupby
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from strobe.core import spans
 from strobe.core.costs import device_peaks
-from strobe.perf.analysis.ledger.answer import Answer, ClipAnswer, PartLine
-from strobe.perf.analysis.ledger.clip import Kind
-from strobe.perf.analysis.ledger.parts import BY_THE_CLOCK, LIMITS, MEANING, TOGETHER, Part
-from strobe.perf.analysis.runs.clocks import SideClocks, apart, side_clocks
-from strobe.perf.measure.stats import Verdict
-from strobe.perf.report.blocks.fields import Field, both_sides, heads, numeric, rows_of
-from strobe.perf.report.blocks.waterfall import Drop, waterfall
+from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
+from strobe.perf.analysis.ledger.account import (
+    BY_THE_CLOCK,
+    LIMITS,
+    MEANING,
+    TOGETHER,
+    AccountLevel,
+    CallsEffect,
+    ClipKind,
+    Ledger,
+    LedgerLine,
+    LevelSum,
+    Part,
+)
+from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
+from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, side_clocks
+from strobe.perf.measure.stats import Interval, Verdict, paired_interval
+from strobe.perf.report.blocks.fields import (
+    Field,
+    both_sides,
+    heads,
+    level_word,
+    line_word,
+    numeric,
+    ratio_cell,
+    rows_of,
+    share_cell,
+    table_of,
+)
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Block, Figure, Notes, Report, Section, Share, Table, Text, Time
+from strobe.perf.report.model import (
+    Bar,
+    Block,
+    Cell,
+    Code,
+    Count,
+    Figure,
+    LevelName,
+    Missing,
+    Notes,
+    Paragraph,
+    Ratio,
+    Report,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Time,
+    Tone,
+    Waterfall,
+    Whisker,
+    Whiskers,
+    exact_ms,
+    significant,
+)
 from strobe.perf.report.study import Subject
-from strobe.perf.report.text import significant
+
+# Waterfall from the time before to the time after, with one bar for each line of a ledger.
+
+T = TypeVar("T")
+MAX_BARS: Final = 14
+
+
+MIN_SHARE: Final = 0.003
+"""Share of all movement below which, at both ends of their intervals, lines share one bar."""
+
+
+class Drop(NamedTuple):
+    """Saving of one line of a waterfall, with its interval if there is one."""
+
+    name: str
+    saved_ns: Fraction
+    interval: Interval | None = None
+
+
+def whisker_words(picture: Waterfall) -> str:
+    """Return the sentence that explains a waterfall's whiskers; empty if it has none."""
+    if all(bar.low_ns is None for bar in picture.bars):
+        return ""
+    total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
+    return f" Whiskers: where a bar would end at either end of its 95 % interval{total}."
+
+
+def waterfall(
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
+) -> Waterfall:
+    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
+
+    Args:
+        baseline: name and time.
+        candidate: likewise.
+        lines: what each line between them saves.
+        total: the interval of what they save together.
+    """
+    moved = sum(abs(line.saved_ns) for line in lines)
+    largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
+    shown = [line for line in lines if line in largest and _may_save(line) > MIN_SHARE * moved]
+    small = [line for line in lines if line not in shown]
+    if len(small) == 1:
+        shown, small = list(lines), []
+    if any(line.saved_ns for line in small):
+        shown.append(Drop(f"{len(small)} smaller lines", sum((line.saved_ns for line in small), Fraction(0))))
+    at = baseline[1]
+    bars = [Bar(baseline[0], 0, round(at), "plain", True)]
+    for name, saved, interval in shown:
+        tone: Tone = "good" if saved > 0 else "bad" if saved < 0 else "muted"
+        bars.append(Bar(name, round(at), round(at - saved), tone, False, *_ends(at, interval)))
+        at -= saved
+    assert at == candidate[1], "the bars do not add up"
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
+
+
+def _may_save(line: Drop) -> float:
+    """Return the largest absolute saving that the interval allows."""
+    saved = abs(float(line.saved_ns))
+    return saved if line.interval is None else max(saved, abs(line.interval.low), abs(line.interval.high))
+
+
+def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
+    """Return the ends of a bar from `start` at the high and the low end of its saving's interval."""
+    return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
+
+
+def interval_field(get: Callable[[T], Interval | None]) -> Field[T]:
+    """Return the column of the interval of what a row saves."""
+    return Field("95 % interval", get, _interval, "ms", hint="of what is saved")
+
+
+def _interval(saved: Interval) -> Cell:
+    return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")
+
+
+# Speedups of each level, from the attention kernel to end to end: the figure of all pages, and what gates refer to.
+
+_TIMED: Final = {AccountLevel.STEP: DENOISE_STEP, AccountLevel.BLOCK: FRAME_BLOCK, AccountLevel.E2E: E2E}
+_GATE_NAMES: Final[dict[AccountLevel, LevelName]] = {
+    AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.STEP: "step",
+    AccountLevel.BLOCK: "block", AccountLevel.E2E: "e2e",
+}  # fmt: skip
+
+
+class LevelRow(NamedTuple):
+    """One level of one comparison as the table and the figure show it.
+
+    `times` are those of the reference, of the candidate, and what was saved; `detail`, `group` and `series` are of the figure.
+    """
+
+    candidate: str
+    level: Text
+    ratio: Ratio | Missing
+    verdict: Text
+    times: tuple[Cell, Cell, Cell]
+    realised: Cell
+    source: str
+    detail: str = ""
+    group: str = ""
+    series: int = 0
+
+
+def level_times(reference: str) -> tuple[Field[LevelRow], ...]:
+    """Return the columns of the times of both sides and of what was saved."""
+    return (
+        Field(reference, lambda row: row.times[0], unit="ms"),
+        Field("candidate", lambda row: row.times[1], unit="ms"),
+        Field("saved", lambda row: row.times[2], unit="ms"),
+    )
+
+
+def levels_figure(
+    title: str, reference: str, rows: Sequence[LevelRow], fields: Sequence[Field[LevelRow]], caption: str, notes: Sequence[str]
+) -> Figure | Table:
+    """Build the figure of the speedup of each level with its table; the table alone where no level has a speedup."""
+    table = table_of(caption, fields, rows, notes=notes)
+    known = [(row, row.ratio) for row in rows if isinstance(row.ratio, Ratio)]
+    if not known:
+        return table
+    whiskers = tuple(Whisker(row.level.text, ratio, row.group, row.detail, row.series) for row, ratio in known)
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers(reference, whiskers), table)
+
+
+def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
+    """Return the speedup of a level and the timed comparison behind it; traced levels have none. None: nothing to divide by."""
+    timed = finding.stage(_TIMED[level.level]) if level.level in _TIMED else None
+    if timed is not None:
+        return ratio_cell(timed.ratio, timed.interval), timed
+    sums = sum(level.tiles[0]), sum(level.tiles[1])
+    if not all(sums):
+        return None
+    many = min(len(level.tiles[0]), len(level.tiles[1]))
+    each = zip(level.tiles[0][:many], level.tiles[1][:many], strict=True)
+    logs = [math.log(reference / candidate) for reference, candidate in each if reference and candidate]
+    ratio = sums[0] * len(level.tiles[1]) / (sums[1] * len(level.tiles[0]))
+    return ratio_cell(ratio, paired_interval(logs)), None
+
+
+def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
+    """Return the speedups that a gate can refer to. Without a ledger only the timed levels exist."""
+    found = []
+    for finding in findings:
+        names = (finding.candidate.label, finding.reference.label)
+        if isinstance(finding.ledger, Ledger):
+            levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
+            found += [
+                Speedup(*names, _GATE_NAMES[level.level], known[0], _saved_ns(level, known[1]))
+                for level, known in levels
+                if known
+            ]
+            continue
+        for name, stage in _TIMED.items():
+            timed = finding.stage(stage)
+            if timed is not None:
+                found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
+    return tuple(found)
+
+
+def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
+    """Return the time saved, ns: per clip, or per frame block for a traced level."""
+    return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
+
+
+def _per_clip_ns(timed: Comparison) -> float:
+    return timed.saved_ns / len(timed.baseline.clips_ns)
+
+
+# Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel.
+
+SMALL_LINE: Final = 0.001
+"""Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
+MAX_EFFECTS: Final = 12
+_OF_CLIPS: Final = ("clip", "timed frame blocks", "palindromes of clips")
+_OF_CALLS: Final = ("sample", "timed samples", "rounds of samples")
+"""Nouns for what was measured, its timed parts, and the rounds in which it ran."""
+_Lines: TypeAlias = tuple[str, str, tuple[LedgerLine, ...]]
+"""Level and name of a row, and the lines in it."""
+
+
+def ledger_blocks(finding: Finding, found: Ledger, calls: bool = False) -> tuple[Block, ...]:
+    """Return the table of every ledger line, and that of each kernel's saving split into fewer and faster calls."""
+    reference, candidate = finding.reference, finding.candidate
+    return (_lines_table(reference, candidate, found, calls), _effects_table(reference, candidate, found, calls))
+
+
+def _lines(found: Ledger) -> Iterator[_Lines]:
+    """Yield each line, and the small lines of a level together, so that the rows add up."""
+    least = SMALL_LINE * found.baseline_ns
+    for level, lines in groupby(found.lines, key=lambda line: line.level):
+        small = []
+        for line in lines:
+            if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
+                small.append(line)
+            else:
+                yield level.value, line.name, (line,)
+        if small:
+            name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
+            yield level.value, name, tuple(small)
+
+
+def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
+    clip, timed, rounds = _OF_CALLS if calls else _OF_CLIPS
+    total, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
+
+    def both(row: _Lines) -> tuple[int, int]:
+        return sum(line.baseline_ns for line in row[2]), sum(line.candidate_ns for line in row[2])
+
+    def interval(row: _Lines) -> Interval | None:
+        own = spread.total if row is total else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
+        return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
+
+    share = "share of loss" if found.saved_ns < 0 else "share of saving"
+    fields: tuple[Field[_Lines], ...] = (
+        Field("level", lambda row: level_word(row[0], calls), hint="the first level that contains the line"),
+        Field("line", lambda row: line_word(row[1], calls)),
+        *both_sides((reference.label, candidate.label), both),
+        *([interval_field(interval)] if spread.total else []),
+        numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
+    )
+    rows = rows_of(fields, (*_lines(found), total), strong=lambda row: row is total)
+    traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
+    source = (
+        f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
+        f"{clip}s; idle time is what the {timed} have left over, divided as the trace's idle time is. What the trace "
+        f"shows beyond the {timed} is the line 'timed run minus trace'."
+        if traced
+        else f"Every line was timed in the {clip}s themselves, by the regions that they add up."
+    )
+    notes = (
+        f"Every time is the sum over {found.num_units} paired {clip}s, in integer nanoseconds. "
+        "The lines add up exactly: checked.",
+        source,
+        f"No intervals: {found.spread.why_none}."
+        if found.spread.why_none
+        else f"Intervals: paired t over {found.spread.samples[0]} {rounds}. Lines from a trace have none: it is of one {clip}.",
+    )
+    return Table(
+        f"Account of {candidate.label} against {reference.label}, line by line.", heads(fields), rows, notes, collapsed=True
+    )
+
+
+def effect_fields(
+    names: tuple[str, str, str],
+    calls: Callable[[int], Cell],
+    time: Callable[[int | Fraction], Cell],
+    named: Callable[[str], str] = str,
+) -> tuple[Field[CallsEffect], ...]:
+    """Return the columns of a table of effects; all but the name add up.
+
+    Args:
+        names: what has the calls, the baseline, the candidate.
+        calls: cell of a number of calls.
+        time: cell of what they saved.
+        named: what the page calls an effect.
+    """
+    what, baseline, candidate = names
+    return (
+        Field(what, lambda effect: named(effect.name), Code),
+        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
+        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
+        Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),
+    )
+
+
+def _ledger_time(ns: int | Fraction) -> Cell:
+    return Time(ns if isinstance(ns, int) else float(ns))
+
+
+def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
+    if not found.effects:
+        return Paragraph("No kernel or operator calls in the traced windows.")
+    fields = effect_fields(
+        ("kernel or operator", reference.label, candidate.label), Count, _ledger_time, partial(line_word, calls=calls)
+    )
+    caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
+    notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
+    return table_of(caption, fields, found.effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+
+
+# The answer in ten lines: speedup, saving in a steady frame block, share of the other blocks, and the present limit.
 
 ANSWER: Final = "answer"
 OTHERS: Final = "answers"
@@ -187,7 +518,7 @@ def _kinds(found: ClipAnswer) -> str:
     said = []
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
-        if line.kind == Kind.AROUND or line.num_blocks:
+        if line.kind == ClipKind.AROUND or line.num_blocks:
             said.append(f"{line.kind.value}{many} {float(line.baseline_ns - line.candidate_ns) / 1e6:.1f}")
     whole = sum((line.baseline_ns - line.candidate_ns for line in found.kinds), Fraction(0))
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."

@@ -1,20 +1,62 @@
-"""Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece."""
+"""Breakdown, stages, latencies and quality of runs."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
-from strobe.core.spans import COMMIT, DENOISE_STEP, FRAME_BLOCK, NAMES, RECACHE
+from strobe.core.spans import COMMIT, DENOISE_STEP, E2E, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, Side, StageTotal, stage_totals
+from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, time
-from strobe.perf.report.blocks.roofline import anomaly_notes, device_note, of_cost, rate_fields
-from strobe.perf.report.model import Block, Cell, Count, Missing, Notes, Ratio, Table, Text, Time
+from strobe.perf.records.record import Quality, SpanCost
+from strobe.perf.report.blocks.fields import (
+    Field,
+    beside,
+    count,
+    heads,
+    numeric,
+    ratio_cell,
+    rows_of,
+    share_cell,
+    share_of,
+    table_of,
+    tail_cell,
+    time,
+    verdict_cell,
+)
+from strobe.perf.report.blocks.kernels import anomaly_notes, device_note, of_cost, rate_fields
+from strobe.perf.report.findings import Finding
+from strobe.perf.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Count,
+    Figure,
+    Level,
+    Mark,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Plane,
+    Ratio,
+    Section,
+    Table,
+    Text,
+    Time,
+    time_text,
+)
+from strobe.perf.report.study import RunStudy, Subject
+
+# Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece.
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
@@ -318,3 +360,387 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
     note = "Traced, so both sides carry the profiler's cost, and once each: no interval. `strobe compare` times and repeats."
     caption = f"{labels[1]} against {labels[0]}, piece by piece."
     return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))
+
+
+# Every run of every stage, averages with and without warm-up, and the exclusions with their reasons.
+
+_SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
+
+
+def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
+    """Build the section with a figure of every clip, the table of every run, stage averages, and exclusions."""
+    blocks: list[Block] = []
+    for stage, title in _SHOWN:
+        totals = [stage_totals(subject.run, subject.name, stage) for subject in study.subjects]
+        if not any(total.total_ns for each in totals for total in each):
+            continue
+        table = _runs_table(study, totals, title)
+        blocks.append(_runs_figure(study, totals, title, table) if stage == E2E else table)
+    blocks.append(_averages(study))
+    blocks += [_speedups(finding) for finding in findings if not isinstance(finding.stages, str)]
+    blocks.append(_exclusions(study))
+    lead = (
+        "Timed clips: no profiler, no synchronisation inside. Variants ran interleaved, so drift of the machine meets them all."
+    )
+    return Section("stages", "Stages", lead, tuple(blocks))
+
+
+def _warmup(total: StageTotal) -> bool:
+    return total.clip.phase == "warmup"
+
+
+def _runs_figure(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str, table: Table) -> Figure:
+    marks, levels = [], []
+    for subject, own in zip(study.subjects, totals, strict=True):
+        marks += [Mark(total.clip.order, total.total_ns, subject.series, hollow=_warmup(total)) for total in own]
+        timed = [total.total_ns for total in own if not _warmup(total)]
+        if timed:
+            levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
+    names = tuple(subject.label for subject in study.subjects)
+    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
+    text = f"{title}: every clip in the order it ran. Hollow: warm-up. Dashed: average without warm-up."
+    return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
+
+
+def _runs_table(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
+    longest = max(len(own) for own in totals)
+    digits = max(2, len(str(longest)))
+    rows: list[Sequence[object]] = [
+        (f"run_{number + 1:0{digits}d}", *(_run_cell(own, number) for own in totals)) for number in range(longest)
+    ]
+    averages = (
+        ("avg_all_rounds", *map(_mean, totals)),
+        ("avg_excl_warmup", *(_mean([total for total in own if not _warmup(total)]) for own in totals)),
+    )
+    fields = beside("run", (subject.label for subject in study.subjects), "ms")
+    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
+    return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
+
+
+def _run_cell(own: Sequence[StageTotal], number: int) -> Cell:
+    if number >= len(own) or not own[number].total_ns:
+        return Missing("", "-")
+    return Time(own[number].total_ns, "warm-up" if _warmup(own[number]) else "")
+
+
+def _mean(totals: Sequence[StageTotal]) -> Cell:
+    measured = [total.total_ns for total in totals if total.total_ns]
+    return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
+
+
+def _averages(study: RunStudy) -> Table:
+    """Build the table of each stage's mean time per clip and its calls, without warm-up."""
+    rows: list[Sequence[object]] = []
+    for stage in STAGES:
+        cells = [_average_cell(subject, stage) for subject in study.subjects]
+        if not all(isinstance(cell, Missing) for cell in cells):
+            rows.append((stage, *cells))
+    fields = beside("stage", (subject.label for subject in study.subjects), "ms")
+    notes = ("Stages nest: frame_block contains every stage above it but the first text, and e2e contains all of them.",)
+    return table_of("Stages of a clip, mean over timed clips.", fields, rows, notes=notes)
+
+
+def _average_cell(subject: Subject, stage: str) -> Cell:
+    timed = [total for total in stage_totals(subject.run, subject.name, stage) if not _warmup(total) and total.calls]
+    if not timed:
+        return Missing("", "-")
+    calls = statistics.fmean(total.calls for total in timed)
+    return Time(statistics.fmean(total.total_ns for total in timed), f"{calls:g} calls" if calls != 1 else "1 call")
+
+
+def _speedups(finding: Finding) -> Table:
+    assert not isinstance(finding.stages, str)
+    labels = (finding.reference.label, finding.candidate.label)
+
+    def each_ns(item: Comparison, side: Side) -> float:
+        return side.total_ns / (side.calls if item.per_call else len(side.clips_ns))
+
+    fields: tuple[Field[Comparison], ...] = (
+        Field("stage", lambda item: f"{item.stage}, one call" if item.per_call else item.stage),
+        time(labels[0], lambda item: each_ns(item, item.baseline)),
+        time(labels[1], lambda item: each_ns(item, item.candidate)),
+        numeric("speedup", lambda item: ratio_cell(item.ratio, item.interval)),
+        Field("verdict", lambda item: verdict_cell(item.verdict)),
+    )
+    caption = f"{labels[1]} against {labels[0]}, stage by stage, per clip unless one call is said."
+    return table_of(caption, fields, finding.stages, collapsed=True)
+
+
+def _exclusions(study: RunStudy) -> Block:
+    """Build the list of samples left out of averages and ratios, once for variants that share it."""
+    items: dict[str, list[str]] = {}
+    for subject in study.subjects:
+        left_out = [
+            (clip.clip, "clip", "warm-up")
+            for clip in subject.run.clips
+            if clip.variant == subject.name and clip.phase == "warmup"
+        ]
+        for line in subject.run.excluded:
+            if line.variant == subject.name:
+                where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
+                left_out += [(index, where, line.cause) for index in line.indices]
+        for where in dict.fromkeys(where for _, where, _ in left_out):
+            causes = sorted({(index, cause) for index, place, cause in left_out if place == where})
+            items.setdefault(f"{where} {excluded_text(causes)}", []).append(subject.label)
+    notes = tuple(
+        f"Excluded from averages and ratios, {', '.join(labels)}: {text}. Clips count from 0: clip 0 is run_01."
+        for text, labels in items.items()
+    )
+    return Notes(notes or ("Nothing was excluded.",))
+
+
+def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
+    """Format exclusions as `0 (first block), 1-2 (cache not full)`; neighbours with the same cause become one range."""
+    ranges: list[tuple[int, int, str]] = []
+    for index, cause in causes:
+        if ranges and ranges[-1][1] == index - 1 and ranges[-1][2] == cause:
+            ranges[-1] = (ranges[-1][0], index, cause)
+        else:
+            ranges.append((index, index, cause))
+    return ", ".join(f"{first if first == last else f'{first}-{last}'} ({cause})" for first, last, cause in ranges) or "none"
+
+
+# Latencies that a user notices: time to the first frame, frame rate, cost of a prompt switch.
+
+
+def _time(ns: float | None) -> Cell:
+    return Missing("no steady frame blocks") if ns is None else Time(ns)
+
+
+def _part(value_ns: float | None) -> Cell:
+    """Return a part of a frame block; no clip spends nothing on one, so 0 says that it was not timed by itself."""
+    return Missing("not timed by itself in these clips") if value_ns == 0 else _time(value_ns)
+
+
+def _rate(value: float | None) -> Cell:
+    return Missing("no steady frame blocks") if value is None else Number(value, 2, "FPS")
+
+
+def _joules(value: float | None) -> Cell:
+    return Missing("no GPU whose power was read") if value is None else Number(value, 1, "J")
+
+
+def _tail(found: Latencies) -> Cell:
+    if found.block is None:
+        return Missing("no steady frame blocks")
+    return tail_cell(found.block.tail)
+
+
+_ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
+    ("first frames handed over, from the call (median)", lambda found: Time(found.first_frame_ns)),
+    ("steady frame block, streamed with VAE: mean", lambda found: _time(found.block.mean_ns if found.block else None)),
+    ("steady frame block, streamed with VAE: p50", lambda found: _time(found.block.p50_ns if found.block else None)),
+    ("steady frame block, streamed with VAE: slow end", _tail),
+    ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
+    ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
+    ("between latent frames (steady block / latent frames in it)", lambda found: _time(found.inter_latent_ns)),
+    ("between pixel frames (steady block / pixel frames in it)", lambda found: _time(found.inter_frame_ns)),
+    ("pixel FPS, steady, with VAE", lambda found: _rate(found.pixel_fps)),
+    ("latent FPS, steady, with VAE", lambda found: _rate(found.latent_fps)),
+    ("frames stalled at the playback rate, one frame block ahead", lambda found: Number(found.stalled_frames, 0, "frames")),
+    ("pixel FPS of the whole clip, start and switches included", lambda found: _rate(found.clip_pixel_fps)),
+)
+_ENERGY: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
+    ("energy of the GPU, a frame block (clip / frame blocks)", lambda found: _joules(found.block_joules)),
+    ("energy of the GPU, a second of video", lambda found: _joules(found.video_second_joules)),
+)
+"""Rows of runs that read the power of a GPU."""
+
+
+def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
+    """Build the section with latencies, prompt switches, and the frame blocks left out."""
+    lead = (
+        "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
+        "are counted apart; both are named."
+    )
+    blocks: list[Block] = [_table(study, found)]
+    switches = _switches(study, found)
+    if switches.rows:
+        blocks.append(switches)
+    blocks.append(Notes(_left_out(study, found)))
+    return Section("latency", "Latencies as a user means them", lead, tuple(blocks))
+
+
+def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable[[Latencies], Cell]) -> tuple[Cell, ...]:
+    values = (found[subject.label] for subject in study.subjects)
+    return tuple(Missing(value) if isinstance(value, str) else cell(value) for value in values)
+
+
+def _table(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
+    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
+    known = any(not isinstance(each, str) and each.block_joules is not None for each in found.values())
+    rows = [(name, *_cells(study, found, cell)) for name, cell in (*_ROWS, *(_ENERGY if known else ()))]
+    rates = sorted({run.header.workload.fps for run in study.runs if run.header.workload})
+    stalls = "A frame block stalls it that takes longer than the one before plays; the clip that stalls most counts."
+    notes = tuple(f"Playback needs {rate} pixel frames per second. {stalls}" for rate in rates)
+    return table_of("Latencies and rates over the timed clips.", fields, rows, notes=notes)
+
+
+def _switches(study: RunStudy, found: Mapping[str, Latencies | str]) -> Table:
+    kinds = dict.fromkeys(
+        (switch.frame_block, switch.mode) for value in found.values() if not isinstance(value, str) for switch in value.switches
+    )
+    fields = beside("", (subject.label for subject in study.subjects), numeric=True)
+    rows = [(f"switch at frame block {at} ({mode})", *_cells(study, found, partial(_switch, at))) for at, mode in kinds]
+    note = "First frame block under the new prompt minus the block before it, median over clips."
+    return table_of("Extra time of a prompt switch.", fields, rows, notes=(note,))
+
+
+def _switch(at: int, found: Latencies) -> Cell:
+    for switch in found.switches:
+        if switch.frame_block == at:
+            return Time(switch.extra_ns, f"{time_text(switch.after_ns)} after, {time_text(switch.before_ns)} before")
+    return Missing("no such switch", "-")
+
+
+def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
+    items: dict[str, list[str]] = {}
+    for subject in study.subjects:
+        value = found[subject.label]
+        if isinstance(value, str):
+            continue
+        steady = value.steady
+        kept = f"{len(steady.kept)} frame blocks of {value.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
+        causes = excluded_text([(item.index, item.cause) for item in steady.excluded])
+        text = f"{kept}; excluded frame blocks: {causes}{'; ' + steady.note if steady.note else ''}{_outliers(value)}"
+        items.setdefault(text, []).append(subject.label)
+    return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())
+
+
+def _outliers(found: Latencies) -> str:
+    """Return a note on steady samples outside Tukey's fences, which are kept, and their effect on the mean; empty if none."""
+    if found.block is None or not found.block.outliers.indices:
+        return ""
+    outside = found.block.outliers
+    effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
+    return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"
+
+
+# Quality beside latency: every number names its reference, and every missing one its reason.
+
+_PICTURES: Final = 2
+_FIRST: Final = ("prompt_accuracy", "psnr")
+_SAME: Final = 0.005
+"""Relative difference below which values count as equal in a picture."""
+_NO_REFERENCE: Final = "no reference needed"
+
+
+def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
+    """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
+    if not any(run.quality for run in study.runs):
+        return Section(
+            "quality", "Quality against latency", "", (Paragraph("Not measured: these records hold no quality numbers."),)
+        )
+    values = {
+        (subject.label, line.metric): line
+        for subject in study.subjects
+        for line in subject.run.quality
+        if line.variant == subject.name
+    }
+    metrics = list(dict.fromkeys(metric for _, metric in values))
+    labels = [subject.label for subject in study.subjects]
+    blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
+    blocks += [_picture(study, metric, values, found) for metric in _pictured(study, metrics, values, found)]
+    lead = (
+        "Fidelity numbers compare pixels with a named reference made from the same noise. They say how far a variant moved, not "
+        "whether it looks worse."
+    )
+    return Section("quality", "Quality against latency", lead, tuple(blocks))
+
+
+def _digits(values: list[float]) -> int:
+    """Return the decimals that show a row's largest value with four significant digits: at least two, at most six."""
+    largest = max((abs(value) for value in values), default=1.0)
+    return min(6, max(2, 3 - math.floor(math.log10(largest)))) if largest else 2
+
+
+def _cell(line: Quality | None, digits: int) -> Cell:
+    if line is None:
+        return Missing("not in the records")
+    against = f"against {line.reference}" if line.reference else _NO_REFERENCE
+    if line.value is None:
+        return Missing(f"{line.note or 'no reason given'}; {against}", "no value" if line.n else "not measured")
+    return Number(line.value, digits, line.unit, f"{against}, n = {line.n}{'; ' + line.note if line.note else ''}")
+
+
+def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Quality], caption: str) -> Table:
+    """Build the table with one row per metric and one column per variant.
+
+    Args:
+        labels: of the variants, in order.
+        values: by label and metric.
+    """
+    rows: list[Sequence[object]] = []
+    notes: list[str] = []
+    for metric in dict.fromkeys(metric for _, metric in values):
+        lines = [values.get((label, metric)) for label in labels]
+        known = [line for line in lines if line is not None]
+        digits = _digits([line.value for line in known if line.value is not None])
+        rows.append((metric, *(_cell(line, digits) for line in lines), known[0].better))
+        notes += [f"{metric}: {definition}" for definition in dict.fromkeys(line.definition for line in known)]
+    name, *columns = beside("metric", labels, numeric=True)
+    return table_of(caption, (name, Field("better", lambda row: row[-1]), *columns), rows, notes=notes)
+
+
+def _block_ns(found: Mapping[str, Latencies | str], subject: Subject) -> float | None:
+    own = found[subject.label]
+    return None if isinstance(own, str) or own.block is None else own.block.mean_ns
+
+
+def _equal(line: Quality) -> bool:
+    """Return whether the pictures equal the reference's, so that the metric has no finite value."""
+    return line.value is None and line.n > 0 and bool(line.reference)
+
+
+def _points(
+    study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+) -> list[tuple[Subject, float, float | None]]:
+    """Return subject, time of a steady frame block (ns), and value; None for pictures that equal the reference's."""
+    points = []
+    for subject in study.subjects:
+        line, latency = values.get((subject.label, metric)), _block_ns(found, subject)
+        if line is not None and latency is not None and (line.value is not None or _equal(line)):
+            points.append((subject, latency, line.value))
+    return points
+
+
+def _pictured(
+    study: RunStudy, metrics: list[str], values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+) -> list[str]:
+    ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
+    return [metric for metric in ranked if _differ(_points(study, metric, values, found))][:_PICTURES]
+
+
+def _differ(points: list[tuple[Subject, float, float | None]]) -> bool:
+    """Return whether the points differ in quality: if all have the same value, a plot would add nothing to the table."""
+    finite = [value for _, _, value in points if value is not None]
+    return bool(finite) and (len(finite) < len(points) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
+
+
+def _picture(
+    study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
+) -> Figure:
+    points = _points(study, metric, values, found)
+    lines = [values[subject.label, metric] for subject, _, _ in points]
+    digits = _digits([line.value for line in lines if line.value is not None])
+    fields: tuple[Field[tuple[Subject, float, Quality]], ...] = (
+        Field("variant", lambda row: row[0].label),
+        numeric("steady frame block, mean", lambda row: Number(row[1] / 1e6, 2, "ms")),
+        numeric(metric, lambda row: _cell(row[2], digits)),
+    )
+    rows = [(subject, latency, line) for (subject, latency, _), line in zip(points, lines, strict=True)]
+    direction = {"higher": "up", "lower": "down", "neither": "neither way"}[lines[0].better]
+    y = Axis(metric, "dB") if lines[0].unit == "dB" else Axis(metric)
+    title = f"{metric} against the time of a steady frame block. Faster is left, better is {direction}."
+    left_out = [subject.label for subject in study.subjects if subject not in [point[0] for point in points]]
+    if left_out:
+        title += f" Without a point, because a value is not defined or not measured: {', '.join(left_out)}."
+    if any(value is None for _, _, value in points):
+        title += " An arrow at the upper edge: the frames equal the reference's, and the metric has no finite value."
+    marks = tuple(
+        Mark(latency, 0.0 if value is None else value, subject.series, subject.label, above=value is None)
+        for subject, latency, value in points
+    )
+    plane = Plane(Axis("steady frame block, mean", "ms", True), y, marks)
+    table = table_of(f"{metric} and latency.", fields, rows)
+    return Figure(title, f"{metric} against latency, one point per variant.", plane, table)

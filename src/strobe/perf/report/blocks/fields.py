@@ -1,13 +1,49 @@
-"""Tables from rows: each column is described once by its head, its value in a row, and its total."""
+"""Columns of tables with their cells, and the words that every page shares."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from strobe.perf.report.model import Cell, Column, Count, ExactTime, Missing, Row, Share, Table, Text, Time
+from strobe.core import spans
+from strobe.core.files import found_inside
+from strobe.perf.analysis.device.intervals import Distribution
+from strobe.perf.analysis.ledger.account import AROUND, AccountLevel
+from strobe.perf.analysis.runs.compare import Comparison
+from strobe.perf.measure.stats import P99_SAMPLES, Interval, Tail, Verdict, tail
+from strobe.perf.records.record import Header
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.model import (
+    SCHEMA_VERSION,
+    Banner,
+    Cell,
+    Column,
+    Count,
+    ExactTime,
+    Fact,
+    Headline,
+    Missing,
+    Notes,
+    Ratio,
+    Report,
+    Row,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Time,
+    Tone,
+    Video,
+    Videos,
+)
+from strobe.perf.report.study import Profile, RunStudy, Subject
+
+# Tables from rows: each column is described once by its head, its value in a row, and its total.
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -232,3 +268,242 @@ def share_of(whole: float | Fraction, reason: str = "") -> Callable[[float | Fra
 def count_cell(value: int, text: str = "") -> Cell:
     """Return the cell of a count that should be 0: marked bad if it is not, missing if it is."""
     return Text(text or str(value), "bad") if value else Missing("", "-")
+
+
+# Columns of a distribution of times, and the rule for when a p99 is given.
+
+Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
+SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
+
+
+def p99_hint(what: str) -> str:
+    """Return the hint for a p99 column: the number of samples it needs."""
+    return f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"
+
+
+def spread(
+    get: Callable[[T], Distribution | Cell | None],
+    unit: Unit,
+    figures: Iterable[Figure] = SPREAD,
+    *,
+    exact: bool = False,
+    what: str = "calls",
+    quiet: bool = False,
+    missing: str = "",
+) -> tuple[Field[T], ...]:
+    """Return columns for figures of a distribution of times (mean, p50, p99, ...), one each.
+
+    Args:
+        get: times of a row, or the cell that says why there are none.
+        figures: in order.
+        exact: print to the last nanosecond.
+        what: is counted, in the hint of the p99.
+        quiet: where there is no p99, leave out of how many calls the maximum is.
+        missing: reason where a row has no times.
+    """
+    show = exact_cell if exact else Time
+    hints = {"p99": p99_hint(what)}
+    return tuple(
+        Field(name, _figure(get, name, quiet), show, unit, hint=hints.get(name, ""), missing=missing) for name in figures
+    )
+
+
+def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls") -> Field[T]:
+    """Return the column of the p99 if there are enough samples, otherwise of the largest, with the label of the one shown."""
+    return Field("slow end", get, _tail, unit, hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest")
+
+
+def _tail(samples: Sequence[float]) -> Cell:
+    return tail_cell(tail(samples))
+
+
+def tail_cell(end: Tail) -> Time:
+    """Return the cell of the slow end of some samples, with its label and their number."""
+    return Time(end.value, f"{end.label} of {end.n}")
+
+
+def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet: bool) -> Callable[[T], Any]:
+    def figure(row: T) -> Any:
+        times = get(row)
+        if not isinstance(times, Distribution):
+            return times
+        value = getattr(times, f"{name}_ns")
+        return Missing("" if quiet else f"max of {times.n}", "-") if value is None else value
+
+    return figure
+
+
+# A page of any kind: its title, facts, banners and sections.
+
+
+def page(
+    *,
+    title: str,
+    subtitle: str,
+    sections: Iterable[Section | None],
+    facts: Iterable[Fact] = (),
+    banners: Iterable[Banner] = (),
+    speedups: Iterable[Speedup] = (),
+) -> Report:
+    """Return a page.
+
+    Args:
+        title: of the page; `subtitle` says what it is about.
+        sections: in order; None is one that has nothing to say.
+        facts: of the line below the title.
+        banners: warnings above the numbers.
+        speedups: for scripts and gates.
+    """
+    return Report(
+        v=SCHEMA_VERSION,
+        speedups=tuple(speedups),
+        title=title,
+        subtitle=subtitle,
+        facts=tuple(facts),
+        banners=tuple(banners),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def date_fact(date: str, name: str = "Date") -> Fact:
+    """Return the fact of a date that was recorded as ISO 8601 in UTC."""
+    return Fact(name, Text(date.replace("T", " ").replace("Z", " UTC")))
+
+
+def run_facts(header: Header) -> tuple[Fact, Fact]:
+    """Return the facts that name a run: its date and its number."""
+    return date_fact(header.date), Fact("Run", Text(header.run))
+
+
+# Cells of ratios with intervals, and of verdicts.
+
+_TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no difference": "muted", "inconclusive": "muted"}
+
+
+def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
+    """Return the cell of a ratio, with its interval if there is one."""
+    return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
+
+
+def verdict_cell(verdict: Verdict) -> Text:
+    """Return the cell of a verdict in its tone."""
+    return Text(verdict, _TONES[verdict])
+
+
+def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
+    """Return the headline of a candidate: its speedup, the verdict, and the interval over pairs."""
+    pairs = f"{len(found.ratios)} pair{'s' if len(found.ratios) != 1 else ''}"
+    detail = f"{pairs}, too few for an interval"
+    if found.interval is not None:
+        detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * found.interval.level:.0f} %, {pairs}"
+    return Headline(label, series, ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict), detail)
+
+
+# Words for samples of calls, which are recorded as clips of one frame block.
+
+OUTSIDE: Final = "outside the named spans"
+_LEVELS: Final = {AccountLevel.BLOCK.value: "call", AccountLevel.E2E.value: "sample"}
+_LINES: Final = {spans.FRAME_BLOCK: OUTSIDE, f"clip: {AROUND}": "before and after the calls"}
+
+
+def level_word(level: str, calls: bool = True) -> str:
+    """Return the name of a level in an account, of calls or of clips."""
+    return _LEVELS.get(level, level) if calls else level
+
+
+def line_word(line: str, calls: bool = True) -> str:
+    """Return the name of a line in an account, of calls or of clips; names of the caller's spans stay as they are."""
+    if not calls:
+        return line
+    region, colon, rest = line.partition(": ")
+    if colon and region == spans.FRAME_BLOCK:
+        return f"{OUTSIDE}: {rest}"
+    return _LINES.get(line, line)
+
+
+# Banners above figures made from damaged records.
+
+
+def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
+    """Build the banner of damaged records; none if all are undamaged.
+
+    Args:
+        found: name of a run or log in the report, and what is damaged in it.
+    """
+    banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
+    return (banner,) if banner.items else ()
+
+
+def damage_banner(items: tuple[str, ...]) -> Banner:
+    """Build the banner of damaged records from the lines that describe the damage."""
+    return Banner("stop", "Damaged records: the figures are those of what is left.", items)
+
+
+def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:
+    """Build the banners of damaged records and of a run that did not come to its end.
+
+    Args:
+        title: of the banner of such a run.
+        counts: what of it counts all the same.
+    """
+    damage = damage_banners([(run.header.run, run.damage)])
+    if run.end is not None and run.end.status == "complete":
+        return damage
+    why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
+    return (*damage, Banner("caution", title, (f"{why}; {counts}.",)))
+
+
+def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
+    """Build the banner of grid cells that could not be read; none if all could."""
+    return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()
+
+
+# Notes on the numbers (units, effect of observing, machine, files), and the clips to look at.
+
+
+def notes_section(study: RunStudy) -> Section:
+    """Build the section of notes that apply to every number of the page."""
+    items = [
+        "Units: records hold integer nanoseconds. Tables show milliseconds (ms) or microseconds (µs) with four significant "
+        "digits; times with six decimals are exact.",
+        "A speedup is reference time over candidate time: 1.25x means the candidate needs 1 / 1.25 of the time.",
+        "Timing and tracing are separate clips: no timed clip ran under the profiler.",
+    ]
+    for subject in study.subjects:
+        items += _trace_notes(subject)
+    for run in study.runs:
+        items += _machine_notes(run.header.run, {span.clock for span in run.spans})
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _trace_notes(subject: Subject) -> list[str]:
+    if not isinstance(subject.profile, Profile):
+        return [f"{subject.label} has no trace to show: {subject.profile}."]
+    counts, found = subject.profile.trace.counts, []
+    if not counts.clean:
+        cut = ", and the file ends early" if counts.truncated else ""
+        found.append(f"Trace of {subject.label}: {counts.lost} events lost, {counts.mended} mended of {counts.events}{cut}.")
+    return found
+
+
+def _machine_notes(run: str, clocks: set[str]) -> list[str]:
+    names = {"perf_counter": "the host's monotonic clock", "cuda_event": "CUDA events (resolution about 0.5 µs)"}
+    return [f"{run}: spans were timed by {' and '.join(names[clock] for clock in sorted(clocks))}."] if clocks else []
+
+
+def clips_section(study: RunStudy) -> Section | None:
+    """Build the section of clips stored beside the report, by relative path; None if there are none."""
+    items = []
+    for subject in study.subjects:
+        for video in subject.run.videos:
+            path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
+            if path is not None:
+                items.append(Video(subject.label, _relative(path, study.folder), video.caption))
+    if not items:
+        return None
+    return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Return the path of a file relative to the report's folder."""
+    return Path(os.path.relpath(path, folder)).as_posix()

@@ -1,20 +1,204 @@
-"""The section on kernels of every page: one kind of table, with the columns that its rows hold."""
+"""Tables of kernels and attention, the lanes of a timeline, and rooflines."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from strobe.perf.analysis.device.distribution import Distribution
-from strobe.perf.analysis.device.kernel_table import KernelTableRow, Member
-from strobe.perf.analysis.runs.kernels import region_kernels
-from strobe.perf.analysis.structure.focal import FocalKernels
-from strobe.perf.report.blocks.calls_words import line_word
-from strobe.perf.report.blocks.fields import Field, count, count_cell, exact_time, heads, numeric, rows_of, share_of, table_of
-from strobe.perf.report.blocks.spread import spread
-from strobe.perf.report.model import Block, Code, Missing, Notes, Section, Table, Text
-from strobe.perf.report.study import Profile, RunStudy
-from strobe.perf.report.text import time_text
+import numpy as np
+
+from strobe.core.costs import Cost, DevicePeaks
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
+from strobe.perf.analysis.device.intervals import Distribution, distribution
+from strobe.perf.analysis.device.kernels import KernelMember, KernelTableRow
+from strobe.perf.analysis.device.roofline import Roofline, roofline
+from strobe.perf.analysis.ledger.account import is_attention_kernel
+from strobe.perf.analysis.runs.breakdown import region_kernels
+from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
+from strobe.perf.records.record import SpanCost
+from strobe.perf.report.blocks.fields import (
+    Field,
+    count,
+    count_cell,
+    exact_time,
+    heads,
+    line_word,
+    numeric,
+    rows_of,
+    share_of,
+    spread,
+    table_of,
+    time,
+)
+from strobe.perf.report.model import (
+    GAPS,
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Kind,
+    Lane,
+    Missing,
+    Notes,
+    Number,
+    Ratio,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+    Timeline,
+    time_text,
+)
+from strobe.perf.report.study import Profile, RunStudy, Subject
+
+# Columns and cells of rates against the peaks of a device.
+
+T = TypeVar("T")
+_UNKNOWN = "the peak of this dtype is not known"
+_NO_PRODUCTS = Missing("no matrix products", "-")
+_ACHIEVED: tuple[Field[Roofline], ...] = (
+    numeric(
+        "TFLOP/s",
+        lambda found: rate_number(found.flops_per_s / 1e12) if found.flops_per_s else _NO_PRODUCTS,
+        "FLOPs of matrix products / time",
+    ),
+    numeric(
+        "GB/s",
+        lambda found: rate_number(found.bytes_per_s / 1e9) if found.bytes_per_s else Missing("no bytes", "-"),
+        "bytes that must be moved at least / time",
+    ),
+)
+
+
+def _of_peak(found: Roofline) -> Cell | None:
+    if found.compute_share is not None:
+        return Share(found.compute_share)
+    return None if found.flops_per_s else _NO_PRODUCTS
+
+
+_FLOORS = "the higher of the two floors: FLOPs / peak, or bytes / bandwidth"
+_AGAINST: tuple[Field[Roofline], ...] = (
+    numeric("of peak", _of_peak, "of the dtype's dense matrix peak", missing=_UNKNOWN),
+    numeric("of bandwidth", lambda found: found.memory_share, "of the device memory's bandwidth", show=Share, missing=_UNKNOWN),
+    Field("bound", lambda found: found.bound, hint=_FLOORS, missing=_UNKNOWN),
+    time("floor", lambda found: found.floor_ns, "ms", "least time that this device could take", missing=_UNKNOWN),
+    numeric("floor / time", lambda found: found.share, show=Share, missing=_UNKNOWN),
+)
+
+
+def rate_fields(
+    peaks: DevicePeaks | None, found: Callable[[T], Roofline | Cell | None], missing: str = ""
+) -> tuple[Field[T], ...]:
+    """Return the columns of achieved rates, and of their shares of the device's peaks if those are known.
+
+    Args:
+        found: roofline of a row, or the cell that stands in its place in every column.
+        missing: reason where it is None.
+    """
+    return tuple(field.of(found, missing) for field in (_ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)))
+
+
+def peaks_section(blocks: Sequence[Block], lead: str = "", *, folded: bool = False) -> Section | None:
+    """Build the section of any page on rates against the device's peaks; None without blocks."""
+    return Section("roofline", "Against the device's peaks", lead, tuple(blocks), folded) if blocks else None
+
+
+def rate_number(value: float) -> Number:
+    """Return the cell of a rate with four significant digits and at most six decimals."""
+    return Number(value, min(6, max(0, 3 - math.floor(math.log10(value)))))
+
+
+def device_note(name: str, peaks: DevicePeaks | None) -> str:
+    """Return a note on the peaks that the shares refer to, or on why there are none."""
+    if peaks is None:
+        return f"No published peaks are known for {name}: rates only, nothing is held against a roofline."
+    bandwidth = f"{peaks.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
+    return f"{peaks.name}: peaks at boost clock, dense, {bandwidth} of memory bandwidth ({peaks.source})."
+
+
+def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str) -> Roofline:
+    """Compute the roofline of one call of a region from its recorded cost and its time.
+
+    Args:
+        dtype: of matrix products, where the cost names none.
+    """
+    spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
+    dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
+    return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense)
+
+
+def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:
+    """Return a note for each rate that is impossible, with its name."""
+    return tuple(f"ANOMALY, {name}: {each.anomaly}." for name, each in found if each.anomaly)
+
+
+# Sections with their boundaries: cells of one table row, and notes under the table.
+
+MeasuredSections: TypeAlias = tuple[Sections, Distribution | None]
+"""Sections of one definition, and the distribution of their lengths."""
+
+
+def measured_sections(sections: Sections) -> MeasuredSections:
+    """Return the sections of one definition with the distribution of their lengths; None if there are no sections."""
+    return sections, distribution(np.array([section.length_ns for section in sections.found], np.int64))
+
+
+def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]:
+    """Return the columns of the sections of one definition."""
+
+    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell]) -> Callable[[T], Cell]:
+        def value(row: T) -> Cell:
+            sections = get(row)[0]
+            return cell(total(sections) / len(sections.found)) if sections.found else Text("")
+
+        return value
+
+    def length(total: Callable[[Sections], int]) -> Callable[[T], Cell]:
+        return mean(total, lambda ns: ExactTime(round(ns)))
+
+    def focal_ns(sections: Sections) -> int:
+        return sum(section.focal_ns for section in sections.found)
+
+    def members(sections: Sections) -> int:
+        return sum(len(section.members) for section in sections.found)
+
+    return (
+        Field("definition", lambda row: str(get(row)[0].definition), Code),
+        count("sections", lambda row: len(get(row)[0].found) or Missing(skipped_text(get(row)[0]), "none")),
+        *spread(
+            lambda row: get(row)[1] or Text(""),
+            "ms",
+            ("min", "max", "mean", "p50", "p99"),
+            exact=True,
+            what="sections",
+            quiet=True,
+        ),
+        Field("busy inside", length(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
+        Field("idle inside", length(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
+        Field("focal inside", length(focal_ns), unit="ms", hint="mean"),
+        numeric("members", mean(members, lambda n: Number(n, 1)), "device events in a section, mean"),
+        count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
+    )
+
+
+def section_notes(sections: Sections) -> Iterator[str]:
+    """Yield notes on focal calls that were skipped or share a section, and on sections that overlap."""
+    if sections.skipped:
+        yield f"skipped of {sections.num_focal} focal calls: {skipped_text(sections)}"
+    if sections.merged:
+        yield f"{sections.merged} focal calls share the section of an earlier one, which counts once"
+    if sections.overlapping:
+        yield f"{sections.overlapping} sections start before an earlier one ends: their lengths do not add up to time"
+
+
+# The section on kernels of every page: one kind of table, with the columns that its rows hold.
 
 Word: TypeAlias = Literal["kernel", "operator"]
 MAX_ROWS: Final = 20
@@ -182,7 +366,7 @@ def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> It
     for kernel in shown:
         if any(member.name != kernel.group for member in kernel.members):
             groups.setdefault(kernel.group, kernel)
-    fields: tuple[Field[tuple[str, Member]], ...] = (
+    fields: tuple[Field[tuple[str, KernelMember]], ...] = (
         Field(word, lambda row: row[0], Code, total=lambda groups: next(iter(groups))),
         Field("full name", lambda row: row[1].name, Code),
         count("calls", lambda row: row[1].n, total=sum),
@@ -195,3 +379,328 @@ def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> It
     ]
     if cells:
         yield Table(caption, heads(fields), tuple(cells), collapsed=True)
+
+
+# Traced time per call of the attention kernel, the section around it, and every other section with its boundaries.
+
+_HOST_RULE: Final = "A section lasts from entering its span to leaving it, on the thread that runs the frame blocks."
+_DEVICE_RULE: Final = "A section is the device time owned by what was launched between entering its span and leaving it."
+_ORDER: Final = tuple(name for name in NAMES if name != "e2e")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """One section over the traced frame blocks: its calls, and its busy and idle time with everything inside it.
+
+    `kernel_ns` is the time of the attention kernel inside; `busy_ns` includes it.
+    """
+
+    calls: int
+    busy_ns: int
+    idle_ns: int
+    kernel_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.busy_ns + self.idle_ns
+
+
+_Summed: TypeAlias = tuple[Subject, tuple[Extent, Extent, Extent] | str]
+"""A variant, and its attention kernel, attention section and frame blocks, or why there are none."""
+
+
+def extents(profile: Profile) -> dict[str, Extent]:
+    """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
+    calls = _calls(profile)
+    busy: Counter[str] = Counter()
+    idle: Counter[str] = Counter()
+    kernel: Counter[str] = Counter()
+    for label, ns in profile.partition.owned.items():
+        for name in {FRAME_BLOCK, *label.path}:
+            (busy if label.busy else idle)[name] += ns
+            kernel[name] += ns if is_attention_kernel(label) else 0
+    found = {
+        name: Extent(calls=calls[name], busy_ns=busy[name], idle_ns=idle[name], kernel_ns=kernel[name])
+        for name in sorted(calls)
+        if busy[name] + idle[name]
+    }
+    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), item[0])))
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _calls(profile: Profile) -> Counter[str]:
+    """Count the regions inside the traced frame blocks by name, on any thread."""
+    blocks = sorted(
+        (region.start_ns, region.end_ns)
+        for region in profile.trace.regions
+        if region.name == FRAME_BLOCK and region.index in profile.partition.indices
+    )
+    starts = [start for start, _ in blocks]
+    counts: Counter[str] = Counter()
+    for region in profile.trace.regions:
+        position = bisect_right(starts, region.start_ns) - 1
+        if position >= 0 and region.start_ns < blocks[position][1]:
+            counts[region.name] += 1
+    return counts
+
+
+def attention_sections(study: RunStudy) -> tuple[Section, Section]:
+    """Build the attention summary, and the section with all sections and their boundaries."""
+    found = {subject.label: extents(subject.profile) for subject in study.subjects if isinstance(subject.profile, Profile)}
+    lead = (
+        "Traced time of the attention kernel alone and of the whole attention section around it, per call. "
+        "What the section takes beyond the kernel is what the kernel's speedup has to carry."
+    )
+    attention = Section("attention", "Attention", lead, (_summary(study, found),))
+    if not found:
+        return attention, Section("sections", "Sections and their boundaries", "No variant was traced.", ())
+    on_device = any(
+        isinstance(subject.profile, Profile) and subject.profile.partition.device != "cpu" for subject in study.subjects
+    )
+    lead = f"{_DEVICE_RULE if on_device else _HOST_RULE} The same rule for every variant: sections are compared with sections."
+    return attention, Section("sections", "Sections and their boundaries", lead, (_per_call(study, found), _detail(study, found)))
+
+
+def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+    def of(show: Callable[[Extent, Extent, Extent], Any]) -> Callable[[_Summed], Any]:
+        return lambda row: Text("") if isinstance(row[1], str) else show(*row[1])
+
+    def over(row: _Summed, name: str, ns: Callable[[Extent], int]) -> Cell:
+        subject, own = row
+        if isinstance(own, str):
+            return Text("")
+        reference = study.reference_of(subject)
+        theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
+        if not theirs:
+            return Text("reference", "muted")
+        kernel, section, _ = own
+        return _speedup(theirs.get(name), kernel if name == ATTENTION_KERNEL else section, ns)
+
+    fields: tuple[Field[_Summed], ...] = (
+        Field("variant", lambda row: row[0].label),
+        Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
+        count("calls", lambda row: Missing(row[1]) if isinstance(row[1], str) else row[1][0].calls),
+        time(
+            "kernel",
+            of(lambda kernel, section, block: kernel.kernel_ns / kernel.calls),
+            hint="attention kernel (operator on a CPU), mean per call",
+        ),
+        numeric("speedup", lambda row: over(row, ATTENTION_KERNEL, lambda extent: extent.kernel_ns)),
+        time(
+            "section",
+            of(lambda kernel, section, block: section.total_ns / section.calls),
+            hint="whole attention section, mean per call",
+        ),
+        numeric("speedup", lambda row: over(row, ATTENTION, lambda extent: extent.total_ns)),
+        numeric("kernel / section", of(lambda kernel, section, block: section.kernel_ns / section.total_ns), show=Share),
+        numeric(
+            "section / frame block",
+            of(lambda kernel, section, block: section.total_ns / block.total_ns),
+            "over the traced frame blocks, every pass",
+            show=Share,
+        ),
+    )
+    rows = [(subject, _summed(subject, found)) for subject in study.subjects]
+    notes = ("Speedup: reference time per call over the variant's. Both are traced, so both carry the profiler's cost.",)
+    return table_of("Attention, per call, from the traced clips.", fields, rows, notes=notes)
+
+
+def _summed(subject: Subject, found: dict[str, dict[str, Extent]]) -> tuple[Extent, Extent, Extent] | str:
+    """Return a variant's attention kernel, attention section and frame blocks; a text says why there are none."""
+    if not isinstance(subject.profile, Profile):
+        return subject.profile
+    own = found[subject.label]
+    if ATTENTION_KERNEL not in own or ATTENTION not in own:
+        return "the trace has no attention regions"
+    return own[ATTENTION_KERNEL], own[ATTENTION], own[FRAME_BLOCK]
+
+
+def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int]) -> Cell:
+    if reference is None:
+        return Missing("not traced", "-")
+    if not ns(own) or not ns(reference):
+        return Missing("no such time", "-")
+    return Ratio(ns(reference) / reference.calls / (ns(own) / own.calls))
+
+
+def _names(found: dict[str, dict[str, Extent]]) -> list[str]:
+    names = {name for own in found.values() for name in own}
+    return sorted(names, key=lambda name: (_rank(name), name))
+
+
+def _per_call(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+
+    def of(subject: Subject) -> Field[str]:
+        def mean(name: str) -> Cell | None:
+            own = found.get(subject.label, {}).get(name)
+            return None if own is None else Time(own.total_ns / own.calls, f"{own.calls} calls")
+
+        return Field(subject.label, mean, unit="ms")
+
+    section: Field[str] = Field("section", lambda name: Text(name, note=NAMES.get(name, "a span of the caller's own")))
+    caption = "Every section of the traced frame blocks, mean per call."
+    return table_of(caption, (section, *map(of, study.subjects)), _names(found))
+
+
+def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+    fields: tuple[Field[tuple[str, str, Extent]], ...] = (
+        Field("section", lambda row: row[0]),
+        Field("variant", lambda row: row[1]),
+        count("calls", lambda row: row[2].calls),
+        time("total", lambda row: row[2].total_ns),
+        time("busy", lambda row: row[2].busy_ns),
+        time("idle inside", lambda row: row[2].idle_ns),
+        time("attention kernel inside", lambda row: row[2].kernel_ns),
+    )
+    rows = [
+        (name, subject.label, own)
+        for name in _names(found)
+        for subject in study.subjects
+        if (own := found.get(subject.label, {}).get(name)) is not None
+    ]
+    caption = "The same sections: total, busy, idle and attention kernel inside."
+    return table_of(caption, fields, rows, sortable=True, collapsed=True)
+
+
+# Lanes of a `Timeline` from the slices of steps, with as many rectangles as a page can hold and no hole in a step.
+
+MAX_SLICES: Final = 700
+"""Most slices drawn in all lanes together, so that the file stays small for any trace."""
+MAX_SLICES_BY_CLASS: Final = 450
+"""Most slices drawn where joined ones are drawn by class: few enough to tell the classes of a group apart."""
+_JOINED: Final = " short slices"
+
+
+class Piece(NamedTuple):
+    """One slice of a lane, ns from the lane's start; `joined`: it stands for several short ones."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    kind: Kind
+    joined: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneSlices:
+    """All slices of one lane: in order, disjoint, without a hole, from 0."""
+
+    label: str
+    series: int
+    pieces: Sequence[Piece]
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbouring slices that look the same."""
+    found: list[Piece] = []
+    for piece in pieces:
+        if found and found[-1][1:] == (piece.start_ns, *piece[2:]):
+            found[-1] = found[-1]._replace(end_ns=piece.end_ns)
+        else:
+            found.append(piece)
+    return found
+
+
+def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, *, by_class: bool = False) -> Timeline:
+    """Lay out the lanes on one axis.
+
+    Args:
+        lanes: at least one, none without slices.
+        kinds: the order of the classes; those that do not occur are left out.
+        apart: the class whose slices are not joined with others, unless they alone would be too many.
+        by_class: draw joined slices one class after the other, each as long as its slices, work before gaps; otherwise as one,
+            in the class that owns most of it.
+    """
+    present = {piece.kind for lane in lanes for piece in lane.pieces}
+    shown = tuple(kind for kind in kinds if kind in present)
+    limit = (MAX_SLICES_BY_CLASS if by_class else MAX_SLICES) // len(lanes)
+    drawn = [_joined(lane.pieces, limit, apart, by_class) for lane in lanes]
+    names = tuple(sorted({piece.name for pieces in drawn for piece in pieces}))
+    rows = tuple(_lane(lane, pieces, names, shown) for lane, pieces in zip(lanes, drawn, strict=True))
+    return Timeline(max(row.length_ns for row in rows), names, shown, rows, by_class)
+
+
+def _lane(lane: LaneSlices, drawn: Sequence[Piece], names: tuple[str, ...], kinds: tuple[Kind, ...]) -> Lane:
+    return Lane(
+        label=lane.label,
+        series=lane.series,
+        length_ns=drawn[-1].end_ns,
+        start_ns=tuple(piece.start_ns for piece in drawn),
+        duration_ns=tuple(piece.end_ns - piece.start_ns for piece in drawn),
+        name=tuple(bisect_left(names, piece.name) for piece in drawn),
+        kind=tuple(kinds.index(piece.kind) for piece in drawn),
+        num_total=len(lane.pieces),
+        num_joined=len(lane.pieces) - sum(not piece.joined for piece in drawn),
+    )
+
+
+def _joined(pieces: Sequence[Piece], limit: int, apart: Kind, by_class: bool) -> Sequence[Piece]:
+    """Join short neighbours until at most `limit` slices remain; together they still tile the step."""
+    between = len({piece.kind for piece in pieces}) if by_class else 1  # rectangles of the slices joined between two of them
+    alone = apart if (1 + between) * sum(piece.kind == apart for piece in pieces) < limit else None
+    drawn, length = pieces, pieces[-1].end_ns
+    shortest = length // limit
+    while len(drawn) > limit and shortest <= length:
+        drawn = [piece for group in _groups(pieces, shortest, alone) for piece in _drawn(group, by_class)]
+        # by class, the number of rectangles falls about as the length rises; of single ones a small step is enough
+        shortest = max(shortest + 1, shortest * len(drawn) // limit) if by_class else shortest + shortest // 2 + 1
+    return drawn
+
+
+def _groups(pieces: Sequence[Piece], shortest: int, apart: Kind | None) -> Iterator[list[Piece]]:
+    """Yield slices one by one, and runs of neighbours that are too short to be drawn alone as one group."""
+    group: list[Piece] = []
+    for piece in pieces:
+        whole = piece.end_ns - piece.start_ns >= shortest or apart in (piece.kind, group[-1].kind if group else piece.kind)
+        if group and (whole or piece.end_ns - group[0].start_ns > shortest):
+            yield group
+            group = []
+        group.append(piece)
+    yield group
+
+
+def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
+    if len(group) == 1:
+        return [group[0]]
+    owned, counts = Counter[Kind](), Counter[Kind]()
+    for piece in group:
+        owned[piece.kind] += piece.end_ns - piece.start_ns
+        counts[piece.kind] += 1
+    start = group[0].start_ns
+    if not by_class:
+        most = max(owned, key=lambda kind: (owned[kind], kind.style))
+        return [Piece(start, group[-1].end_ns, f"{len(group)}{_JOINED}", most, joined=True)]
+    drawn = []
+    for kind in sorted(owned, key=lambda kind: (kind.style in GAPS, kind.style)):
+        drawn.append(Piece(start, start + owned[kind], f"{counts[kind]}{_JOINED}", kind, joined=True))
+        start += owned[kind]
+    return drawn
+
+
+def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
+    """Build the table of each lane's time by class of slices, to stand under the picture.
+
+    Args:
+        caption: what the time is of.
+        whole: words for all of it.
+        drawn: count the rectangles of the picture too.
+    """
+    sums: list[Counter[Kind]] = [Counter() for _ in lanes]
+    for own, lane in zip(sums, lanes, strict=True):
+        for piece in lane.pieces:
+            own[piece.kind] += piece.end_ns - piece.start_ns
+    fields: tuple[Field[Kind], ...] = (
+        Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
+        *(exact_time(lane.label, (+own).get) for lane, own in zip(lanes, sums, strict=True)),
+    )
+    rows = [
+        *rows_of(fields, picture.kinds),
+        Row((Text(whole), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True),
+        Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))),
+    ]
+    if drawn:
+        rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes))))
+    return Table(f"{caption}; every nanosecond is in one class.", heads(fields), tuple(rows))

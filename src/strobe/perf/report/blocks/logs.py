@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.runs.log_metrics import OUTLIER, SeriesSummary
-from strobe.perf.analysis.runs.log_rounds import StageRounds
+from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
-from strobe.perf.logs.series import Example, Log, Series
-from strobe.perf.logs.units import Resolved, short
-from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
-from strobe.perf.report.blocks.spread import spread
+from strobe.perf.logs.series import Example, Log, Resolved, Series, short
+from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, heads, rows_of, spread, table_of
 from strobe.perf.report.model import Block, Code, ExactTime, Missing, Section, Table, Text
 
 T = TypeVar("T")

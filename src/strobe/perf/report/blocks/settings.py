@@ -1,19 +1,19 @@
-"""Settings of a report: environment, variants, optimisations that differ; and banners to read first."""
+"""Settings of runs and of contestants."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from strobe.perf.records.clocks import Clocks
-from strobe.perf.records.record import CUSTOM, Header, Knob, Variant
+from strobe.perf.analysis.runs.grid import GridContestant, speedup
+from strobe.perf.records.record import CUSTOM, Clocks, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.damage import damage_banner
-from strobe.perf.report.blocks.fields import beside, table_of
-from strobe.perf.report.model import Banner, Cell, Code, Count, Section, Table, Text
+from strobe.perf.report.blocks.fields import Field, beside, count, damage_banner, numeric, ratio_cell, table_of, verdict_cell
+from strobe.perf.report.model import Banner, Cell, Code, Count, Missing, Section, Table, Text, bytes_cell
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
-from strobe.perf.report.text import bytes_cell
+
+# Settings of a report: environment, variants, optimisations that differ; and banners to read first.
 
 _NONE: Final = Text("none", "muted")
 
@@ -381,3 +381,44 @@ def _clock_doubts(run: RunRecords) -> list[str]:
         found.append("GPU clocks were read when clips had ended, not while they ran; with the extra nvml they are read inside")
     reasons = sorted({reason for item in clocks for reason in item.throttle})
     return [*found, f"the GPU was throttled: {', '.join(reasons)}"] if reasons else found
+
+
+# Columns of contestants that took turns in the palindromes of one cell.
+
+Entry: TypeAlias = tuple[Any, Any]
+"""A cell and one contestant of it."""
+Timed: TypeAlias = tuple[Any, Any, tuple[Cell, Cell]]
+"""A cell, one contestant of it, and its speedup and verdict."""
+NONE = "not measured here"
+"""Reason of a number that a cell does not have."""
+
+
+def compared(reference: GridContestant, entry: GridContestant) -> tuple[Cell, Cell]:
+    """Return the cells of a contestant's speedup over the reference and of its verdict."""
+    if entry is reference:
+        return Missing("it is the reference", "1"), Text("reference", "muted")
+    found = speedup(reference, entry)
+    return ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict)
+
+
+def timed_fields(reference: str) -> tuple[Field[Timed], ...]:
+    """Return the columns of the median's interval, the number of calls, and the speedup over what `reference` names."""
+    return (
+        Field(
+            "95 % of the median", lambda row: _range(row[1]), hint="bootstrap, from 30 calls on; else shortest and longest call"
+        ),
+        count("calls", lambda row: len(row[1].times_ns)),
+        numeric("speedup", lambda row: row[2][0], f"time of the {reference} / time, same palindromes, 95 % interval"),
+        Field("verdict", lambda row: row[2][1]),
+    )
+
+
+def _range(entry: GridContestant) -> str:
+    interval, times = entry.interval, entry.times_ns
+    low, high = (interval.low, interval.high) if interval else (min(times), max(times))
+    return f"{low / 1e6:.4g} to {high / 1e6:.4g}{'' if interval else ' (all)'}"
+
+
+def reason_cell(entry: GridContestant) -> Text:
+    """Return the cell of the reason why a contestant has no number; bad unless it was refused."""
+    return Text(entry.reason, "plain" if entry.outcome == "refused" else "bad")

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError
-from strobe.perf.analysis.comparable.checks import given_facts
+from strobe.perf.analysis.comparable import given_facts
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.documents.runs import RunDocument, run_document
-from strobe.perf.report.documents.speedup import SpeedupDocument
-from strobe.perf.report.documents.speedup_document import speedup_document
-from strobe.perf.report.documents.trace import TraceDocument
-from strobe.perf.report.documents.trace_tables import trace_document
+from strobe.perf.report.documents.speedup import SpeedupDocument, speedup_document
+from strobe.perf.report.documents.trace import TraceDocument, trace_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
-from strobe.perf.report.study import only_pair
-from strobe.perf.report.trace_study import TraceOptions, load_trace_study
+from strobe.perf.report.study import TraceOptions, load_trace_study, only_pair
 
 Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One path, or several."""

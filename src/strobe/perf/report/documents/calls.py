@@ -15,8 +15,7 @@ from strobe.core.notebook import html_table
 from strobe.perf.report.build import build_report
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.runs import CallsRow, RunDocument
-from strobe.perf.report.model import Ratio
-from strobe.perf.report.text import ratio_text, significant
+from strobe.perf.report.model import Ratio, ratio_text, significant
 from strobe.perf.report.write import FORMATS, Format, render
 
 _SHOWN: Final = (

@@ -1,7 +1,9 @@
-"""The document that `strobe speedup --json` prints and `strobe.compare_traces` returns."""
+"""The JSON documents of a speedup and of logs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +11,86 @@ import msgspec
 from msgspec import Meta
 
 from strobe.core.errors import unknown_choice
-from strobe.perf.report.documents.value import Document, DocumentPart
+from strobe.perf.analysis.comparable import CommonKernels, Value
+from strobe.perf.analysis.device.intervals import Distribution
+from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
+from strobe.perf.analysis.ledger.traces import Account, Node, PathTree, TracedSide
+from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
+from strobe.perf.analysis.structure.sections import FocalKernels, Sections
+from strobe.perf.logs.series import Log, Resolved
+from strobe.perf.measure.stats import Interval
+from strobe.perf.report.blocks.answer import limit
+from strobe.perf.report.blocks.logs import round_label
+from strobe.perf.report.documents.runs import Document, DocumentPart, ends, part_of
+from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
+from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account
+
+# JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
+
+
+def log_document(log: Log) -> dict[str, Any]:
+    """Return the line counts, damage and rejected values of a log."""
+    return {
+        "path": str(log.path),
+        "counts": asdict(log.counts),
+        "damage": list(log.damage),
+        "similar": [example._asdict() for example in log.similar],
+        "rejected": {series.title: dict(series.rejected.counts) for series in log.series if series.rejected.total},
+    }
+
+
+def units_document(resolved: Resolved) -> list[dict[str, Any]]:
+    """Return the unit of each label and the reason for it."""
+    return [asdict(choice) for choice in resolved.choices]
+
+
+def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
+    """Return the rounds of one stage in one log."""
+    steady = rounds.avg_excl_warmup_ns
+    return {
+        "log": label,
+        "stage": rounds.name,
+        "rounds_ns": [each.value_ns for each in rounds.rounds],
+        "avg_all_rounds_ns": float(rounds.avg_all_rounds_ns),
+        "avg_excl_warmup_ns": None if steady is None else float(steady),
+        "excluded": {round_label(index): cause for index, cause in rounds.excluded.items()},
+        "ranks": [{"rank": each.series.rank, "units": units_document(each)} for each in rounds.resolved],
+        "note": rounds.note,
+    }
+
+
+def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -> dict[str, Any]:
+    """Return the values of one timer of one log."""
+    return {
+        "log": label,
+        "timer": summary.series.name,
+        "rank": summary.series.rank,
+        "units": units_document(summary.resolved),
+        "values": len(summary.resolved.values_ns),
+        "calls": calls_document(summary.calls),
+        "method": summary.method,
+        "note": summary.note,
+        "excluded": {cause: len(indices) for cause, indices in summary.excluded.items()},
+        "outliers": None if summary.outliers is None else asdict(summary.outliers),
+        "remarks": list(remarks),
+    }
+
+
+def calls_document(calls: Distribution) -> dict[str, Any]:
+    """Return the distribution of call times, ns."""
+    return asdict(calls) | {"mean_ns": calls.mean_ns}
+
+
+def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any]:
+    """Return the focal kernels of one trace."""
+    return {
+        "trace": label,
+        "devices": [{"device": each.device, "names": list(each.names), "calls": calls_document(each.calls)} for each in found],
+    }
+
+
+# The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
 Exact = Annotated[str, Meta(description="time in ns as exact text: an integer, or a fraction such as `12345/7`")]
 OrExact = Annotated[str | None, Meta(description="time in ns as exact text, such as `12345/7`; null: not known")]
@@ -336,3 +417,208 @@ def _numbers(part: DocumentPart) -> dict[str, Any]:
 def _times(part: DocumentPart) -> dict[str, float]:
     """Return the times of a part as numbers."""
     return {name: value for name, value in _numbers(part).items() if name.endswith("_ns")}
+
+
+# Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
+
+
+def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
+    """Return the document with everything that the report says."""
+    checks = study.comparability.checks
+    baseline, candidate = map(_side, study.sides)
+    return SpeedupDocument(
+        comparable=study.comparable,
+        not_comparable_because=tuple(map(str, study.comparability.obstacles)),
+        obstacles=tuple(check.name for check in study.comparability.obstacles),
+        unlike=study.unlike,
+        allowed_different=tuple(check.name for check in checks if check.verdict == "allowed"),
+        facts=tuple(
+            part_of(FactPart, check, baseline=_value(check.baseline), candidate=_value(check.candidate)) for check in checks
+        ),
+        common_kernels=None if study.common is None else _common(study.common),
+        levels={figure.level: _level(figure) for figure in study.levels},
+        call_ledger=None if study.call_account is None else _account(study.call_account),
+        ledgers=tuple(_account(account, name) for name, account in study.accounts),
+        answer=_answer(study),
+        tree=None if study.tree is None else _tree(study.tree),
+        contradictions=tuple(contradictions(study)),
+        anomalies=tuple(anomalies(study)),
+        sides=SidesPart(baseline=baseline, candidate=candidate),
+    )
+
+
+def exact(ns: Fraction | int) -> str:
+    """Format a time exactly: `12345` or `12345/7` nanoseconds."""
+    return str(Fraction(ns))
+
+
+def _speedup_document_times(found: object, text: Callable[[int | Fraction], str] = exact) -> dict[str, str]:
+    """Return the times of both sides and what was saved, as exact text."""
+    return {name: text(getattr(found, name)) for name in ("baseline_ns", "candidate_ns", "saved_ns")}
+
+
+def _answer(study: SpeedupStudy) -> AnswerPart:
+    found = study.answer
+    said = {"headline": headline(study), "levels": tuple(figure.level for figure in headline_levels(study))}
+    if found is None:
+        nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
+        return part_of(AnswerPart, **said, **nothing, missing=no_account(study), unit="", limit="", parts=())
+    return part_of(
+        AnswerPart,
+        found,
+        **said,
+        missing="",
+        baseline_ns=exact(found.baseline_ns),
+        candidate_ns=exact(found.candidate_ns),
+        explained_time_share=found.explained_time,
+        explained_saving_share=found.explained_saving if study.comparable else None,
+        limit=limit("candidate", found),
+        parts=tuple(
+            part_of(
+                AnswerLine,
+                part=", ".join(part.value for part in line.parts),
+                **_speedup_document_times(line),
+                share=line.share if study.comparable else None,
+            )
+            for line in found.lines
+        ),
+    )
+
+
+def _tree(tree: PathTree) -> TreePart:
+    nodes = (
+        NodePart(
+            path=path,
+            baseline_ns=exact(node.baseline_ns),
+            candidate_ns=exact(node.candidate_ns),
+            saved_ns=exact(node.baseline_ns - node.candidate_ns),
+            leaf=not node.children,
+        )
+        for path, node in _nodes(tree.root, ())
+    )
+    root = tree.root
+    return part_of(TreePart, tree, baseline_ns=exact(root.baseline_ns), candidate_ns=exact(root.candidate_ns), nodes=tuple(nodes))
+
+
+def _nodes(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    for child in node.children:
+        path = (*above, child.name)
+        yield path, child
+        yield from _nodes(child, path)
+
+
+def _value(found: Value | None) -> str | tuple[str, ...] | None:
+    return tuple(sorted(found)) if isinstance(found, frozenset) else found
+
+
+def _common(common: CommonKernels) -> CommonPart:
+    shares = float(common.baseline_share), float(common.candidate_share)
+    return CommonPart(baseline_share=shares[0], candidate_share=shares[1], names=tuple(common.names))
+
+
+def _level(figure: LevelFigure) -> LevelPart:
+    return part_of(
+        LevelPart,
+        figure,
+        ratio=None if figure.ratio is None else float(figure.ratio),
+        **ends(figure.interval),
+        baseline=_measured(figure.baseline),
+        candidate=_measured(figure.candidate),
+        saved_ns=None if figure.saved_ns is None else exact(figure.saved_ns),
+        realised=None if figure.realised is None else float(figure.realised),
+    )
+
+
+def _measured(measured: Measured | str) -> MeasuredPart | None:
+    if isinstance(measured, str):
+        return None
+    return part_of(MeasuredPart, measured, mean_ns=exact(measured.mean_ns), groups=len(measured.groups_ns))
+
+
+def _account(account: Account, ranks: str = "") -> LedgerPart:
+    ledger, spread = account.ledger, account.ledger.spread
+
+    def per_unit(ns: int | Fraction) -> str:
+        return exact(account.per_unit(ns))
+
+    return part_of(
+        LedgerPart,
+        account,
+        ranks=ranks,
+        missing=dict(account.missing),
+        **_speedup_document_times(ledger, per_unit),
+        **_interval(spread.total),
+        intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
+        kernel_saved_ns=per_unit(ledger.kernel_saved_ns),
+        ideal_ns=per_unit(ledger.ideal_ns),
+        realised_share=ledger.realised_share if kernel_moved(account) else None,
+        lost_ns=per_unit(ledger.lost_ns),
+        lines=tuple(
+            part_of(
+                LinePart,
+                level=LINE_LEVELS[line.level],
+                line=line_title(line),
+                **_speedup_document_times(line, per_unit),
+                **_interval(spread.lines.get(line.name)),
+                share=line.share,
+            )
+            for line in ledger.lines
+        ),
+        kernels=tuple(
+            EffectPart(
+                kernel=effect.name,
+                calls=(per_unit(effect.baseline_calls), per_unit(effect.candidate_calls)),
+                saved_ns=per_unit(effect.saved_ns),
+                by_calls_ns=per_unit(effect.calls_effect_ns),
+                by_speed_ns=per_unit(effect.speed_effect_ns),
+            )
+            for effect in ledger.effects
+        ),
+    )
+
+
+def _interval(saved: Interval | None) -> dict[str, float | None]:
+    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
+    return {
+        "saved_low_ns": None if saved is None else round(saved.low, 3),
+        "saved_high_ns": None if saved is None else round(saved.high, 3),
+    }
+
+
+def _side(side: Loaded) -> SidePart:
+    timings, traced = side.side.timings, side.side.traced
+    return SidePart(
+        focal=side.request.focal,
+        section=None if side.request.section is None else str(side.request.section),
+        calls_per_stage=timings.calls,
+        calls_from=timings.calls_from,
+        log=None if side.log is None else log_document(side.log),
+        attention=tuple(timer_document(side.request.name, timer, side.remarks) for timer in timings.timers),
+        stage=None if isinstance(timings.stage, str) else rounds_document(side.request.name, timings.stage),
+        traces=() if isinstance(traced, str) else tuple(map(_trace, traced)),
+    )
+
+
+def _trace(own: TracedSide) -> TracePart:
+    return part_of(
+        TracePart,
+        own,
+        trace=own.label,
+        compared_ns=own.total_ns,
+        steps=len(own.tiles),
+        focal_ns=tuple(map(tuple, own.focal)),
+        sections=None if own.sections is None else _sections(own.sections),
+    )
+
+
+def _sections(sections: Sections) -> SectionsPart:
+    return part_of(
+        SectionsPart,
+        sections,
+        definition=str(sections.definition),
+        found=len(sections.found),
+        length_ns=tuple(section.length_ns for section in sections.found),
+        busy_ns=tuple(section.busy_ns for section in sections.found),
+        focal_inside_ns=tuple(section.focal_ns for section in sections.found),
+        skipped=dict(sections.skipped),
+    )

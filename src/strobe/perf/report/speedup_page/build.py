@@ -1,20 +1,509 @@
-"""Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness."""
+"""Builder of the report of a `SpeedupStudy`: answer, settings, notes. No clock, no randomness."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
 import msgspec
 
-from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section
-from strobe.perf.report.blocks.page import page
-from strobe.perf.report.model import Fact, Number, Paragraph, Report, Section
-from strobe.perf.report.speedup_page.answer import answer_section
-from strobe.perf.report.speedup_page.kernels import focal_kernels, sections_section
-from strobe.perf.report.speedup_page.ledger import ledger_section
-from strobe.perf.report.speedup_page.levels import LEVEL_TITLES, levels_section, speedups
-from strobe.perf.report.speedup_page.notes import notes_section
-from strobe.perf.report.speedup_page.pictures import flame_section, timeline_section
-from strobe.perf.report.speedup_page.settings import banners, settings_section
-from strobe.perf.report.speedup_page.study import SpeedupStudy
+from strobe.perf.analysis.comparable import FACTS, CommonKernels, SideCheck, Verdict, shown
+from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, LedgerLine, Part, trace_part
+from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
+from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.analysis.structure.steps import NoSteps, Steps
+from strobe.perf.report.blocks.answer import ANSWER, Drop, explained, limit, line_name, part_fields, rest_words, waterfall
+from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
+from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
+from strobe.perf.report.model import (
+    Banner,
+    Block,
+    Code,
+    Fact,
+    Figure,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Tone,
+    shorten,
+    significant,
+)
+from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+from strobe.perf.report.speedup_page.tables import (
+    LEVEL_TITLES,
+    flame_section,
+    focal_kernels,
+    ledger_section,
+    levels_section,
+    line_title,
+    ms,
+    no_account,
+    sections_section,
+    speedups,
+    timeline_section,
+)
+
+# Notes on the numbers: units, warm-up, anomalies, and what could not be computed.
+
+
+def notes_section(study: SpeedupStudy) -> Section:
+    """Build the section of notes on all numbers; contradictions and suspected copies are banners instead."""
+    items = [*_units(study), *_remarks(study)]
+    for side in study.sides:
+        items += _side_notes(side)
+    items.append(f"Both sides were measured at different times: every interval is {DRIFT}. Interleave runs to do better.")
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+
+
+def _units(study: SpeedupStudy) -> Iterator[str]:
+    for side in study.sides:
+        timings = side.side.timings
+        for note in unit_notes(timer.resolved for timer in timings.timers):
+            yield f"Attention timer of the {side.request.name}: {note}."
+        if not isinstance(timings.stage, str):
+            for note in unit_notes(timings.stage.resolved):
+                yield f"Stage of the {side.request.name}: {note}."
+
+
+def anomalies(study: SpeedupStudy) -> Iterator[str]:
+    """Yield sentences on figures that cannot be right, or that need a second look."""
+    yield from coincidences(study)
+    yield from contradictions(study)
+    yield from _remarks(study)
+
+
+def contradictions(study: SpeedupStudy) -> Iterator[str]:
+    """Yield sentences on contradicting figures: parts longer than their whole, wrong units, timers that did not wait."""
+    yield from _orders(study)
+    yield from _unlike_units(study)
+    for side in study.sides:
+        for timer in side.side.timings.timers:
+            refuted = (choice for choice in timer.resolved.choices if choice.violated)
+            yield from (f"{side.request.name}: {timer.resolved.series.title}: {choice.text}" for choice in refuted)
+    for side in study.sides:
+        yield from (f"{side.request.name}: {remark}" for remark in side.remarks)
+
+
+def coincidences(study: SpeedupStudy) -> Iterator[str]:
+    """Yield sentences on different quantities that are suspiciously equal."""
+    for a, b, apart in study.equal:
+        yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
+
+
+def _remarks(study: SpeedupStudy) -> Iterator[str]:
+    """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
+    implied = study.implied
+    if implied is not None:
+        known = [side.side.timings.calls for side in study.sides]
+        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in implied.candidates)
+        if None in known:
+            said = "is a whole number" if implied.whole else "is no integer"
+            yield (
+                f"Calls per stage were not recorded. If the attention calls were all that changed in the stage, "
+                f"N = {float(implied.calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
+            )
+        elif known[0] == known[1] and implied.calls != known[0]:
+            yield f"The attention calls explain the stage's saving if there were {float(implied.calls):.2f} of them: {rests}."
+    for side in study.sides:
+        if side.silent:
+            yield f"{side.request.name.capitalize()}, {side.silent}."
+    for name, account in study.accounts[:1]:
+        for line in account.ledger.lines:
+            if line.name == DILATION and line.baseline_ns and line.candidate_ns:
+                sides = account.per_unit(-line.baseline_ns), account.per_unit(-line.candidate_ns)
+                where = f" ({name})" if name else ""
+                yield f"Profiling added {ms(sides[0])} to the baseline's steps and {ms(sides[1])} to the candidate's{where}."
+
+
+def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
+    """Yield notes on labels that were read as different units on the two sides: only one side could be proven."""
+    own, other = (
+        {choice.label: choice.unit for timer in side.side.timings.timers for choice in timer.resolved.choices}
+        for side in study.sides
+    )
+    for label in sorted(own.keys() & other.keys()):
+        if own[label] != other[label]:
+            yield (
+                f"attention times labelled {label or 'with no unit'!r} are read as {own[label]} on the baseline and as "
+                f"{other[label]} on the candidate: give the other side its trace and focal kernel too, or --unit"
+            )
+
+
+def _orders(study: SpeedupStudy) -> Iterator[str]:
+    """Yield sentences on levels that are shorter than levels they contain."""
+    for side in study.sides:
+        own = side.side
+        inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
+        call, stage = own.call(), own.timed_stage()
+        if isinstance(call, str):
+            continue
+        for word, got in inner:
+            if got.mean_ns > call.mean_ns:
+                yield (
+                    f"{side.request.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
+                    f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait"
+                )
+        calls = own.timings.calls
+        if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
+            yield (
+                f"{side.request.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
+                f"({ms(stage.mean_ns)}): the calls overlap, or are not all in the stage"
+            )
+
+
+def _side_notes(side: Loaded) -> Iterator[str]:
+    own, name = side.side, side.request.name
+    if side.log is not None and side.log.similar:
+        first = side.log.similar[0]
+        yield (
+            f"Log of the {name}: {side.log.counts.similar} lines look like a timing and match no pattern; line {first.line}: "
+            f"{first.text.strip()}"
+        )
+    yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
+    logged, chosen = own.timings.step, own.chosen
+    if not isinstance(logged, str) and chosen is not None and own.timed().step_ns is None:
+        mean = ms(Fraction(logged.calls.sum_ns, logged.calls.n))
+        known = "has none" if isinstance(chosen.steps, NoSteps) else f"has one of {ms(chosen.mean_ns)}"
+        yield (
+            f"Steps, {name}: the log's step {logged.series.title!r} of {mean} cannot be "
+            f"the trace's, which {known}, so it does not tell what profiling added."
+        )
+    if not isinstance(own.traced, str):
+        for traced in own.traced:
+            if isinstance(traced.steps, NoSteps):
+                yield f"Steps, {name}, {traced.label}: {traced.steps.reason}; the whole device time is compared."
+                continue
+            steps = traced.steps
+            yield f"Steps, {name}, {traced.label}: {steps.starts}; {_compared(steps)}."
+            yield from (f"Steps, {name}, {traced.label}: {note}." for note in steps.notes)
+
+
+def _compared(steps: Steps) -> str:
+    causes = "; ".join(f"{steps.steps[each.index].label} ({each.cause})" for each in steps.steady.excluded)
+    kept = len(steps.steady.kept)
+    if not kept:
+        return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
+    return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
+
+
+# Settings of both sides, their differences, and the warnings that come before the numbers.
+
+_HALF: Final = Fraction(1, 2)
+_SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
+    "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
+    "unknown": ("unknown", "muted"),
+}  # fmt: skip
+
+
+def settings_section(study: SpeedupStudy) -> Section:
+    """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
+    rows = [_row(check) for check in study.comparability.checks]
+    rows += [] if study.common is None else [_common(study.common)]
+    for title, text in _READ.items():
+        cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
+        rows.append((title, *cells, ""))
+    named = ", ".join(check.title for check in study.comparability.unknown)
+    unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
+    notes = (
+        "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
+        "--allow-different NAME declares what is meant to differ.",
+        "What a trace or a record says of a fact is not replaced by what is stated.",
+        *unknown,
+    )
+    lead = "What ran on both sides, as their traces, records and the command line say it."
+    table = table_of("Settings and metadata.", beside("", ("baseline", "candidate", "verdict")), rows, notes=notes)
+    return Section("settings", "Experiment settings", lead, (table,))
+
+
+def _row(check: SideCheck) -> Sequence[object]:
+    sides = (Missing("", "not recorded") if value is None else Text(shown(value)) for value in (check.baseline, check.candidate))
+    if check.weight == "told":
+        return check.title, *sides, ""
+    word, tone = _SAID[check.verdict]
+    return check.title, *sides, Text(word, tone)
+
+
+def _common(common: CommonKernels) -> Sequence[object]:
+    shares = (Share(float(share)) for share in (common.baseline_share, common.candidate_share))
+    return "kernel time in kernels that both sides ran", *shares, f"{len(common.names)} kernels"
+
+
+_READ: Final[dict[str, Callable[[Loaded], str]]] = {
+    "log": lambda side: "" if side.log is None else str(side.log.path),
+    "traces": lambda side: ", ".join(str(trace.path) for trace in side.traces),
+    "focal kernel": lambda side: side.request.focal or "",
+    "section": lambda side: "" if side.request.section is None else str(side.request.section),
+}
+"""What was read of a side, by title; empty: nothing."""
+
+
+def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
+    """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
+    found = study.comparability
+    doubts = [*_same_files(study), *(f"{check} differ" for check in found.doubts)]
+    doubts += _unlike_kernels(study)
+    for side in study.sides:
+        doubts += [
+            f"{FACTS[name][0]} of the {side.request.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
+            "that counts"
+            for name, value in side.contradicted.items()
+        ]
+    doubts += coincidences(study)
+    if study.unlike:
+        doubts.append(f"section level, {study.unlike}")
+    resolved = [timer.resolved for side in study.sides for timer in side.side.timings.timers]
+    relabelled = (each for each in resolved for choice in each.choices if choice.differs and not choice.violated)
+    doubts += dict.fromkeys(note for each in relabelled for note in each.notes)
+    for side in study.sides:
+        for trace, label in zip(side.traces, side.labels, strict=True):
+            counts = trace.counts
+            if not counts.clean:
+                cut = ", and it ends before its JSON does" if counts.truncated else ""
+                doubts.append(f"trace {label} of the {side.request.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
+            if trace.foreign:
+                doubts.append(f"trace {label} of the {side.request.name}: {trace.foreign}")
+    names = " ".join(each.name for each in found.obstacles)
+    advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
+    groups = (
+        Banner("stop", "Not comparable, so there is no speedup.",
+               (*map(str, found.obstacles), *advice)),
+        Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
+        Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
+    )  # fmt: skip
+    damage = [(f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log]
+    for side in study.sides:
+        told = zip(side.traces, side.labels, strict=True)
+        damage += [(f"trace {label} of the {side.request.name}", trace.damage) for trace, label in told]
+    return (*damage_banners(damage), *(banner for banner in groups if banner.items))
+
+
+def _same_files(study: SpeedupStudy) -> Iterator[str]:
+    """Yield a warning for each file of the baseline that the candidate has too, byte for byte."""
+    ours, theirs = (side.files for side in study.sides)
+    for path in ours:
+        alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
+        if any(each.samefile(path) or input_file(each).sha256 == input_file(path).sha256 for each in alike):
+            yield f"{path.name} is the same file on both sides"
+
+
+def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
+    """Yield a warning if no evidence ties the two models and most of their kernels differ."""
+    known = {check.name: check.verdict for check in study.comparability.checks}
+    if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
+        return
+    shares = study.common.baseline_share, study.common.candidate_share
+    if min(shares) < _HALF:
+        yield (
+            "nothing in the traces names the model, and kernels that both sides ran take "
+            f"{100 * float(shares[0]):.1f} % of the kernel time of the baseline and {100 * float(shares[1]):.1f} % of the "
+            "candidate's: record with stacks or shapes, or state --fact model=NAME"
+        )
+
+
+# The answer for traces of any framework: speedup, parts of the time, present limit, and unknowns.
+
+_OUTERMOST: Final[tuple[LevelName, ...]] = ("e2e", "stage", "step", "attention", "section", "kernel")
+_WHERE: Final[dict[LevelName, str]] = {
+    "e2e": "end to end", "stage": "for the stage", "step": "for the traced step", "attention": "for the attention call",
+    "section": "for the section", "kernel": "for the focal kernel",
+}  # fmt: skip
+_NAMES: Final[dict[LevelName, str]] = {
+    "e2e": "whole run", "stage": "stage", "step": "traced step", "attention": "attention call", "section": "section",
+    "kernel": "kernel",
+}  # fmt: skip
+_LEVELS: Final = 2
+"""Fewest measured levels of which the first sentence tells."""
+_TOLD: Final = 3
+"""Parts and kernels that the first sentences name."""
+_SIDES: Final = ("baseline", "candidate")
+
+
+def answer_section(study: SpeedupStudy) -> Section:
+    """Build the section with headline, waterfall and at most eight lines; it says why if there is no account or comparison."""
+    blocks: list[Block] = []
+    found = study.answer
+    if found is None:
+        lead = f"{headline(study)} No account of the time: {no_account(study)}."
+    else:
+        lead = " ".join(filter(None, (story(study), headline(study), _took(study, found))))
+        blocks.append(_figure(study, found) if study.comparable else _table(study, found))
+        blocks += [Notes((most,))] if (most := changed_most(study)) else []
+    unknown = tuple(not_known(study))
+    blocks += [Notes(unknown)] if unknown else []
+    title = "Where the saving comes from" if study.comparable else "What each side took"
+    return Section(ANSWER, title, lead, tuple(blocks))
+
+
+def story(study: SpeedupStudy) -> str:
+    """Return the answer in two sentences: kernel and outermost level, then what a unit saves and what takes time back.
+
+    Empty where nothing is comparable, or only one level was measured.
+    """
+    found = study.answer
+    known = [study.level(name) for name in reversed(_OUTERMOST) if study.level(name).ratio is not None]
+    if not study.comparable or found is None or len(known) < _LEVELS:
+        return ""
+    inner, outer = known[0], known[-1]
+    said = f"The {_NAMES[inner.level]} is {_faster(inner.ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+    attention = next((line for line in found.lines if line.parts == (Part.OTHER_ATTENTION,)), None)
+    if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
+        ratio = attention.baseline_ns / attention.candidate_ns
+        said = f"The attention kernels are {_faster(ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+    lines = sorted(found.lines, key=lambda line: -abs(line.saved_ns))
+    gains = [line for line in lines if line.saved_ns > 0][:_TOLD]
+    losses = [line for line in lines if line.saved_ns < 0][:_TOLD]
+    unit = f"a {found.unit} of {_ms(found.baseline_ns)} ms"
+    if not gains:
+        return f"{said} Nothing in {unit} became faster; {_taken(losses)}." if losses else f"{said} Nothing in {unit} changed."
+    first, *others = gains
+    saved = f"{_name(first)} {_verb('save', first)} {_ms(first.saved_ns)} ms of {unit}"
+    saved += "".join(f", {_name(line)} {_ms(line.saved_ns)}" for line in others)
+    return f"{said} {saved[0].upper()}{saved[1:]}{f'; {_taken(losses)}' if losses else ''}."
+
+
+def _taken(losses: Sequence[PartLine]) -> str:
+    first, *others = losses
+    more = "".join(f", {_name(line)} {_ms(-line.saved_ns)}" for line in others)
+    return f"{_name(first)} {_verb('take', first)} {_ms(-first.saved_ns)} ms back{more}"
+
+
+def _verb(word: str, line: PartLine) -> str:
+    return word if _name(line).endswith("s") else f"{word}s"
+
+
+def _name(line: PartLine) -> str:
+    if line.parts == (Part.UNNAMED,):
+        return "time that was not traced"
+    if line.parts == (Part.WAITING,):
+        return "less waiting for the host" if line.saved_ns > 0 else "waiting for the host"
+    if line.parts == (Part.FOCAL,):
+        return "the kernel"
+    name = line_name(line)
+    return f"the {name}" if line.parts == (Part.SECTION,) else name
+
+
+def _ms(ns: Fraction) -> str:
+    return significant(float(ns) / 1e6)
+
+
+def _faster(ratio: Fraction | float | None) -> str:
+    times = float(ratio or 0)
+    return f"{times:.2f}x faster" if times >= 1 else f"{times:.2f}x as fast"
+
+
+def changed_most(study: SpeedupStudy) -> str:
+    """Return the kernels whose time in a unit changed most, by name; empty where none did or sides are not comparable."""
+    if not study.accounts or not study.comparable:
+        return ""
+    account = study.accounts[0][1]
+    found, effects = study.answer, [each for each in account.ledger.effects if each.saved_ns][:_TOLD]
+    said = []
+    for each in effects:
+        before, after = _ms(account.per_unit(each.baseline_ns)), _ms(account.per_unit(each.candidate_ns))
+        here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
+        times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
+        said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
+    return f"Changed most in a {found.unit}: {'; '.join(said)}." if said and found is not None else ""
+
+
+def headline(study: SpeedupStudy) -> str:
+    """Return a sentence with the speedups of the outermost level and of the account's own level, or why there are none."""
+    if not study.comparable:
+        return f"Not comparable, so there is no speedup: {'; '.join(map(str, study.comparability.obstacles))}."
+    figures = [_figure_words(figure) for figure in headline_levels(study)]
+    return f"candidate against baseline: {'; '.join(figures) or 'no level was measured on both sides'}."
+
+
+def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
+    """Return the outermost level with a ratio, and the traced step if the account is of one."""
+    known = [study.level(name) for name in _OUTERMOST if study.level(name).ratio is not None]
+    of_step = bool(study.accounts) and study.accounts[0][1].unit == "step"
+    return tuple(figure for at, figure in enumerate(known) if not at or (of_step and figure.level == "step"))
+
+
+def _figure_words(figure: LevelFigure) -> str:
+    interval = f" [{figure.interval.low:.2f}, {figure.interval.high:.2f}]" if figure.interval else " (no interval)"
+    doubt = f", {figure.verdict}" if figure.verdict in ("no difference", "inconclusive") else ""
+    unlike = f" ({figure.unlike})" if figure.unlike else ""
+    return f"{float(figure.ratio or 0):.2f}x{interval} {_WHERE[figure.level]}{doubt}{unlike}"
+
+
+def _took(study: SpeedupStudy, found: Answer) -> str:
+    """Return a sentence with a unit's time on both sides and the share of it that is explained."""
+    ranks = f" on the {study.accounts[0][0]}" if study.accounts[0][0] else ""
+    b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
+    if study.comparable:
+        return f"A {found.unit} takes {c} ms instead of {b} ms{ranks}. {explained(found)}"
+    both = f"A {found.unit} takes {b} ms in the baseline and {c} ms in the candidate{ranks}."
+    return f"{both} Explained: {100 * found.explained_time:.1f} % of the time."
+
+
+def _figure(study: SpeedupStudy, found: Answer) -> Figure:
+    drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
+    picture = waterfall((_SIDES[0], found.baseline_ns), (_SIDES[1], found.candidate_ns), drops)
+    title = f"From a {found.unit} of the baseline to one of the candidate: bars that go left are time saved."
+    alt = "Waterfall from baseline to candidate; the table says the same."
+    return Figure(title, alt, picture, _table(study, found), table_open=True)
+
+
+def _table(study: SpeedupStudy, found: Answer) -> Table:
+    """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
+    fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
+    rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
+    account = study.accounts[0][1]
+    notes = (limit(_SIDES[1], found), *answer_unit_notes(account), *rest_words(found), *_nameless(account))
+    return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
+
+
+def answer_unit_notes(account: Account) -> Iterator[str]:
+    """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
+    if account.unit in ("call", "window"):
+        reason = account.missing.get("step", "")
+        what = "the whole traced window" if account.unit == "window" else "a focal call with the time up to the next one"
+        yield f"No step was recognised on both sides ({reason}), so the times are of {what}."
+    if account.unit == "window":
+        yield "Nothing says that both windows hold the same work."
+    if "profiler dilation" in account.missing or account.unit in ("call", "window"):
+        yield "The times are those of the traced run: a profiler slows the host, so waiting for it may be shorter without one."
+
+
+def _nameless(account: Account) -> Iterator[str]:
+    """Yield a note that names the unexplained time."""
+    lines = [line for line in account.ledger.lines if trace_part(Label(line.path, line.activity)) in NAMELESS]
+    if lines:
+        yield f"Unexplained: {'; '.join(_both_sides(account, line) for line in lines)}."
+
+
+def _both_sides(account: Account, line: LedgerLine) -> str:
+    b, c = (significant(float(account.per_unit(ns)) / 1e6) for ns in (line.baseline_ns, line.candidate_ns))
+    return f"{line_title(line)} {b} -> {c} ms"
+
+
+def not_known(study: SpeedupStudy) -> Iterator[str]:
+    """Yield short notes on facts that were not recorded and on levels that were not measured."""
+    unknown = study.comparability.unknown
+    if unknown:
+        many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
+        yield f"{many} not recorded on both sides: Experiment settings and --json list them, --fact states them."
+    missing: dict[str, list[str]] = {}
+    for figure in study.levels:
+        if figure.missing:
+            reason = figure.baseline if figure.baseline == figure.candidate else figure.missing
+            missing.setdefault(str(reason), []).append(figure.level)
+    if missing:
+        groups = [f"{', '.join(levels)} ({why})" for why, levels in missing.items()]
+        yield f"Not measured on both sides: {'; '.join(groups)}."
+
+
+# Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness.
 
 
 def build_speedup_report(study: SpeedupStudy) -> Report:

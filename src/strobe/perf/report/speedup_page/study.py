@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -10,26 +12,60 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.comparable.checks import Comparability, Facts, Value, check_allowed, compare_facts
-from strobe.perf.analysis.comparable.records import record_facts
-from strobe.perf.analysis.comparable.traces import CommonKernels, common_kernels, trace_facts
-from strobe.perf.analysis.ledger.answer import Answer, account_answer
-from strobe.perf.analysis.ledger.calls import ImpliedCalls, call_ledger, coincidences, implied_calls
-from strobe.perf.analysis.ledger.label_trace import PRIORITY, Labelling, TracedSide, label_trace
-from strobe.perf.analysis.ledger.paths import ChosenTrace, PathTree, path_tree
-from strobe.perf.analysis.ledger.speedup import HOST_ONLY, LevelFigure, Side, host_step, level_figures, rank_ledgers
-from strobe.perf.analysis.ledger.traces import Account, same_steps
-from strobe.perf.analysis.runs.log_metrics import unsynchronised
-from strobe.perf.analysis.runs.log_rounds import STAGE
-from strobe.perf.analysis.runs.timings import Wanted, timings_of
-from strobe.perf.analysis.structure.collective_skew import CollectiveSkew, collective_skew
-from strobe.perf.analysis.structure.focal import TraceEvidence, trace_evidence
-from strobe.perf.analysis.structure.sections import SectionDefinition, check_alike
+from strobe.core.files import write_whole, writing_whole
+from strobe.core.printable import clean_lines
+from strobe.perf.analysis.comparable import (
+    CommonKernels,
+    Comparability,
+    Facts,
+    Value,
+    check_allowed,
+    common_kernels,
+    compare_facts,
+    record_facts,
+    trace_facts,
+)
+from strobe.perf.analysis.ledger.speedup import (
+    HOST_ONLY,
+    Answer,
+    LevelFigure,
+    TimedSide,
+    account_answer,
+    host_step,
+    level_figures,
+    rank_ledgers,
+)
+from strobe.perf.analysis.ledger.traces import (
+    PRIORITY,
+    Account,
+    ChosenTrace,
+    ImpliedCalls,
+    Labelling,
+    PathTree,
+    TracedSide,
+    call_ledger,
+    coincidences,
+    implied_calls,
+    label_trace,
+    path_tree,
+    same_steps,
+)
+from strobe.perf.analysis.runs.log_times import STAGE, WantedTimes, timings_of, unsynchronised
+from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
+from strobe.perf.analysis.structure.sections import (
+    SectionDefinition,
+    TraceEvidence,
+    attention_kernel,
+    check_alike,
+    trace_evidence,
+)
 from strobe.perf.logs import Log, Unit, load_patterns, read_log
-from strobe.perf.records.packed import FILES
-from strobe.perf.records.store import read_run
-from strobe.perf.report.trace_study import TraceOptions, trace_labels, wanted_of
+from strobe.perf.records.store import FILES, read_run
+from strobe.perf.report.blocks.logs import input_file
+from strobe.perf.report.study import TraceOptions, trace_labels, wanted_of
 from strobe.perf.trace import Trace, find_traces, read_trace
+
+# Input of a speedup report: logs and traces of two sides, read, cut into labels and compared.
 
 SideName = Literal["baseline", "candidate"]
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -109,7 +145,7 @@ class Loaded:
     labels: tuple[str, ...]
     remarks: tuple[str, ...]
     silent: str
-    side: Side
+    side: TimedSide
     facts: Facts
     contradicted: Facts
     met: CollectiveSkew | None
@@ -198,7 +234,10 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     sides = request.baseline, request.candidate
     details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
-    baseline, candidate = (_load(request, side, details, progress) for side in sides)
+    read = [_read_traces(side, details, progress) for side in sides]
+    baseline, candidate = (
+        _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
+    )
     for loaded in (baseline, candidate):
         _check_calls(request.calls, loaded.side)
     if not unlike and request.allow_unlike:
@@ -235,7 +274,7 @@ def _boundaries(side: SideRequest) -> str:
     return "kernel" if side.section is None else side.section.boundaries
 
 
-def _stands_in(baseline: Side, candidate: Side, boundaries: str) -> str:
+def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> str:
     """Return how the sections differ if one side's kernel stands in for its missing section; empty if both or none have it."""
     without = [
         side.name for side in (baseline, candidate) if isinstance(side.section(), str) and not isinstance(side.kernel(), str)
@@ -258,9 +297,20 @@ def _paths(side: SideRequest) -> tuple[Path, ...]:
     return find_traces(side.traces) if side.traces else ()
 
 
-def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: Progress | None) -> Loaded:
-    traces = tuple(read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side))
-    traces = tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+def _read_traces(side: SideRequest, details: bool, progress: Progress | None) -> tuple[Trace, ...]:
+    traces = [read_trace(path, ops=False, shapes=True, details=details, progress=progress) for path in _paths(side)]
+    return tuple(sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+
+
+def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -> Sequence[SideRequest]:
+    """Return the sides with the attention kernel of each as its focal one, where no side names any and both run just one."""
+    if any(side.focal or side.section for side in sides):
+        return sides
+    found = [attention_kernel(traces) for traces in read]
+    return [replace(side, focal=name) for side, name in zip(sides, found, strict=True)] if all(found) else sides
+
+
+def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> Loaded:
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
     on_host = host_step(traces)
@@ -276,7 +326,7 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
         traced = tuple(label_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
     evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
-    wanted = Wanted(
+    wanted = WantedTimes(
         stage=request.stage,
         timer=side.timer,
         unit=request.unit,
@@ -285,7 +335,7 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
         calls=request.calls,
         processes=_processes(traces),
     )
-    own = Side(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
+    own = TimedSide(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
     found = _facts(side, traces, own)
     return Loaded(
         request=side,
@@ -301,7 +351,7 @@ def _load(request: SpeedupRequest, side: SideRequest, details: bool, progress: P
     )
 
 
-def _check_calls(calls: int | None, side: Side) -> None:
+def _check_calls(calls: int | None, side: TimedSide) -> None:
     """Check that as many focal kernels as a stage is said to have fit into it.
 
     Raises:
@@ -332,7 +382,7 @@ def _silent(of_host: Sequence[str], host_only: bool) -> str:
     return f"{named}: no device events, left out of every figure" if of_host else ""
 
 
-def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
+def _remarks(side: TimedSide, evidence: TraceEvidence) -> tuple[str, ...]:
     """Return remarks on timers that did not wait for the device."""
     spans: list[tuple[int, str]] = []
     if evidence.span_ns is not None:
@@ -344,7 +394,7 @@ def _remarks(side: Side, evidence: TraceEvidence) -> tuple[str, ...]:
     return tuple(remark for remark in found if remark)
 
 
-def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, Value]:
+def _facts(side: SideRequest, traces: Sequence[Trace], own: TimedSide) -> dict[str, Value]:
     """Return the facts that records and traces hold about a run."""
     facts = trace_facts(traces, side.focal)
     if side.log is not None and side.log.name in FILES:
@@ -358,3 +408,42 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: Side) -> dict[str, V
     if chosen is not None and chosen.num_focal:
         facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"
     return facts
+
+
+# Input files of a report: hashed beside it, and copied if asked for.
+
+
+def write_inputs(study: SpeedupStudy, folder: Path, *, store: bool) -> Path:
+    """Write `inputs.json`: side, path, size and SHA-256 of every file that was read.
+
+    Args:
+        folder: where the report lies.
+        store: also copy the files into `inputs/` below it.
+
+    Raises:
+        DataError: a file changed between reading and copying.
+    """
+    listed = []
+    for side in study.sides:
+        taken: set[str] = set()
+        for number, path in enumerate(side.files):
+            read = input_file(path)
+            entry = {"side": side.request.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256}
+            if store:
+                name = path.name if path.name not in taken else f"{number}-{path.name}"
+                taken.add(name)
+                copy = folder / "inputs" / side.request.name / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if not (copy.exists() and copy.samefile(path)):
+                    _copy(path, copy)
+                if input_file(copy).sha256 != read.sha256:
+                    raise DataError(f"{path} changed while it was copied to {copy}; run again when it is finished")
+                entry["stored"] = copy.relative_to(folder).as_posix()
+            listed.append(entry)
+    target = folder / "inputs.json"
+    return write_whole(target, clean_lines(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False)) + "\n")
+
+
+def _copy(path: Path, copy: Path) -> None:
+    with path.open("rb") as source, writing_whole(copy) as file:
+        shutil.copyfileobj(source, file, 1 << 20)

@@ -1,33 +1,545 @@
-"""Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report."""
+"""Builder of the report of a `TraceStudy`: answer, warnings, overview. The same traces give the same report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal
 
-from strobe.perf.report.blocks.page import page
-from strobe.perf.report.model import Report, Section
-from strobe.perf.report.trace_page.activity import activity_section
-from strobe.perf.report.trace_page.answer import answer_section
-from strobe.perf.report.trace_page.banners import trace_banners
-from strobe.perf.report.trace_page.collectives import collectives_section
-from strobe.perf.report.trace_page.critical_path import critical_path_section
-from strobe.perf.report.trace_page.gaps import gaps_section
-from strobe.perf.report.trace_page.kernels import device_kernels
-from strobe.perf.report.trace_page.launch import launch_section
-from strobe.perf.report.trace_page.memory import memory_section
-from strobe.perf.report.trace_page.operator_times import operator_times_section
-from strobe.perf.report.trace_page.operators import operators_section
-from strobe.perf.report.trace_page.overview import overview_section, trace_facts
-from strobe.perf.report.trace_page.queue import queue_section
-from strobe.perf.report.trace_page.ranges import ranges_section
-from strobe.perf.report.trace_page.regions import regions_section
-from strobe.perf.report.trace_page.roofline import roofline_section
-from strobe.perf.report.trace_page.sections import sections_section
-from strobe.perf.report.trace_page.seen import seen_devices
-from strobe.perf.report.trace_page.steps import steps_section
-from strobe.perf.report.trace_page.timeline import timeline_section
-from strobe.perf.report.trace_study import TraceStudy
+import numpy as np
+
+from strobe.core.printable import first_of
+from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, PathPart, PathWhatIf
+from strobe.perf.analysis.device.activity import HOST_LATE, Activity
+from strobe.perf.analysis.device.host import BETWEEN, host_work
+from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
+from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.steps import Step, Steps
+from strobe.perf.report.blocks.fields import (
+    Field,
+    count,
+    exact_time,
+    heads,
+    numeric,
+    padded,
+    page,
+    rows_of,
+    share_cell,
+    share_of,
+    table_of,
+)
+from strobe.perf.report.model import (
+    Banner,
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Fact,
+    Missing,
+    Notes,
+    Number,
+    Report,
+    Section,
+    Table,
+    Text,
+    shorten,
+    significant,
+)
+from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.trace_page.device import (
+    CAUSE_HINTS,
+    DeviceFindings,
+    activity_section,
+    device_name,
+    gaps_section,
+    launch_section,
+    memory_section,
+    queue_section,
+    seen_devices,
+    seen_paths,
+    seen_steps,
+    timeline_section,
+    whole_views,
+)
+from strobe.perf.report.trace_page.structure import (
+    collectives_section,
+    device_kernels,
+    operator_times_section,
+    operators_section,
+    ranges_section,
+    regions_section,
+    roofline_section,
+    sections_section,
+    steps_section,
+    uneven_text,
+)
+from strobe.perf.trace import Trace
+
+# Critical path of each trace, and the length of the trace without parts of it.
+
+LAG_HINTS: Final = {
+    Lag.HOST.value: "the host worked towards its next call",
+    Lag.LAUNCH.value: "from the start of a launch call to the start on the device",
+    Lag.GAP.value: "from the end of an event to the start of the next one that was queued behind it",
+    Lag.OTHER_STREAM.value: "from the end of an event of another stream to the start of one that is taken to have waited for it",
+    Lag.SYNC.value: "a call that waits, without the device events that it waits for",
+    Lag.BEFORE.value: "up to an event whose launch the trace does not hold",
+}
+"""Meaning of each lag that may be on a path."""
+ASSUMPTIONS: Final = (
+    "A device event starts after its launch call, and after the event before it in its stream.",
+    "Threads of the host take turns: each call comes after the one before it, whatever the thread.",
+    "A call that waits for a whole device returns after everything launched before it; one that waits for a stream or an event "
+    "after what ended last while it waited; a copy whose call returns after it ended was waited for.",
+    "What did not decide when a node began takes the usual time of its kind.",
+    "What-if leaves out durations, not launches: the order and the rest of the host stay. Polling is work of the host, other "
+    "ranks are as fast as they were, and communication keeps its length, waiting included.",
+)
+"""Assumptions of the dependency graph."""
+
+
+def critical_path_section(study: TraceStudy) -> Section | None:
+    """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
+    blocks: list[Block] = []
+    for label, found in zip(study.labels, seen_paths(study), strict=True):
+        if isinstance(found, CriticalPath):
+            blocks += [_parts(label, found, study.options.top), _what_if(label, found)]
+        elif found is not None:
+            blocks.append(Notes((found,)))
+    if not blocks:
+        return None
+    lead = (
+        "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
+        "what is on it decides how long the trace took; the rest ran beside it."
+    )
+    blocks.append(Notes(ASSUMPTIONS))
+    return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
+
+
+def _parts(label: str, found: CriticalPath, top: int) -> Table:
+    fields: tuple[Field[PathPart], ...] = (
+        Field("on the path", lambda part: Code(part.name) if part.name else Text(part.kind)),
+        Field("kind", lambda part: KERNEL if part.kind == KERNEL else "lag"),
+        exact_time("time", lambda part: part.ns, "adds up to the length of the path", total=sum),
+        numeric("share", lambda part: part.ns, "of the path", show=share_of(found.duration_ns), total=sum),
+        count("times", lambda part: part.count, "how often it is on the path", total=sum),
+    )
+    whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
+    rows = (*rows_of(fields, found.parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
+    notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
+    if found.num_inferred:
+        notes.append(
+            f"{found.num_inferred} of {found.num_events} device events started later than launch and stream explain, and are "
+            "taken to have waited for what ended last on another stream."
+        )
+    caption = f"{label}: {found.duration_ns / 1e6:.6f} ms, {found.num_events} device events."
+    return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
+
+
+def name_of(one: PathWhatIf) -> str:
+    """Return the name of what a what-if leaves out."""
+    return one.name or {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}.get(one.kind, one.kind)
+
+
+def _what_if(label: str, found: CriticalPath) -> Table:
+    fields: tuple[Field[PathWhatIf], ...] = (
+        Field(
+            "if this took no time",
+            lambda one: Code(one.name) if one.kind == KERNEL else Text(name_of(one)),
+        ),
+        Field("kind", lambda one: one.kind if one.kind in (KERNEL, KIND) else "lag"),
+        exact_time("removed", lambda one: one.removed_ns, "its time in the whole trace, on the path and beside it"),
+        exact_time("the trace takes", lambda one: one.duration_ns),
+        exact_time(
+            "saved", lambda one: found.duration_ns - one.duration_ns, "less than removed where something else ran beside it"
+        ),
+        numeric(
+            "faster",
+            lambda one: None if one.speedup is None else Number(one.speedup, 3, "x"),
+            "time with it / time without it",
+            missing="nothing is left",
+        ),
+    )
+    note = (
+        f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
+        f"{found.gap_ns / 1e3:.3f} µs."
+    )
+    return table_of(f"{label}: what if?", fields, found.what_if, notes=(note,), sortable=True)
+
+
+# The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
+
+ANSWER: Final = "answer"
+_KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "copies"}
+_OF_KERNELS: Final = {KernelKind.ATTENTION: "attention", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels"}
+_MOST: Final = 3
+"""Kernels that are named."""
+_LITTLE: Final = 0.01
+"""Idle share of the span below which no line tells of it."""
+_ANSWER_SLOW: Final = 1.2
+"""Length of a step that is named as slow, in medians."""
+
+
+def answer_section(study: TraceStudy) -> Section | None:
+    """Build the section that a reader begins with; `None` without device events."""
+    seen = seen_devices(study)
+    if not seen:
+        return None
+    return Section(ANSWER, "The answer", "", (Notes(tuple(_sentences(study, seen[0], len(seen)))),))
+
+
+def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
+    done, busy = one.launch.activity, max(1, one.hot.busy_ns)
+    more = f" ({devices - 1} more below)" if devices > 1 else ""
+    yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms; {one.launch.verdict}."
+    classes: Counter[str] = Counter()
+    for row in one.hot.rows:
+        classes[_class(row)] += row.exclusive_ns or 0
+    yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
+    most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot.rows[:_MOST]]
+    yield f"Most time: {', '.join(most)}."
+    host = host_work(one.view)
+    if sum(host.before.values()) > _LITTLE * done.span_ns:
+        yield f"Before the first kernel {_ms(sum(host.before.values()))} ms passed on the host: {_spent(host.before)}."
+    idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
+    if idle and done.idle_ns > _LITTLE * done.span_ns:
+        ns, cause = max(idle)
+        late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
+    yield from _steps(study, one)
+    for label, path in zip(study.labels, seen_paths(study), strict=True):
+        if isinstance(path, CriticalPath) and path.what_if:
+            first = path.what_if[0]
+            if first.speedup is not None:
+                where = f"{label}: " if len(study.labels) > 1 else ""
+                yield f"{where}If {shorten(name_of(first))} took no time, the trace would be {first.speedup:.2f}x faster."
+            break
+
+
+def _spent(by_name: Counter[str]) -> str:
+    """Return the names that took most of a time."""
+    return ", ".join(
+        f"{_ms(ns)} ms {name if name == BETWEEN else f'in {shorten(name)}'}" for name, ns in by_name.most_common(_MOST)
+    )
+
+
+def _class(row: KernelTableRow) -> str:
+    if row.kind in _KINDS:
+        return _KINDS[row.kind]
+    return _OF_KERNELS[kernel_kind(row.members[0].name if row.members else row.group)]
+
+
+def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+    """Yield the length of a step, and the slowest with the time before the first one."""
+    at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
+    found = next((steps for steps in seen_steps(study)[at] if steps.device == one.view.device), None)
+    if not isinstance(found, Steps):
+        return
+    lengths = sorted(step.length_ns for step in found.steps)
+    median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
+    if len(lengths) == 1:
+        return
+    said = f"{len(lengths)} steps of {_ms(median)} ms, the median"
+    if _whole_ns(slowest) > _ANSWER_SLOW * median:
+        said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
+        if _whole_ns(slowest) > slowest.length_ns:
+            said += f" on the host, {_ms(slowest.busy_ns)} of it busy on the device"
+        else:
+            said += f", {_ms(slowest.idle_ns)} of it idle"
+    yield f"{said}."
+
+
+def _whole_ns(step: Step) -> int:
+    """The length of a step on the device, or that of its range on the host where that is longer, as in a first step."""
+    return max(step.length_ns, step.host_ns or 0)
+
+
+def _ms(ns: int) -> str:
+    return significant(ns / 1e6)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.1f} %"
+
+
+# Warnings above the numbers: damaged or incomplete traces, overlap, and a late host.
+
+_NOTHING_NS = 1_000
+"""Longest overrun of the last device event that is no sign of dropped events, ns."""
+
+_BANNERS_SLOW = ("with_stack", "profile_memory", "record_shapes")
+"""Names of profiler options that cost the host time in every operator."""
+MAX_ITEMS = 8
+"""Most items of one banner."""
+_CATEGORIES = 6
+
+
+def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
+    """Return the banners, those that void numbers first."""
+    told = list(zip(study.traces, study.labels, strict=True))
+    seen = seen_devices(study)
+    late = [text for one in seen for text in _host_bound(one)]
+    found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
+        ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
+        ("stop", "Events lost", (text for one in told for text in _lost(*one))),
+        ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
+        ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
+        ("caution", "Events not used", (text for one in told for text in _unused(*one))),
+        ("caution", "Events mended", (text for one in told for text in _mended(*one))),
+        ("caution", "Skipped, no traces", study.skipped),
+        ("caution", "No device events", (text for one in told for text in _empty(*one))),
+        ("caution", "The trace may not hold all that ran", (text for one in told for text in _loss(*one, study))),
+        (
+            "caution", "Work of one stream overlaps: durations add up to more than the busy time",
+            (text for one in seen for text in _overlap(one)),
+        ),
+        ("caution", "Host-bound", late),
+        ("caution", "Uneven steps", _uneven(study)),
+        ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
+    )  # fmt: skip
+    banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
+    return tuple(banner for banner in banners if banner.items)
+
+
+def _few(items: Sequence[str]) -> Iterator[str]:
+    """Yield the items; of many only the first ones, and the count of the others."""
+    yield from items[:MAX_ITEMS]
+    if len(items) > MAX_ITEMS:
+        yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
+
+
+def _truncated(trace: Trace, label: str) -> Iterator[str]:
+    if trace.counts.truncated:
+        yield f"{label}: the file ends before its JSON does; what stands before is analysed"
+
+
+def _lost(trace: Trace, label: str) -> Iterator[str]:
+    counts = trace.counts
+    if counts.lost:
+        why = "; ".join(f"{count} have {reason}" for reason, count in counts.reasons.items())
+        said = f": {why}" if why else ""
+        yield f"{label} is incomplete: {counts.lost} of {counts.events + counts.lost} events could not be read{said}"
+    if counts.trailing:
+        yield (
+            f"{label}: {counts.trailing} of these stand behind the end of the JSON and were not read, as where two traces were "
+            "put into one file; give each trace a file of its own"
+        )
+
+
+def _mended(trace: Trace, label: str) -> Iterator[str]:
+    if trace.counts.mended:
+        yield f"{label}: {trace.counts.mended} events were kept after bad characters or durations were replaced"
+
+
+def _unused(trace: Trace, label: str) -> Iterator[str]:
+    unused = trace.counts.unused
+    if unused and not trace.foreign:
+        found = [f"{count} of {repr(name) if name else 'no category'}" for name, count in unused.items()]
+        yield f"{label}: {sum(unused.values())} events are of categories that are not read: {first_of(found, _CATEGORIES)}"
+
+
+def _empty(trace: Trace, label: str) -> Iterator[str]:
+    if len(trace.device_events):
+        return
+    launched = sum(n for n, _ in trace.launched.values())
+    if launched:
+        yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
+    elif not (trace.counts.events or len(trace.ops)):
+        yield f"{label}: the trace holds no events at all"
+    elif trace.counts.truncated:
+        yield f"{label}: none stands before the place where the file ends; it may have held some"
+    else:
+        yield f"{label}: the trace holds host events only; the tables are about the host"
+
+
+def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
+    views = whole_views(study, trace)
+    if not views:
+        return
+    found = integrity(trace, views)
+    unanswered = ", ".join(f"{shorten(name)} {missing} of {n}" for name, (n, missing) in found.unanswered.items())
+    if unanswered:
+        yield f"{label}: launch calls that no device event answers to: {unanswered}"
+    for graph in found.short_graphs:
+        yield (
+            f"{label}: {len(graph.short)} of {graph.n} {shorten(graph.call)} calls of the graph that starts with "
+            f"{shorten(graph.first)} recorded fewer than its {graph.num_nodes} events (the fewest: {graph.short[0]})"
+        )
+    if found.past_end_ns > _NOTHING_NS:
+        late = f"{found.past_end_ns / 1e6:.3f} ms after the recorded window"
+        yield f"{label}: the last device event ends {late}; later ones were dropped"
+    for device, stream, excess in found.impossible:
+        yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
+
+
+def _overlap(seen: DeviceFindings) -> Iterator[str]:
+    for stream in seen.launch.activity.streams:
+        if stream.overlap_pairs:
+            yield (
+                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.n} events, "
+                f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
+            )
+
+
+def _host_bound(seen: DeviceFindings) -> Iterator[str]:
+    done = seen.launch.activity
+    median = done.late_delay_ns
+    if seen.launch.verdict == "host-bound" and median is not None:
+        yield (
+            f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
+            f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
+            f"what it then launches starts {median / 1e3:.1f} µs after its call (median)"
+        )
+
+
+def _uneven(study: TraceStudy) -> Iterator[str]:
+    for found, label in zip(seen_steps(study), study.labels, strict=True):
+        for steps in found:
+            if isinstance(steps, Steps) and (text := uneven_text(steps)):
+                yield f"{device_name(study, label, steps.device)}: {text}"
+
+
+def _slowed(trace: Trace, label: str) -> Iterator[str]:
+    found = [key for key in _BANNERS_SLOW if trace.metadata.get(key) == "1"]
+    if found:
+        yield f"{label}: recorded with {', '.join(found)}, which holds up the host at every operator: check against a timed run"
+
+
+# Top of the page: the files read, and each device on one line.
+
+
+def overview_section(study: TraceStudy) -> Section:
+    """Build the section with the devices on one line each, the files and the metadata."""
+    blocks: list[Block] = []
+    devices = _devices(study)
+    if devices:
+        blocks.append(devices)
+    blocks.append(_files(study))
+    metadata = _metadata(study)
+    if metadata:
+        blocks.append(metadata)
+    return Section("overview", "What was read", "", tuple(blocks))
+
+
+def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
+    """Return the facts below the title: files, ranks, devices, events, window."""
+    traces = study.traces
+    products = sorted({device.name for trace in traces for device in trace.devices if device.name})
+    ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
+    worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
+    facts = [
+        Fact("Files", Count(len(traces))),
+        Fact("Ranks", Text(f"{_listed(ranks)}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
+        Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
+        Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
+        Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
+        Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
+    ]
+    return tuple(facts)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Format numbers with runs joined: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _files(study: TraceStudy) -> Table:
+    unlinked = "device events whose launch the trace does not hold; kept like any other"
+    mended = "events kept after bad characters were replaced or a negative duration set to 0"
+    fields: tuple[Field[tuple[str, Trace]], ...] = (
+        Field("trace", lambda row: row[0], Code),
+        Field("file", lambda row: row[1].path.name, Code),
+        count("rank", lambda row: row[1].rank),
+        count("events", lambda row: row[1].counts.events, "of every category"),
+        count("device events", lambda row: len(row[1].device_events), "kernels, communication, memsets and copies"),
+        numeric("unlinked", lambda row: _unlinked(row[1]), unlinked),
+        numeric("lost", lambda row: row[1].counts.lost, "events that could not be read at all", show=_count),
+        numeric("mended", lambda row: row[1].counts.mended, mended, show=_count),
+        Field("end", lambda row: _end(row[1])),
+    )
+    rows = list(zip(study.labels, study.traces, strict=True))
+    return table_of("Files that were read.", fields, rows, collapsed=len(rows) > 8)
+
+
+def _unlinked(trace: Trace) -> Cell:
+    events = trace.device_events
+    return share_cell(int(np.count_nonzero(np.asarray(events.host) < 0)), len(events))
+
+
+def _end(trace: Trace) -> Cell:
+    return (
+        Text("truncated", "bad")
+        if trace.counts.truncated
+        else Text("incomplete", "bad")
+        if trace.counts.lost
+        else Text("complete")
+    )
+
+
+def _count(value: int) -> Cell:
+    return Text(str(value), "bad") if value else Count(0)
+
+
+def _metadata(study: TraceStudy) -> Table | None:
+    keys = sorted({key for trace in study.traces for key in trace.metadata})
+    if not keys:
+        return None
+
+    def value(key: str) -> Cell:
+        found = {trace.metadata.get(key) for trace in study.traces}
+        only = found.pop() if len(found) == 1 else None
+        return Text(f"differs: {len(found)} values", "bad") if only is None else Code(only)
+
+    fields: tuple[Field[str], ...] = (Field("key", Code), Field("value", value))
+    return table_of("What the traces say of themselves.", fields, keys, collapsed=True)
+
+
+def _devices(study: TraceStudy) -> Table | None:
+    tops = {one.name: _top(one.hot) for one in seen_devices(study)}
+    fields: tuple[Field[DeviceFindings], ...] = (
+        Field("device", lambda one: one.name, Code),
+        exact_time("span", lambda one: _done(one).span_ns, "from the first event's start to the last one's end, or the window"),
+        exact_time("busy", lambda one: _done(one).busy_ns, "time in which at least one event ran on any stream"),
+        numeric("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns)),
+        exact_time("idle", lambda one: _done(one).idle_ns, "span - busy"),
+        count("events", lambda one: _done(one).n),
+        Field("verdict", _verdict, hint="what most of the idle time waited for; the section on launches says how it is found"),
+        Field("top kernel", lambda one: tops[one.name][0], hint="the group with the largest exclusive time"),
+        numeric("its share", lambda one: tops[one.name][1], "of the busy time"),
+    )
+    devices = seen_devices(study)
+    return table_of("Each device in one line.", fields, devices) if devices else None
+
+
+def _done(one: DeviceFindings) -> Activity:
+    return one.launch.activity
+
+
+def _verdict(one: DeviceFindings) -> Cell:
+    return Text(one.launch.verdict, "good" if one.launch.verdict == "busy" else "bad")
+
+
+def _top(table: KernelTable) -> tuple[Cell, Cell]:
+    """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
+    times: dict[str, tuple[int, int]] = {}
+    for row in table.rows:
+        if row.kind == "kernel":
+            own, total = times.get(row.group, (0, 0))
+            times[row.group] = own + (row.exclusive_ns or 0), total + row.calls.sum_ns
+    if not times:
+        return Missing("", "-"), Missing("", "-")
+    top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))
+    return Code(top), share_cell(times[top][0], table.busy_ns)
+
+
+# Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report.
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     answer_section,

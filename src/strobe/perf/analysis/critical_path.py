@@ -1,0 +1,541 @@
+"""Critical path of a trace: its dependency graph, and the length of the trace without some of its work."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from statistics import median_low
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.device.intervals import Ints, Window
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
+
+# Dependency graph of a trace: calls of the host, device events, and the waits between them.
+#
+# Nodes are moments of the host (a launch call starts, a call that waits starts or returns) and device events. By an edge, a
+# node begins at least a lag after its source. Where the edge decided when the node began, the lag is the traced one; elsewhere
+# it is the usual lag of its kind if that fits. So every node begins exactly when it did in the trace.
+
+MOST_EVENTS: Final = 1 << 17
+"""Most device events of a graph, which takes an object for each."""
+_WHOLE_DEVICE: Final = re.compile(r"(?=\w++\Z)\w*(?:Device|Ctx)Synchronize\w*")
+_COPY: Final = DEVICE_KINDS.index("memcpy")
+_LAUNCH, _DEVICE, _RETURN = 0, 1, 2
+"""Order of nodes at the same moment: launch call, device event, return of the call that waited for it."""
+
+
+class Lag(StrEnum):
+    """Kinds of delay between a node and the node it waited for."""
+
+    HOST = "host"
+    LAUNCH = "launch latency"
+    GAP = "gap in a stream"
+    OVERLAP = "overlap in a stream"
+    OTHER_STREAM = "wait for another stream"
+    SYNC = "synchronisation"
+    BEFORE = "before the first launch"
+
+
+class GraphEdge(NamedTuple):
+    """Constraint on a node: it begins at least `lag_ns` after the end of `source`, or its start. Source -1: the graph's start."""
+
+    source: int
+    from_end: bool
+    lag_ns: int
+    kind: Lag
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkGraph:
+    """Nodes in an order in which every edge leads forward.
+
+    Args:
+        begin_ns: start of the graph: of the window, else of the first launch call or device event.
+        start_ns: start of each node, as traced.
+        duration_ns: duration of each node; 0 for moments of the host.
+        event: position among the trace's device events; -1 for a moment of the host.
+        edges: constraints of each node; at least one.
+        launch_ns: usual time from a launch call to the start of an event that finds its stream free.
+        gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
+        num_inferred: events that are taken to have waited for another stream.
+    """
+
+    begin_ns: int
+    start_ns: tuple[int, ...]
+    duration_ns: tuple[int, ...]
+    event: tuple[int, ...]
+    edges: tuple[tuple[GraphEdge, ...], ...]
+    launch_ns: int
+    gap_ns: int
+    num_inferred: int
+
+
+class _Event(NamedTuple):
+    """One device event; `called` is the start of its launch call and `returned` its end, `None` where they are not known."""
+
+    position: int
+    start: int
+    end: int
+    stream: tuple[int, int]
+    called: int | None
+    returned: int | None
+    copies: bool
+
+
+class _Moment(NamedTuple):
+    """A moment of the host; `waits` are the device events (by number) that must have ended."""
+
+    at: int
+    rank: int
+    call: int
+    waits: tuple[int, ...]
+    returns: bool
+
+
+def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
+    """Build the graph of a trace; of the device events that start in the window, if there is one.
+
+    Raises:
+        DataError: it has no device events there, or too many.
+    """
+    inside = _inside(trace, window)
+    if not len(inside):
+        raise DataError(f"{trace.path}: no device event starts there, so there is no critical path")
+    if len(inside) > MOST_EVENTS:
+        raise DataError(
+            f"{trace.path}: {len(inside)} device events are too many for the critical path, {MOST_EVENTS} at most: "
+            "give a --window"
+        )
+    events = _events(trace, inside)
+    calls = sorted({(one.called, one.returned) for one in events if one.called is not None and one.returned is not None})
+    begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
+    stop = max(one.end for one in events)
+    moments = sorted(_moments(trace, events, calls, begin, stop))
+    builder = _Builder(events, moments, begin)
+    return builder.graph()
+
+
+def _inside(trace: Trace, window: Window | None) -> Ints:
+    """Return positions of the device events that start in the window, all of them without one."""
+    if window is None:
+        return np.arange(len(trace.device_events))
+    start = np.asarray(trace.device_events.start_ns)
+    return np.flatnonzero((start >= window.start_ns) & (start < window.end_ns))
+
+
+def _events(trace: Trace, inside: Ints) -> list[_Event]:
+    events, hosts = trace.device_events, trace.device_events.hosts
+    found = []
+    for position in inside.tolist():
+        host = events.host[position]
+        found.append(
+            _Event(
+                position=position,
+                start=events.start_ns[position],
+                end=events.end_ns[position],
+                stream=(events.device[position], events.stream[position]),
+                called=hosts.start_ns[host] if host >= 0 else None,
+                returned=hosts.end_ns[host] if host >= 0 else None,
+                copies=events.kind[position] == _COPY,
+            )
+        )
+    return found
+
+
+def _moments(
+    trace: Trace, events: Sequence[_Event], calls: Iterable[tuple[int, int]], begin: int, stop: int
+) -> Iterable[_Moment]:
+    """Yield launch calls, copies that were waited for, and calls that wait."""
+    for number, (start, _) in enumerate(calls):
+        if start >= begin:
+            yield _Moment(start, _LAUNCH, number, (), returns=False)
+    for number, one in enumerate(events):
+        if one.copies and one.returned is not None and begin <= one.end <= one.returned:
+            yield _Moment(one.returned, _RETURN, number, (number,), returns=True)
+    queues = _queues(events)
+    for call in trace.waits:
+        if begin <= call.start_ns and call.end_ns <= stop:
+            yield _Moment(call.start_ns, _LAUNCH, -1, (), returns=False)
+            awaited = [queue.awaited(call.start_ns, call.end_ns) for queue in queues]
+            known = [one for one in awaited if one is not None]
+            if not _WHOLE_DEVICE.fullmatch(call.name):
+                known = sorted(known, key=lambda one: events[one].end)[-1:]
+            yield _Moment(call.end_ns, _RETURN, -1, tuple(known), returns=True)
+
+
+class _Queue:
+    """Events of one stream in order of start, for finding the one that a waiting call waited for."""
+
+    def __init__(self, events: Sequence[_Event], numbers: Sequence[int]) -> None:
+        self._events, self._numbers = events, numbers
+        called = [-1 if events[number].called is None else events[number].called or 0 for number in numbers]
+        self._earliest_from = list(accumulate(reversed(called), min))[::-1]
+
+    def awaited(self, called: int, returned: int) -> int | None:
+        """Return the event that a call waited for: the last one launched before it, if that had ended when the call returned;
+        else the last one that ended while it waited."""
+        place = bisect_left(self._earliest_from, called) - 1
+        if place < 0 or self._events[self._numbers[place]].end <= returned:
+            return None if place < 0 else self._numbers[place]
+        while place >= 0 and self._events[self._numbers[place]].end > called:
+            if self._events[self._numbers[place]].end <= returned:
+                return self._numbers[place]
+            place -= 1
+        return None
+
+
+def _queues(events: Sequence[_Event]) -> Sequence[_Queue]:
+    """Return the queue of each stream."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(events):
+        found[one.stream].append(number)
+    return [_Queue(events, found[stream]) for stream in sorted(found)]
+
+
+class _Builder:
+    """Builder of the graph: orders events and moments and gives each its edges."""
+
+    def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin: int) -> None:
+        self._events, self._moments, self._begin = events, moments, begin
+        order = [(one.start, _DEVICE, number) for number, one in enumerate(events)]
+        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
+        order.sort()
+        self._order = order
+        self._node_of_event = {number: node for node, (_, rank, number) in enumerate(order) if rank == _DEVICE}
+        self._node_of_call = {
+            moments[number].at: node
+            for node, (_, rank, number) in enumerate(order)
+            if rank == _LAUNCH and moments[number].call >= 0
+        }
+        self._before = _Streams(events)
+        self._bounds = [self._before.advance(number) for number in range(len(events))]
+        self._launch_ns, self._gap_ns = self._usual()
+        self._inferred = 0
+
+    def _usual(self) -> tuple[int, int]:
+        """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
+        latencies, gaps, every = [], [], []
+        for one, bounds in zip(self._events, self._bounds, strict=True):
+            if one.called is None or one.start < one.called:
+                continue
+            every.append(one.start - one.called)
+            if bounds.last_end is None or bounds.last_end <= one.called:
+                latencies.append(one.start - one.called)
+        launch_ns = median_low(latencies) if latencies else min(every, default=0)
+        for one, bounds in zip(self._events, self._bounds, strict=True):
+            if one.called is not None and bounds.ended is not None and one.called + launch_ns <= self._events[bounds.ended].end:
+                gaps.append(one.start - self._events[bounds.ended].end)
+        return launch_ns, median_low(gaps) if gaps else 0
+
+    def graph(self) -> WorkGraph:
+        """Return the finished graph."""
+        previous, edges = -1, []
+        for node, (at, rank, number) in enumerate(self._order):
+            if rank == _DEVICE:
+                edges.append(self._decided(at, self._device_edges(number)))
+                continue
+            edges.append(self._decided(at, self._host_edges(self._moments[number], previous)))
+            previous = node
+        numbers = [number if rank == _DEVICE else -1 for _, rank, number in self._order]
+        return WorkGraph(
+            begin_ns=self._begin,
+            start_ns=tuple(at for at, _, _ in self._order),
+            duration_ns=tuple(0 if number < 0 else self._events[number].end - self._events[number].start for number in numbers),
+            event=tuple(-1 if number < 0 else self._events[number].position for number in numbers),
+            edges=tuple(edges),
+            launch_ns=self._launch_ns,
+            gap_ns=self._gap_ns,
+            num_inferred=self._inferred,
+        )
+
+    def _host_edges(self, moment: _Moment, previous: int) -> list[tuple[int, GraphEdge]]:
+        """Return the edges of a moment of the host, each with the time it counts from. Threads of the host take turns."""
+        since = self._begin if previous < 0 else self._order[previous][0]
+        if moment.returns:
+            found = [(since, GraphEdge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
+            for number in moment.waits:
+                found.append(
+                    (self._events[number].end, GraphEdge(self._node_of_event[number], from_end=True, lag_ns=0, kind=Lag.SYNC))
+                )
+            return found
+        return [(since, GraphEdge(previous, from_end=True, lag_ns=moment.at - since, kind=Lag.HOST))]
+
+    def _device_edges(self, number: int) -> list[tuple[int, GraphEdge]]:
+        one, bounds = self._events[number], self._bounds[number]
+        found: list[tuple[int, GraphEdge]] = []
+        if one.called is not None and one.called in self._node_of_call and one.called <= one.start:
+            found.append(
+                (one.called, GraphEdge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH))
+            )
+        for earlier in bounds.in_order:
+            node, end = self._node_of_event[earlier], self._events[earlier].end
+            if end <= one.start:
+                found.append((end, GraphEdge(node, from_end=True, lag_ns=self._gap_ns, kind=Lag.GAP)))
+            else:
+                begun = self._events[earlier].start
+                found.append((begun, GraphEdge(node, from_end=False, lag_ns=one.start - begun, kind=Lag.OVERLAP)))
+        explained = max((at + min(edge.lag_ns, one.start - at) for at, edge in found), default=None)
+        other = bounds.elsewhere
+        if explained is not None and other is not None and one.start - explained > self._launch_ns:
+            end = self._events[other].end
+            if end > explained:
+                edge = GraphEdge(self._node_of_event[other], from_end=True, lag_ns=self._gap_ns, kind=Lag.OTHER_STREAM)
+                found.append((end, edge))
+                self._inferred += 1
+        return found or [(self._begin, GraphEdge(-1, from_end=True, lag_ns=0, kind=Lag.BEFORE))]
+
+    @staticmethod
+    def _decided(at: int, found: Sequence[tuple[int, GraphEdge]]) -> tuple[GraphEdge, ...]:
+        """Return the edges with their traced lags: the edge that decided comes first, with its exact lag."""
+        fitting = [(since, edge._replace(lag_ns=min(edge.lag_ns, at - since))) for since, edge in found]
+        place = max(range(len(fitting)), key=lambda i: (fitting[i][0] + fitting[i][1].lag_ns, -i))
+        since, edge = fitting[place]
+        decided = edge._replace(lag_ns=at - since)
+        return (decided, *(edge for i, (_, edge) in enumerate(fitting) if i != place))
+
+
+class _Bounds(NamedTuple):
+    """Events that may delay an event: in its stream those before it and the end of all of them; on other streams of its device
+    the event that ended last before it starts."""
+
+    in_order: tuple[int, ...]
+    ended: int | None
+    last_end: int | None
+    elsewhere: int | None
+
+
+class _Streams:
+    """State of all streams while the events are visited in order of start."""
+
+    def __init__(self, events: Sequence[_Event]) -> None:
+        self._events = events
+        self._running: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._ended: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int], int] = {}
+        self._last_end: dict[tuple[int, int], int] = {}
+
+    def advance(self, number: int) -> _Bounds:
+        """Return the bounds of the next event."""
+        one = self._events[number]
+        for stream, running in self._running.items():
+            while running and running[0][0] <= one.start:
+                self._ended[stream] = heapq.heappop(running)[1]
+        stream = one.stream
+        elsewhere = [
+            ended for other, ended in self._ended.items() if other != stream and other[0] == stream[0]
+        ]  # fmt: skip
+        ended, last = self._ended.get(stream), self._last.get(stream)
+        bounds = _Bounds(
+            in_order=tuple(dict.fromkeys(each for each in (ended, last) if each is not None)),
+            ended=ended,
+            last_end=self._last_end.get(stream),
+            elsewhere=max(elsewhere, key=lambda each: (self._events[each].end, each), default=None),
+        )
+        heapq.heappush(self._running[stream], (one.end, number))
+        self._last[stream] = number
+        self._last_end[stream] = max(one.end, self._last_end.get(stream, one.end))
+        return bounds
+
+
+# Longest chain through a trace, and the length of the trace if some of its work took no time.
+
+KERNEL: Final = "kernel"
+"""Value of `PathPart.kind` and `WhatIf.kind` for device events of one normalised name; other kinds are those of `Lag`."""
+KIND: Final = "kind of kernel"
+"""Value of `WhatIf.kind` for all device events of one kind of work."""
+_KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "memsets"}
+_KERNELS: Final = 8
+"""Most kernels with a what-if of their own: those with the most time on the path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathPart:
+    """Time of one kernel or kind of lag on the critical path.
+
+    Args:
+        kind: `KERNEL`, or one of `Lag`.
+        name: name of the kernel; empty for a lag.
+        ns: its time on the path.
+        count: how often it is on the path.
+    """
+
+    kind: str
+    name: str
+    ns: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathWhatIf:
+    """Length of the trace if one kernel, kind of work or lag took no time.
+
+    Args:
+        kind: `KERNEL`, `KIND`, or one of `Lag` for the host and for launches.
+        name: name of the kernel or kind of work; empty for a lag.
+        removed_ns: time that is left out, of device events or of lags, on the path and beside it.
+        duration_ns: length of the graph without it.
+        speedup: duration with it / duration without it; `None` if nothing is left.
+    """
+
+    kind: str
+    name: str
+    removed_ns: int
+    duration_ns: int
+    speedup: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticalPath:
+    """Longest chain of a trace or window.
+
+    Args:
+        begin_ns: where it begins.
+        duration_ns: from there to the end of the last device event; the parts add up to it.
+        parts: kernels and lags on the path, largest first.
+        what_if: shortest first.
+        launch_ns: usual latency of a launch whose stream is free.
+        gap_ns: usual gap between queued events of a stream.
+        num_events: device events.
+        num_inferred: of these, taken to have waited for another stream.
+    """
+
+    begin_ns: int
+    duration_ns: int
+    parts: tuple[PathPart, ...]
+    what_if: tuple[PathWhatIf, ...]
+    launch_ns: int
+    gap_ns: int
+    num_events: int
+    num_inferred: int
+
+
+def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
+    """Return the critical path of a trace that was read with details, or of the device events that start in a window.
+
+    Raises:
+        DataError: it has no device events there, or too many.
+    """
+    graph = work_graph(trace, window)
+    done = simulate(graph)
+    duration = _length(graph, done.start_ns, graph.duration_ns)
+    parts = _parts(graph, done, trace.device_events)
+    return CriticalPath(
+        begin_ns=graph.begin_ns,
+        duration_ns=duration,
+        parts=parts,
+        what_if=tuple(
+            sorted(_what_ifs(graph, parts, trace.device_events, duration), key=lambda one: (one.duration_ns, one.kind, one.name))
+        ),
+        launch_ns=graph.launch_ns,
+        gap_ns=graph.gap_ns,
+        num_events=sum(event >= 0 for event in graph.event),
+        num_inferred=graph.num_inferred,
+    )
+
+
+class Simulated(NamedTuple):
+    """Start of each node, and the position among its edges of the edge that decided it."""
+
+    start_ns: list[int]
+    decided: list[int]
+
+
+def simulate(
+    graph: WorkGraph, duration_ns: Sequence[int] | None = None, lag_ns: Callable[[GraphEdge], int] | None = None
+) -> Simulated:
+    """Recompute the start of every node, with other durations of nodes or other lags of edges.
+
+    Args:
+        duration_ns: duration of each node; as traced if not given.
+        lag_ns: function that gives the lag of an edge; the edge's own if not given.
+    """
+    durations = graph.duration_ns if duration_ns is None else duration_ns
+    starts: list[int] = []
+    decided: list[int] = []
+    for edges in graph.edges:
+        best, which = -1, 0
+        for place, edge in enumerate(edges):
+            source, from_end, lag, _ = edge
+            if lag_ns is not None:
+                lag = lag_ns(edge)
+            if source < 0:
+                ready = graph.begin_ns + lag
+            elif from_end:
+                ready = starts[source] + durations[source] + lag
+            else:  # it ran beside its source, which may be shorter now
+                ready = starts[source] + min(lag, durations[source])
+            if place == 0 or ready > best:
+                best, which = ready, place
+        starts.append(best)
+        decided.append(which)
+    return Simulated(starts, decided)
+
+
+def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -> int:
+    ends = [start + took for start, took, event in zip(starts, durations, graph.event, strict=True) if event >= 0]
+    return max(ends) - graph.begin_ns
+
+
+def _parts(graph: WorkGraph, done: Simulated, events: DeviceEvents) -> tuple[PathPart, ...]:
+    """Follow the path back from the event that ends last."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+
+    def spend(kind: str, name: str, ns: int) -> None:
+        part = found[kind, name]
+        part[0] += ns
+        part[1] += 1
+
+    last = [node for node, event in enumerate(graph.event) if event >= 0]
+    node, from_end = max(last, key=lambda each: (done.start_ns[each] + graph.duration_ns[each], -each)), True
+    while node >= 0:
+        if from_end and graph.event[node] >= 0:
+            spend(KERNEL, _group(events, graph.event[node]), graph.duration_ns[node])
+        edge = graph.edges[node][done.decided[node]]
+        if edge.kind is Lag.OVERLAP:
+            spend(KERNEL, _group(events, graph.event[edge.source]), edge.lag_ns)
+        else:
+            spend(edge.kind.value, "", edge.lag_ns)
+        node, from_end = edge.source, edge.from_end
+    parts = [PathPart(kind=kind, name=name, ns=ns, count=count) for (kind, name), (ns, count) in found.items() if ns]
+    return tuple(sorted(parts, key=lambda part: (-part.ns, part.kind, part.name)))
+
+
+def _group(events: DeviceEvents, position: int) -> str:
+    return kernel_name(events.names[events.name[position]]).group
+
+
+def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents, duration: int) -> Iterator[PathWhatIf]:
+    """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
+    for kind in (Lag.HOST, Lag.LAUNCH):
+        done = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
+        removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)
+        yield _what_if(kind.value, "", removed, _length(graph, done.start_ns, graph.duration_ns), duration)
+    group_of = {number: kernel_name(name).group for number, name in enumerate(events.names)}
+    work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
+    names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
+    groups = [group_of[events.name[event]] if event >= 0 else "" for event in graph.event]
+    works = [_work(events, event, work_of) if event >= 0 else "" for event in graph.event]
+    for what, labels, wanted in ((KIND, works, sorted(set(works) - {""})), (KERNEL, groups, names)):
+        for name in wanted:
+            free = [0 if label == name else took for label, took in zip(labels, graph.duration_ns, strict=True)]
+            removed = sum(graph.duration_ns) - sum(free)
+            yield _what_if(what, name, removed, _length(graph, simulate(graph, free).start_ns, free), duration)
+
+
+def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:
+    kind = DEVICE_KINDS[events.kind[event]]
+    return _KINDS[kind] if kind in _KINDS else work_of[events.name[event]].value
+
+
+def _what_if(kind: str, name: str, removed: int, left: int, whole: int) -> PathWhatIf:
+    return PathWhatIf(kind=kind, name=name, removed_ns=removed, duration_ns=left, speedup=whole / left if left else None)

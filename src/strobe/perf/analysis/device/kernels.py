@@ -1,0 +1,358 @@
+"""Kernels of a device: their names, their kinds, and the table of the time they own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
+from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped
+from strobe.perf.trace.columns import different
+from strobe.perf.trace.events import DEVICE_KINDS
+
+# Kernel names: demangled, and grouped so that one row of a table is one kind of kernel.
+#
+# The rules, in order:
+#
+# 1. `_Z...` names are demangled by the C++ runtime where it can be loaded; otherwise the name stays and is counted.
+# 2. A C++ name loses its return type, its parameters, anonymous namespaces, PyTorch's own namespaces and its template arguments,
+#    except the first one that says what the kernel does: a functor, a function, a library's kernel - not a type, a number, a
+#    container or a wrapper. `vectorized_elementwise_kernel<4, GeluCUDAKernelImpl(...)::{lambda()#2}, ...>` is
+#    `vectorized_elementwise_kernel<GeluCUDAKernelImpl>`; FlashAttention 2 is `flash::flash_fwd_kernel`, FlashAttention 3 is
+#    `cutlass::device_kernel<FlashAttnFwdSm90>`.
+# 3. A plain name ends before its tile shape (`_128x64`, `_tilesize64x64x64`, `_MT256x192x64`) or cuDNN's `_knob_`: nvjet,
+# cutlass,
+#    cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, which is listed with its group.
+# 4. What a code generator appends is cut: the counter of Inductor and XLA (`triton_poi_fused_add_12`), the argument list of
+# Triton
+#    (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
+#    template kernels of FlexAttention the operators fused into them are cut.
+# 5. Copies and memsets keep their names.
+
+_LIBRARIES: Final = ("libstdc++.so.6", "libc++abi.so.1", "libc++abi.dylib")
+_DESCRIPTOR: Final = ".kd"
+_CLONE: Final = " [clone "
+_ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w{1,400}?::")  # the hash and name of a file
+_OUR_NAMESPACES: Final = re.compile(r"\b(?:at::native|at|c10|std)::")
+_IDENTIFIER: Final = re.compile(r"(?<!\w)(?:[A-Za-z_]\w*::)*([A-Za-z_]\w*)")
+_SAYS_NOTHING: Final = re.compile(
+    r"\w+_t|void|bool|char|short|int|long|unsigned|signed|const|true|false|float|double|half|__half2?|complex|operator|lambda"
+    r"|(?:__nv_|__hip_|nv_|hip_)?(?:bfloat16|fp8\w*)|BFloat16|Half|[Ff]loat_?[0-9e]\w*|[ui]nt\d+|struct|enum|auto|decltype"
+    r"|[Aa]rray|tuple|pair|C|Layout|OpaqueType|TensorInfo|\w*Metadata|\w*OffsetCalculator|\w*[Tt]raits|\w*Policy\w*"
+    r"|ReduceOp|gpu_kernel_impl\w*|[AB]?(?:Unary|Binary|Ternary|Pointwise)(?:Op\w*)?Functor|enable_(?:if|sm)\w*|\w*TensorIterator\w*"
+)
+_TILE: Final = re.compile(r"_(?:[A-Za-z]*(?:\d{2,}x\d|\d+x\d{2})|knob_\d)")  # not the 3x3 of a convolution
+_GENERATED: Final = re.compile(r"triton_|.*fus(?:ed|ion)")
+_COUNTER: Final = re.compile(r"[._]\d+$")
+_TRITON_ARGUMENTS: Final = re.compile(r"_(?=\d+[dc])0[0-9dce]*$")
+_CUTE_ARGUMENTS: Final = "_object_at_"
+_CUTE_LIST: Final = re.compile(rf"{_CUTE_ARGUMENTS}\S*")
+_HASH: Final = re.compile(r"_(?!(?:b?f\d+)+(?:_|$))(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}(?=_|$)")  # bf16bf16 is none
+_FLEX: Final = re.compile(r"triton_tem_fused_(?:\w*_)?(flex_(?:attention|decoding))(?:_\w*)?")
+_CAST: Final = re.compile(r"\([\w:]+\)-?\d+")
+_COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE)
+
+
+class KernelName(NamedTuple):
+    """A demangled name and its group.
+
+    Args:
+        group: the normalised name.
+        full: the demangled name.
+        mangled: it could not be demangled.
+    """
+
+    group: str
+    full: str
+    mangled: bool = False
+
+
+@functools.lru_cache(maxsize=65_536)
+def kernel_name(raw: str) -> KernelName:
+    """Demangle and normalise one name."""
+    text = _without_suffixes(raw)
+    full = demangle(text) if text.startswith("_Z") else text
+    mangled = full.startswith("_Z")
+    if _COPY.match(full) or mangled:
+        return KernelName(full, full, mangled)
+    is_cpp = full.startswith("void ") or "::" in full or ("<" in full and " -> " not in full)
+    group = _cpp_group(_ANONYMOUS.sub("", full)) if is_cpp or re.search(r"\S\(", full) else _plain_group(full)
+    return KernelName(group or full, full)
+
+
+def comparable(launch: str) -> str:
+    """Cut from a full name, with or without a grid behind it, what differs between two launches of one kernel.
+
+    That is what torch.compile fused into a template kernel, and a CuTe kernel's list of arguments, which says whether it
+    writes the log-sum-exp.
+    """
+    return _CUTE_LIST.sub("", _FLEX.sub(_template, launch))
+
+
+def _template(found: re.Match[str]) -> str:
+    return f"triton_tem_fused_{found[1]}"
+
+
+def _without_suffixes(raw: str) -> str:
+    """Cut what compilers add behind a name, `.kd` and ` [clone .1]`, in a time that grows with its length alone."""
+    end = len(raw)
+    while True:
+        if raw.endswith(_DESCRIPTOR, 0, end):
+            end -= len(_DESCRIPTOR)
+        elif raw.endswith("]", 0, end) and (start := raw.find(_CLONE, raw.rfind("]", 0, end - 1) + 1, end)) >= 0:
+            end = start
+        else:
+            return raw[:end]
+
+
+def demangle(name: str) -> str:
+    """Demangle a C++ name; return the name itself if it is not mangled or no C++ runtime can be loaded."""
+    runtime = _runtime()
+    if runtime is None:
+        return name
+    status = ctypes.c_int()
+    found = runtime[0](name.encode("utf-8", "surrogatepass"), None, None, ctypes.byref(status))
+    if not found:
+        return name
+    try:
+        return ctypes.string_at(found).decode("utf-8", "replace")
+    finally:
+        runtime[1](found)
+
+
+@functools.cache
+def _runtime() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | None:
+    """Return `__cxa_demangle` and the matching `free`."""
+    for library in _LIBRARIES:
+        try:
+            demangler, free = ctypes.CDLL(library).__cxa_demangle, ctypes.CDLL(None).free
+        except (OSError, AttributeError, TypeError):
+            continue
+        demangler.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        demangler.restype, free.argtypes, free.restype = ctypes.c_void_p, [ctypes.c_void_p], None
+        return demangler, free
+    return None
+
+
+def _plain_group(name: str) -> str:
+    name = _FLEX.sub(_template, name).partition(_CUTE_ARGUMENTS)[0]
+    tile = _TILE.search(name)
+    if tile and tile.start():
+        name = name[: tile.start()]
+    name = _HASH.sub("", _TRITON_ARGUMENTS.sub("", name))
+    return _COUNTER.sub("", name) if _GENERATED.match(name) else name
+
+
+def _cpp_group(name: str) -> str:
+    base, arguments = _split(name)
+    base = _OUR_NAMESPACES.sub("", base)
+    for match in _IDENTIFIER.finditer(_CAST.sub("", arguments)):
+        if not _SAYS_NOTHING.fullmatch(match[1]):
+            return f"{base}<{_plain_group(match[1])}>"
+    return _plain_group(base)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split off the template arguments, and drop return type and parameters from the qualified name."""
+    base: list[str] = []
+    arguments: list[str] = []
+    depth = 0
+    for i, letter in enumerate(name):
+        if letter == ">" and name[i - 1 : i] != "-":
+            depth = max(0, depth - 1)
+            if not depth:
+                arguments.append(",")  # of A<b>::C<d>, b and d are two
+        if depth:
+            arguments.append(letter)
+        elif letter == "(":
+            break
+        elif letter == " ":
+            base.clear()
+            arguments.clear()
+        elif letter not in "<>":
+            base.append(letter)
+        if letter == "<":
+            depth += 1
+    return "".join(base), "".join(arguments)
+
+
+# Kinds of kernels, by their names: attention, matrix products, or others.
+#
+# Libraries name their matrix products by a few words (GEMM, nvjet, Tensile's Cijk) and attention by fewer; what PyTorch's
+# compiler
+# fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel with an unknown
+# name is counted with the others, so the kinds always add up.
+
+_FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_")
+_ATTENTION: Final = re.compile(r"flash|fmha|attn|attention|attend|sdpa", re.IGNORECASE)
+_MATRIX: Final = re.compile(
+    r"gemm|gemv|nvjet|cijk_|matmul|splitk|(?<![a-z])(?:add|badd|b)?mm(?![a-z])"
+    r"|conv(?:ol|\dd|_|$)|(?<![a-z])(?:fprop|dgrad|wgrad)(?![a-z])|winograd",
+    re.IGNORECASE,
+)
+
+
+class KernelKind(StrEnum):
+    """Kinds of computation of a kernel."""
+
+    ATTENTION = "attention"
+    MATRIX = "matrix products"
+    OTHER = "other"
+
+
+def kernel_kind(raw: str) -> KernelKind:
+    """Return the kind of computation that a kernel's name in the trace tells."""
+    name = kernel_name(raw).group
+    if _FUSED.match(name):
+        return KernelKind.OTHER
+    if _ATTENTION.search(name):
+        return KernelKind.ATTENTION
+    return KernelKind.MATRIX if _MATRIX.search(name) else KernelKind.OTHER
+
+
+# Kernel table of any trace: device events by the time they own.
+#
+# Every event that overlaps the window counts, cut to the window. Exclusive times add up to the device's busy time exactly; sums
+# of
+# durations do not wherever events overlap.
+
+
+class KernelMember(NamedTuple):
+    """One full (demangled) name of a group."""
+
+    name: str
+    n: int
+    sum_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTableRow:
+    """All calls of one group; what its source does not tell is empty or None.
+
+    Args:
+        group: normalised name of the kernel or operator.
+        calls: their durations; an operator's includes the operators it calls.
+        exclusive_ns: time no other row counts: owned on the device's timeline, an operator's self time on a CPU.
+        region: the innermost span that they are in.
+        shape: input sizes, or grid and block, that all of its calls were launched with; empty unless grouped by shape.
+        kind: one of `DEVICE_KINDS`.
+        num_unlinked: calls whose launch is not known.
+        members: the names that were grouped, those that took most first.
+    """
+
+    group: str
+    calls: Distribution
+    exclusive_ns: int | None = None
+    region: str = ""
+    shape: str = ""
+    kind: str = ""
+    num_unlinked: int | None = None
+    members: tuple[KernelMember, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTable:
+    """The rows of one device by descending exclusive time.
+
+    Args:
+        device: its number.
+        rows: `exclusive_ns` adds up to `busy_ns`.
+        busy_ns: time in which at least one event ran.
+        num_cut: calls of which only a part lies in the window.
+        num_mangled: names that could not be demangled.
+    """
+
+    device: int
+    rows: tuple[KernelTableRow, ...]
+    busy_ns: int
+    num_cut: int
+    num_mangled: int
+
+
+def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> KernelTable:
+    """Tabulate the events of one device by group, or by group and shape."""
+    keys = _Keys(view, by)
+    calls = grouped(lambda: ((part.length, keys.row_of(part.work)) for part in view.parts()), len(keys.rows))
+    exclusive, busy_ns = np.zeros(len(keys.rows), np.int64), 0
+    for slices in view.stretches():
+        busy = slices.cause == BUSY
+        busy_ns += int(slices.length[busy].sum())
+        np.add.at(exclusive, keys.row_of(view.work.at(slices.event[busy])), slices.length[busy])
+    unlinked = np.zeros(len(keys.rows), np.int64)
+    for part in view.parts():
+        unlinked += np.bincount(keys.row_of(part.work)[part.work.host < 0], minlength=len(keys.rows))
+    members = keys.members(view)
+    rows = [
+        KernelTableRow(
+            group=group, shape=shape, kind=kind, calls=found, exclusive_ns=own, num_unlinked=free, members=members[i]
+        )
+        for i, ((group, shape, kind), found, own, free) in enumerate(
+            zip(keys.rows, calls, exclusive.tolist(), unlinked.tolist(), strict=True)
+        )
+        if found is not None
+    ]  # fmt: skip
+    return KernelTable(
+        device=view.device,
+        rows=tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind))),
+        busy_ns=busy_ns,
+        num_cut=view.num_cut,
+        num_mangled=sum(kernel_name(name).mangled for name in keys.names),
+    )
+
+
+class _Keys:
+    """Numbering of events by row of the table: by name, kind and, if asked for, shape."""
+
+    def __init__(self, view: DeviceView, by: Literal["name", "shape"]) -> None:
+        self._events, self._by_shape = view.trace.device_events, by == "shape"
+        used = [different(self._code(part.work)) for part in view.parts()]
+        self._codes = different(np.concatenate(used))
+        ids: dict[tuple[str, str, str], int] = {}
+        rows, self._names = [], []
+        for code in self._codes.tolist():
+            rest, kind = divmod(code, len(DEVICE_KINDS))
+            name, shape = divmod(rest, len(self._events.shapes))
+            text = self._events.names[name]
+            row = (kernel_name(text).group, self._events.shapes[shape] if self._by_shape else "", DEVICE_KINDS[kind])
+            rows.append(ids.setdefault(row, len(ids)))
+            self._names.append(text)
+        self._row = np.array(rows, np.int64)
+        self.rows = tuple(ids)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the events inside the window."""
+        return frozenset(self._names)
+
+    def _code(self, work: EventView) -> Ints:
+        code = work.name.astype(np.int64) * len(self._events.shapes)
+        if self._by_shape:
+            code += work.shape
+        return code * len(DEVICE_KINDS) + work.kind
+
+    def row_of(self, work: EventView) -> Ints:
+        """Return the row of each event."""
+        return self._row[np.searchsorted(self._codes, self._code(work))]
+
+    def members(self, view: DeviceView) -> list[tuple[KernelMember, ...]]:
+        """Return the names of each row, longest time first."""
+        count, total = (np.zeros(len(self._codes), np.int64) for _ in range(2))
+        for part in view.parts():
+            place = np.searchsorted(self._codes, self._code(part.work))
+            count += np.bincount(place, minlength=len(count))
+            np.add.at(total, place, part.length)
+        found: list[dict[str, tuple[int, int]]] = [{} for _ in self.rows]
+        for row, name, n, took in zip(self._row.tolist(), self._names, count.tolist(), total.tolist(), strict=True):
+            full = kernel_name(name).full
+            before = found[row].get(full, (0, 0))
+            found[row][full] = (before[0] + n, before[1] + took)
+        return [
+            tuple(sorted((KernelMember(full, *sums) for full, sums in of_row.items()), key=lambda m: (-m.sum_ns, m.name)))
+            for of_row in found
+        ]

@@ -1,0 +1,632 @@
+"""Operators of a trace: host time, device time by inputs and callers, and rates against the peaks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from typing import Final, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.costs import DevicePeaks, device_peaks, parse_dtype
+from strobe.core.errors import unknown_choice
+from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, events_by_device
+from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.device.roofline import OperatorCost, Roofline, operator_cost, roofline
+from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
+from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, OperatorFacts, OperatorInputs, Trace
+
+# Operator table of a trace without device events: host time by operator, by self time.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostOperator:
+    """All calls of one operator on all threads.
+
+    Args:
+        name: name of the operator.
+        calls: their durations, each with the operators it calls.
+        self_ns: time in which it ran and no operator it called did; adds up over rows to the busy time of the threads.
+    """
+
+    name: str
+    calls: Distribution
+    self_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadRow:
+    """One host thread: number of calls in the window, and the time in which any operator ran."""
+
+    name: str
+    num_calls: int
+    busy_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operators:
+    """Rows by descending self time, threads by descending busy time.
+
+    Args:
+        start_ns: start of the window.
+        end_ns: its end.
+    """
+
+    start_ns: int
+    end_ns: int
+    threads: tuple[ThreadRow, ...]
+    rows: tuple[HostOperator, ...]
+
+    @property
+    def span_ns(self) -> int:
+        """Length of the window."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in which operators ran, summed over threads, ns."""
+        return sum(thread.busy_ns for thread in self.threads)
+
+
+def operators(trace: Trace, window: Window | None = None) -> Operators | None:
+    """Tabulate the operators of a window, by default from the first operator's start to the last one's end.
+
+    Calls are those that ran in the window, whole; self time is what lies in the window. `None` if the trace holds no operators.
+    """
+    ops = trace.ops
+    if not len(ops):
+        return None
+    start, end = column(ops.start_ns), column(ops.end_ns)
+    name, thread = column(ops.name), column(ops.thread)
+    left, right = (window.start_ns, window.end_ns) if window else (int(start.min()), int(end.max()))
+    self_ns = np.zeros(len(ops), np.int64)
+    nesting = nest(ops)
+    for number, moments in nesting.bounds.items():
+        owner = nesting.innermost[number]
+        own = np.diff(np.clip(moments, left, right), append=right)
+        np.add.at(self_ns, owner[owner >= 0], own[owner >= 0])
+    inside = (start < right) & (end > left) | (start >= left) & (end <= right)
+    calls = distributions((end - start)[inside], name[inside], len(ops.names))
+    by_name = totals(self_ns, name, len(ops.names)).tolist()
+    busy = totals(self_ns, thread, len(trace.threads)).tolist()
+    counts = np.bincount(thread[inside], minlength=len(trace.threads)).tolist()
+    rows = [
+        HostOperator(name=text, calls=found, self_ns=own)
+        for text, found, own in zip(ops.names, calls, by_name, strict=True)
+        if found is not None
+    ]
+    threads = [
+        ThreadRow(name=text, num_calls=count, busy_ns=ns)
+        for text, count, ns in zip(trace.threads, counts, busy, strict=True)
+        if count or ns
+    ]
+    return Operators(
+        start_ns=left,
+        end_ns=right,
+        threads=tuple(sorted(threads, key=lambda row: (-row.busy_ns, row.name))),
+        rows=tuple(sorted(rows, key=lambda row: (-row.self_ns, row.name))),
+    )
+
+
+def host_ranges(trace: Trace, window: Window | None = None) -> dict[str, Distribution]:
+    """Return the durations of the host's ranges that ran in the window, longest time first; they contain each other.
+
+    Ranges of one name without its number are one, on all threads.
+    """
+    ranges = unnumbered(trace.ranges)
+    start, end = column(ranges.start_ns), column(ranges.end_ns)
+    inside = np.ones(len(ranges), np.bool_) if window is None else (start < window.end_ns) & (end > window.start_ns)
+    calls = distributions((end - start)[inside], column(ranges.name)[inside], len(ranges.names))
+    found = [(name, one) for name, one in zip(ranges.names, calls, strict=True) if one is not None]
+    return dict(sorted(found, key=lambda each: (-each[1].sum_ns, each[0])))
+
+
+# Operators and modules of a trace with stacks or shapes, with the device work that each of them launched.
+#
+# Recording stacks or shapes slows a trace down unevenly: its times show the order of operators, they are no measurement.
+
+SortBy = Literal["device", "self_host", "host", "calls"]
+SORTS: Final[tuple[SortBy, ...]] = get_args(SortBy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attributed:
+    """All calls of one operator or module.
+
+    Args:
+        name: name of the operator, or of the module's class with its number.
+        calls: number of calls.
+        host_ns: their time on the host, with everything they call.
+        self_host_ns: without it; of a module 0, its operators have it.
+        device_ns: device work launched while this operator or module was the innermost one.
+    """
+
+    name: str
+    calls: int
+    host_ns: int
+    self_host_ns: int
+    device_ns: int
+
+
+def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
+    """Return the operators of a trace that was read with its operators, largest first.
+
+    Args:
+        sort_by: one of `SORTS`; a trace without device events has no device time, and ties go by `self_host`.
+
+    Raises:
+        ConfigError: there is no such order.
+    """
+    found = operators(trace)
+    device = _device_ns(trace, trace.ops)
+    rows = [
+        Attributed(
+            name=row.name,
+            calls=row.calls.n,
+            host_ns=row.calls.sum_ns,
+            self_host_ns=row.self_ns,
+            device_ns=device.get(row.name, 0),
+        )
+        for row in (found.rows if found else ())
+    ]
+    return _sorted(rows, sort_by)
+
+
+def attribute_modules(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
+    """Return the `nn.Module` calls of a trace with Python frames, largest first; empty without frames."""
+    modules = trace.modules
+    device = _device_ns(trace, modules)
+    calls: dict[str, list[int]] = {}
+    for event in modules:
+        calls.setdefault(event.name, []).append(event.end_ns - event.start_ns)
+    rows = [
+        Attributed(name=name, calls=len(times), host_ns=sum(times), self_host_ns=0, device_ns=device.get(name, 0))
+        for name, times in calls.items()
+    ]
+    return _sorted(rows, sort_by)
+
+
+def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
+    if sort_by not in SORTS:
+        raise unknown_choice("order", sort_by, SORTS)
+    keys = {"device": "device_ns", "self_host": "self_host_ns", "host": "host_ns", "calls": "calls"}
+    return tuple(sorted(rows, key=lambda row: (-getattr(row, keys[sort_by]), -row.self_host_ns, -row.host_ns, row.name)))
+
+
+def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
+    """Return device time by the name of the innermost scope that launched it; time without such a scope is left out."""
+    total = np.zeros(len(scopes.names), np.int64)
+    nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
+    owner = nesting.owners(cuts)
+    owned = owner != NOWHERE
+    for _, work in events_by_device(trace):
+        np.add.at(total, name[owner[owned]], launched_in(trace, work, None, cuts).sum_ns[owned])
+    return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}
+
+
+# Launching operator of each device event, with its caller and its autograd phase.
+
+PHASES: Final = ("", "forward", "backward")
+"""Phases of an operator: not recorded by autograd, recorded (forward), or run by it (backward)."""
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function: .+")
+"""Name of the range that autograd's engine puts around each node it runs; nodes that add up gradients have no number."""
+
+
+class Launchers:
+    """Operators of a trace that was read with details, as launchers of its device events.
+
+    A launcher is a number: the position of an operator, or behind the last one `outside` (the launch call lies in no operator)
+    and `unlinked` (neither the launch call nor the operator is known). The innermost operator that is open when the launch call
+    starts is the launcher; without a launch call, the one that the profiler names.
+
+    Args:
+        trace: read with `details=True`.
+        details: inputs and autograd facts of its operators.
+    """
+
+    def __init__(self, trace: Trace, details: OperatorFacts) -> None:
+        self.num = len(trace.ops)
+        self.outside, self.unlinked = self.num, self.num + 1
+        self._trace, self._details = trace, details
+        hosts, nesting = trace.device_events.hosts, nest(trace.ops)
+        self.parent: Ints = np.asarray(nesting.parent).astype(np.int64)
+        calls = np.arange(len(hosts), dtype=np.int32)
+        self._of_host = nesting.of_calls(hosts, calls)
+        self._scopes = ranges_and_modules(replace(trace, modules=unnumbered(trace.modules), ranges=unnumbered(trace.ranges)))
+        self._nested = nest(self._scopes)
+        self._scope_of_host = self._nested.of_calls(hosts, calls)
+        engine = np.array([_ENGINE.fullmatch(name) is not None for name in trace.ops.names] or [False])[column(trace.ops.name)]
+        backward = self._inherited(column(details.backward) | engine)
+        recorded = self._inherited((column(details.sequence) >= 0).astype(np.int64))
+        self.phase: Ints = np.where(backward > 0, 2, np.minimum(recorded, 1))
+
+    @property
+    def scope_names(self) -> tuple[str, ...]:
+        """Names of ranges and modules without their numbers."""
+        return self._scopes.names
+
+    def of(self, work: EventView) -> Ints:
+        """Return the launcher of each of some device events."""
+        host = work.host
+        launcher = np.full(len(host), NOWHERE, np.int64)
+        known = host >= 0
+        launcher[known] = self._of_host[host[known]]
+        lost = np.flatnonzero(launcher == NOWHERE)
+        named = np.asarray(self._details.of_event)[work.position[lost]].astype(np.int64)
+        launcher[lost] = np.where(named >= 0, named, np.where(known[lost], self.outside, self.unlinked))
+        return launcher
+
+    def scopes_of(self, launchers: Ints) -> Ints:
+        """Return the name of the range or module that each of some operators ran in, -1 for none.
+
+        A backward operator runs on behalf of a forward one: it belongs to the scope of that one, if the trace has it.
+        """
+        found = np.full(len(launchers), NOWHERE, np.int64)
+        real = np.flatnonzero(launchers < self.num)
+        found[real] = self._name(self._at_start(launchers[real]))
+        answered = self._forward_of(launchers[real])
+        some = np.flatnonzero(answered != NOWHERE)
+        scope = self._name(self._at_start(answered[some]))
+        found[real[some]] = np.where(scope == NOWHERE, found[real[some]], scope)
+        return found
+
+    def scopes_of_calls(self, work: EventView) -> Ints:
+        """Return the name of the range or module that each device event was launched in, -1 for none."""
+        host = work.host
+        found = np.full(len(host), NOWHERE, np.int64)
+        known = host >= 0
+        found[known] = self._name(self._scope_of_host[host[known]])
+        return found
+
+    def _name(self, scope: Ints) -> Ints:
+        names = column(self._scopes.name)
+        return np.where(scope == NOWHERE, NOWHERE, names[scope] if len(names) else NOWHERE)
+
+    def _at_start(self, operators: Ints) -> Ints:
+        """Return the innermost scope in which each of some operators starts."""
+        ops = self._trace.ops
+        thread, start = np.asarray(ops.thread)[operators], np.asarray(ops.start_ns)[operators]
+        found = np.full(len(operators), NOWHERE, np.int64)
+        for number in np.unique(thread).tolist():
+            mine = thread == number
+            found[mine] = self._nested.at(number, start[mine])
+        return found
+
+    def _forward_of(self, operators: Ints) -> Ints:
+        """Return the forward operator of each of some backward ones: the last with its autograd sequence number."""
+        found = np.full(len(operators), NOWHERE, np.int64)
+        mine = np.flatnonzero(self.phase[operators] == PHASES.index("backward"))
+        own = column(self._details.sequence)
+        forward = np.flatnonzero((own >= 0) & (self.phase != PHASES.index("backward")))
+        if not len(mine) or not len(forward):
+            return found
+        order = forward[np.argsort(own[forward], kind="stable")]
+        wanted = self._inherited(np.where(column(self._details.backward) > 0, own, NOWHERE), NOWHERE)[operators[mine]]
+        place = np.searchsorted(own[order], wanted, "right") - 1
+        found[mine] = np.where((place >= 0) & (own[order[place]] == wanted) & (wanted >= 0), order[place], NOWHERE)
+        return found
+
+    def _inherited(self, values: NDArray[np.integer], nothing: int = 0) -> Ints:
+        """Replace each value `nothing` by that of the innermost enclosing operator with another value."""
+        found: Ints = np.asarray(values).astype(np.int64)
+        inner = np.flatnonzero(self.parent != NOWHERE)
+        while True:
+            empty = inner[found[inner] == nothing]
+            above = found[self.parent[empty]]
+            if (above == nothing).all():
+                return found
+            found[empty] = above
+
+
+# Device time by operator, input sizes and dtypes: kernels, callers, forward or backward.
+#
+# Every device event in the window counts once, cut to the window. Exclusive times add up to the device's busy time exactly: what
+# no operator launched is a row of its own, and so is what was launched before the trace.
+
+_NOTHING: Final = OperatorInputs("")
+
+
+class Source(StrEnum):
+    """Sources of device events: an operator, or the reason why there is none."""
+
+    OPERATOR = "operator"
+    OUTSIDE = "no operator"
+    UNLINKED = "launch not in the trace"
+
+
+class LaunchedWork(NamedTuple):
+    """One kernel of a row: normalised name, kind, device events, exclusive time, and sum of durations."""
+
+    kernel: str
+    kind: str
+    events: int
+    exclusive_ns: int
+    sum_ns: int
+
+
+class Caller(NamedTuple):
+    """Caller of a row's operator: the operator and the range or module around it, empty where there is none."""
+
+    operator: str
+    scope: str
+    calls: int
+    exclusive_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorTime:
+    """All calls of one operator with the same inputs that launched something on one device.
+
+    Args:
+        source: an operator, or why there is none.
+        operator: its name; empty without one.
+        inputs: inputs of the operator, as far as they were recorded.
+        phase: `forward` or `backward` where autograd took part, else empty.
+        calls: calls of the operator that launched at least one of the events; 0 without an operator.
+        events: device events.
+        exclusive_ns: time that no other row counts.
+        sum_ns: sum of the durations.
+        kernels: launched kernels, most exclusive time first.
+        callers: who called, most exclusive time first.
+    """
+
+    source: Source
+    operator: str
+    inputs: OperatorInputs
+    phase: str
+    calls: int
+    events: int
+    exclusive_ns: int
+    sum_ns: int
+    kernels: tuple[LaunchedWork, ...]
+    callers: tuple[Caller, ...]
+
+    def as_calls(self, device: int) -> OperatorCalls:
+        """Return the calls in the form that cost functions take."""
+        given = self.inputs
+        return OperatorCalls(
+            device=device, name=self.operator, sizes=given.sizes, types=given.types, values=given.values, calls=self.calls,
+            events=self.events, sum_ns=self.sum_ns,
+        )  # fmt: skip
+
+    @property
+    def dtypes(self) -> str:
+        """Dtypes of the operator's tensors, each once."""
+        tensors = (kind for kind, size in zip(self.inputs.types, self.inputs.sizes, strict=False) if size)
+        return ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorTimes:
+    """Rows of one device, most exclusive time first; their exclusive times add up to `busy_ns`."""
+
+    device: int
+    rows: tuple[OperatorTime, ...]
+    busy_ns: int
+
+    @property
+    def attributed_ns(self) -> int:
+        """Exclusive time of the rows with an operator."""
+        return sum(row.exclusive_ns for row in self.rows if row.source is Source.OPERATOR)
+
+
+def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
+    """Return the table of each device of a trace that was read with details; none for a trace without them.
+
+    Args:
+        views: devices of one trace.
+    """
+    if not views or views[0].trace.details is None:
+        return ()
+    launchers = Launchers(views[0].trace, views[0].trace.details)
+    return tuple(_table(view, launchers) for view in views)
+
+
+def _table(view: DeviceView, launchers: Launchers) -> OperatorTimes:
+    keys = _OperatorKeys(view, launchers)
+    counted = _Counted()
+    for part in view.parts():
+        counted.add(keys.codes(part.work), part.length, exclusive=False)
+    busy_ns = 0
+    for slices in view.stretches():
+        busy = slices.cause == BUSY
+        busy_ns += int(slices.length[busy].sum())
+        counted.add(keys.codes(view.work.at(slices.event[busy])), slices.length[busy], exclusive=True)
+    rows = keys.rows(counted)
+    ordered = sorted(rows, key=lambda row: (-row.exclusive_ns, -row.sum_ns, row.source, row.operator, row.inputs, row.phase))
+    return OperatorTimes(device=view.device, rows=tuple(ordered), busy_ns=busy_ns)
+
+
+class _Counted:
+    """Counter of events, exclusive time and durations, by code."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+
+    def add(self, codes: Ints, length: Ints, *, exclusive: bool) -> None:
+        """Add durations of events, or the time that they own."""
+        some, which, number = np.unique(codes, return_inverse=True, return_counts=True)
+        total = totals(length, which, len(some))
+        for code, ns, count in zip(some.tolist(), total.tolist(), number.tolist(), strict=True):
+            found = self.of[code]
+            if exclusive:
+                found[1] += ns
+            else:
+                found[0] += count
+                found[2] += ns
+
+
+class _OperatorKeys:
+    """Codes of a device's events: row, caller, name and kind packed into one number."""
+
+    def __init__(self, view: DeviceView, launchers: Launchers) -> None:
+        self._trace, self._launchers = view.trace, launchers
+        used = np.zeros(launchers.num + 2, np.bool_)
+        for part in view.parts():
+            used[launchers.of(part.work)] = True
+        self._used = np.flatnonzero(used)
+        self._rows, row = self._row_numbers()
+        self._callers, caller = self._caller_numbers()
+        self._row, self._caller = (np.zeros(launchers.num + 2, np.int64) for _ in range(2))
+        self._row[self._used], self._caller[self._used] = row, caller
+        self._scope_caller = self._scope_numbers()
+
+    def _row_numbers(self) -> tuple[Ints, Ints]:
+        """Return one launcher of each row, and the row of each used launcher."""
+        one, details = self._launchers, self._trace.details
+        assert details is not None
+        real = self._used[self._used < one.num]
+        code = np.append(np.full(0, 0, np.int64), self._used - one.num - 2)  # no operator: -2 and -1
+        given = column(details.given)[real] + 1
+        code[: len(real)] = (column(self._trace.ops.name)[real] * (len(details.inputs) + 1) + given) * 3 + one.phase[real]
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return self._used[first], which.astype(np.int64)
+
+    def _caller_numbers(self) -> tuple[list[tuple[str, str]], Ints]:
+        """Return the callers (operator around, range or module), and the caller of each used launcher."""
+        one, ops = self._launchers, self._trace.ops
+        scope = one.scopes_of(self._used)
+        above = np.full(len(self._used), -1, np.int64)
+        real = np.flatnonzero(self._used < one.num)
+        parent = one.parent[self._used[real]]
+        above[real] = np.where(parent >= 0, column(ops.name)[parent] if len(ops) else -1, -1)
+        pairs, which = np.unique(np.stack((above, scope), axis=1), axis=0, return_inverse=True)
+        names = [(ops.names[a] if a >= 0 else "", one.scope_names[s] if s >= 0 else "") for a, s in pairs.tolist()]
+        return names, which.astype(np.int64).reshape(-1)
+
+    def _scope_numbers(self) -> Ints:
+        """Return the caller number of each scope without an operator; the last one is that of no scope."""
+        place = {caller: number for number, caller in enumerate(self._callers)}
+        numbers = []
+        for name in (*self._launchers.scope_names, ""):
+            if ("", name) not in place:
+                place["", name] = len(self._callers)
+                self._callers.append(("", name))
+            numbers.append(place["", name])
+        return np.array(numbers, np.int64)
+
+    def codes(self, work: EventView) -> Ints:
+        """Return the code of each event."""
+        launcher = self._launchers.of(work)
+        caller = self._caller[launcher]
+        outside = np.flatnonzero(launcher >= self._launchers.num)
+        caller[outside] = self._scope_caller[self._launchers.scopes_of_calls(work)[outside]]
+        code: Ints = self._row[launcher] * len(self._callers) + caller
+        code = code * len(self._trace.device_events.names) + work.name.astype(np.int64)
+        return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
+
+    def rows(self, counted: _Counted) -> Iterable[OperatorTime]:
+        """Yield the rows of the table from the counters."""
+        calls: dict[tuple[int, int], int] = defaultdict(int)
+        real = self._used[self._used < self._launchers.num]
+        for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):
+            calls[pair] += 1
+        parts: dict[int, list[tuple[int, str, str, list[int]]]] = defaultdict(list)
+        for code, found in counted.of.items():
+            rest, kind = divmod(code, len(DEVICE_KINDS))
+            rest, name = divmod(rest, len(self._trace.device_events.names))
+            row, caller = divmod(rest, len(self._callers))
+            group = kernel_name(self._trace.device_events.names[name]).group
+            parts[row].append((caller, group, DEVICE_KINDS[kind], found))
+        for row, own in parts.items():
+            yield self._time(int(self._rows[row]), row, own, calls)
+
+    def _time(
+        self, launcher: int, row: int, parts: list[tuple[int, str, str, list[int]]], calls: dict[tuple[int, int], int]
+    ) -> OperatorTime:
+        details, ops = self._trace.details, self._trace.ops
+        assert details is not None
+        kernels: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        callers: dict[int, int] = defaultdict(int)
+        for caller, group, kind, found in parts:
+            kernels[group, kind] = [a + b for a, b in zip(kernels[group, kind], found, strict=True)]
+            callers[caller] += found[1]
+        real = launcher < self._launchers.num
+        given = details.given[launcher] if real else -1
+        named = [
+            Caller(*self._callers[caller], calls[row, caller] if real else 0, own)
+            for caller, own in callers.items()
+        ]  # fmt: skip
+        listed = [LaunchedWork(*key, *sums) for key, sums in kernels.items()]
+        return OperatorTime(
+            source=Source.OPERATOR if real else Source.OUTSIDE if launcher == self._launchers.outside else Source.UNLINKED,
+            operator=ops.names[ops.name[launcher]] if real else "",
+            inputs=details.inputs[given] if given >= 0 else _NOTHING,
+            phase=PHASES[int(self._launchers.phase[launcher])] if real else "",
+            calls=sum(caller.calls for caller in named),
+            events=sum(one.events for one in listed),
+            exclusive_ns=sum(one.exclusive_ns for one in listed),
+            sum_ns=sum(one.sum_ns for one in listed),
+            kernels=tuple(sorted(listed, key=lambda one: (-one.exclusive_ns, -one.sum_ns, one.kernel, one.kind))),
+            callers=tuple(sorted(named, key=lambda one: (-one.exclusive_ns, one.operator, one.scope))),
+        )
+
+
+# Rates of a device's operators of known cost against its peaks, and the share of the time that they cover.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """Cost and rate of one row of the operators.
+
+    Args:
+        place: position of the row in the table of operators.
+        row: the row.
+        cost: cost of one call, or the reason why it is not known.
+        found: one call against the device: the mean of its kernels' durations.
+    """
+
+    place: int
+    row: OperatorTime
+    cost: OperatorCost | str
+    found: Roofline | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """The operators of one device against its peaks.
+
+    Args:
+        product: name of the device; empty where the trace does not list it.
+        peaks: peaks of the device, if they are known.
+        rows: one for each operator with recorded inputs, in the order of the table of operators.
+        covered_ns: exclusive time of the rows whose cost is known.
+        busy_ns: busy time of the device.
+    """
+
+    device: int
+    product: str
+    peaks: DevicePeaks | None
+    rows: tuple[Rate, ...]
+    covered_ns: int
+    busy_ns: int
+
+
+def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
+    """Compare the operators of one device with its peaks."""
+    product = next((one.name for one in trace.devices if one.index == times.device), "")
+    peaks = device_peaks(product) if product else None
+    rows = tuple(
+        _rate(place, row, times.device, peaks)
+        for place, row in enumerate(times.rows)
+        if row.source is Source.OPERATOR and row.inputs.text
+    )
+    covered = sum(rate.row.exclusive_ns for rate in rows if rate.found is not None)
+    return Rates(device=times.device, product=product, peaks=peaks, rows=rows, covered_ns=covered, busy_ns=times.busy_ns)
+
+
+def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> Rate:
+    cost = operator_cost(row.as_calls(device))
+    found = None
+    if isinstance(cost, OperatorCost):
+        if row.sum_ns:
+            found = roofline(Fraction(row.sum_ns, row.calls), cost.cost, peaks, cost.dtype)
+        else:
+            cost = "it took no time"
+    return Rate(place=place, row=row, cost=cost, found=found)

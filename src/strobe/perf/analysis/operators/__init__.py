@@ -1,1 +1,0 @@
-"""Device time by the host operators that launched it: their inputs, callers and costs."""

@@ -1,0 +1,554 @@
+"""Times of every level in one side's log: rounds of a stage, steady values of timers, and calls."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import takewhile
+from typing import Final, Literal
+
+import numpy as np
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.device.intervals import Distribution, distribution
+from strobe.perf.analysis.steady import FEWEST, find_steady
+from strobe.perf.logs import Constraint, Log, Series, Unit
+from strobe.perf.logs.series import Resolved, resolve_units, short
+from strobe.perf.measure.stats import percentile
+
+# Rounds of a stage in a log: their times, averages with and without warm-up, and the calls inside each.
+
+STAGE: Final = "denois|diffusion"
+"""Default pattern of the stage's name."""
+START_UP: Final = "start-up: longer than anything in the second half"
+FIRST: Final = f"first round: a fixed rule, because fewer than {FEWEST} rounds cannot be tested for a trend"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogRequest:
+    """A log with the known facts about the timer that is looked for.
+
+    Args:
+        constraints: bounds of one value.
+        unit: the unit, if the user gives it.
+        min_ns: shorter values are left out; with this or `max_ns` the window replaces the search for the steady state.
+        max_ns: longer values are left out.
+        calls: how often the thing happens in each round of the stage, if the user gives it.
+    """
+
+    log: Log
+    constraints: tuple[Constraint, ...] = ()
+    unit: Unit | None = None
+    min_ns: int | None = None
+    max_ns: int | None = None
+    calls: int | None = None
+
+    @property
+    def window(self) -> str:
+        """Bounds of the window in words; empty without a window."""
+        low = "" if self.min_ns is None else f"at least {short(self.min_ns)}"
+        high = "" if self.max_ns is None else f"at most {short(self.max_ns)}"
+        return " and ".join(filter(None, (low, high)))
+
+    def outside(self, values_ns: Sequence[int]) -> dict[int, str]:
+        """Return the indices of the values outside the window, with the cause."""
+        low, high = self.min_ns or 0, max(values_ns, default=0) if self.max_ns is None else self.max_ns
+        cause = f"outside the window: {self.window}"
+        return {index: cause for index, value in enumerate(values_ns) if not low <= value <= high}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One round of a stage.
+
+    Args:
+        value_ns: time of the rank that took longest.
+        ranks_ns: time of each rank that says it, in the order of `StageRounds.resolved`.
+        lines: where they stand in the file.
+    """
+
+    value_ns: int
+    ranks_ns: tuple[int, ...]
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRounds:
+    """Rounds of one stage in one log.
+
+    Args:
+        name: name of the stage.
+        resolved: one series for each rank, with its units.
+        rounds: `run_01` is the first.
+        excluded: indices of rounds that are no part of the average without warm-up, with the cause.
+        note: findings in words; empty if the other fields hold all of them.
+        incomplete: rounds at the end that not every rank has; they are left out.
+    """
+
+    name: str
+    resolved: tuple[Resolved, ...]
+    rounds: tuple[Round, ...]
+    excluded: Mapping[int, str]
+    note: str
+    incomplete: int
+
+    @property
+    def kept_ns(self) -> tuple[int, ...]:
+        """Times of the rounds that count, ns."""
+        return tuple(each.value_ns for index, each in enumerate(self.rounds) if index not in self.excluded)
+
+    @property
+    def avg_all_rounds_ns(self) -> Fraction:
+        """Mean of all rounds, ns."""
+        return Fraction(sum(each.value_ns for each in self.rounds), len(self.rounds))
+
+    @property
+    def avg_excl_warmup_ns(self) -> Fraction | None:
+        """Mean of the rounds that count, ns; None if there are none."""
+        return Fraction(sum(self.kept_ns), len(self.kept_ns)) if self.kept_ns else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallsPerStage:
+    """Number of a timer's values in each round of a stage.
+
+    Args:
+        counts: values between each round's line and the line of the stage before it.
+        calls: the count of the rounds that are not warm-up, if they all have the same.
+        one_process: the lines say their rank, so that the count is that of one process.
+    """
+
+    counts: tuple[int, ...]
+    calls: int | None
+    one_process: bool
+
+
+def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
+    """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
+
+    In a log that times steps and no stage of that name, a round is a step.
+
+    A round of several ranks lasts as long as its slowest rank. Warm-up is left out of one average: the rounds that the log itself
+    calls so; if it calls none, those at the start that are longer than everything in the second half; then what `find_steady`
+    finds to drift. With fewer than `FEWEST` rounds and none called warm-up it is the first one, by a fixed rule. A window leaves
+    out what lies outside it instead.
+
+    Raises:
+        DataError: the log has no such stage, or none of its values can be used.
+        UnitError: a unit is not known; see `resolve_units`.
+    """
+    found: dict[tuple[str, str], list[Series]] = {}
+    stages = (*request.log.of("stage", name), *request.log.of("e2e", name))
+    for series in stages or request.log.of("step", name) or (request.log.of("step") if name == STAGE else ()):
+        found.setdefault((series.name, series.pattern), []).append(series)
+    if not found:
+        raise DataError(f"{request.log.path}: no stage {name!r}; {request.log.content}")
+    return tuple(_rounds(request, stage, group) for (stage, _), group in found.items())
+
+
+def calls_per_stage(log: Log, inner: Series, rounds: StageRounds) -> CallsPerStage | None:
+    """Count the values of `inner` in each round of a stage: between the line of any stage before it and its own.
+
+    The lines of the rank of `inner` count; if no stage says that rank, those of the first one that the stage has. None if not one
+    value lies before a line of the stage.
+    """
+    counts = [len(calls) for calls in calls_of_rounds(log, inner, rounds)]
+    if not any(counts):
+        return None
+    steady = {count for index, count in enumerate(counts) if index not in rounds.excluded}
+    return CallsPerStage(
+        counts=tuple(counts), calls=steady.pop() if len(steady) == 1 else None, one_process=inner.rank is not None
+    )
+
+
+def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range, ...]:
+    """Return for each round the indices of the values of `inner` that `calls_per_stage` counts."""
+    own = next((resolved.series for resolved in rounds.resolved if resolved.series.rank == inner.rank), rounds.resolved[0].series)
+    edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.position)
+    found = []
+    for position in own.position[: len(rounds.rounds)]:
+        before = bisect_left(edges, position)
+        start = edges[before - 1] if before else -1
+        found.append(range(bisect_right(inner.position, start), bisect_left(inner.position, position)))
+    return tuple(found)
+
+
+def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
+    """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
+    longest = max(each.value_ns for each in rounds.rounds)
+    what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
+    return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
+
+
+def start_up(values: Sequence[int]) -> int:
+    """Count the values at the start that are each longer than every value of the second half."""
+    half = len(values) // 2
+    if not half:
+        return 0
+    longest = max(values[-half:])
+    return sum(1 for _ in takewhile(lambda value: value > longest, values[:-half]))
+
+
+def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRounds:
+    resolved = tuple(resolve_units(series, request.constraints, request.unit) for series in group)
+    count = min(len(each.values_ns) for each in resolved)
+    if not count:
+        raise DataError(f"{request.log.path}: stage {name!r} has no value that is a time for every rank; {request.log.content}")
+    rounds = tuple(
+        Round(
+            value_ns=max(each.values_ns[index] for each in resolved),
+            ranks_ns=tuple(each.values_ns[index] for each in resolved),
+            lines=tuple(each.series.line[index] for each in resolved),
+        )
+        for index in range(count)
+    )
+    causes = {
+        index: each.series.causes[each.series.cause[index]]
+        for each in resolved
+        for index in range(count)
+        if each.series.cause[index]
+    }
+    excluded, note = _warm_up(request, [each.value_ns for each in rounds], causes)
+    incomplete = max(len(each.values_ns) for each in resolved) - count
+    return StageRounds(name=name, resolved=resolved, rounds=rounds, excluded=excluded, note=note, incomplete=incomplete)
+
+
+def _warm_up(request: LogRequest, values: Sequence[int], causes: Mapping[int, str]) -> tuple[Mapping[int, str], str]:
+    """Return the rounds left out of the average without warm-up, by cause, and a note."""
+    if request.window:
+        return request.outside(values), ""
+    if causes:
+        steady = find_steady(values, causes)
+    elif len(values) < FEWEST:
+        return {0: FIRST} if len(values) > 1 else {}, "" if len(values) > 1 else "one round: whether it is warm-up cannot be told"
+    else:
+        steady = find_steady(values, dict.fromkeys(range(start_up(values)), START_UP))
+    return {exclusion.index: exclusion.cause for exclusion in steady.excluded}, steady.note
+
+
+# Steady values of a log's timer, rank by rank, and the method of their selection.
+
+OUTLIER: Final = 3
+"""Interquartile ranges above the third quartile beyond which a value is an outlier."""
+
+Method = Literal["steady", "window", "cause"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogOutliers:
+    """Kept values far above the others, and the mean that would be left without them."""
+
+    n: int
+    mean_without_ns: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesSummary:
+    """Steady values of one series.
+
+    Args:
+        calls: the kept values.
+        kept: their indices in the series.
+        excluded: indices left out, by cause.
+        method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
+            what has a known cause, because no trend can be tested or no steady part was found.
+        note: findings in words; empty if the other fields hold all of them.
+        outliers: outliers among the kept values; None if there are none.
+    """
+
+    resolved: Resolved
+    calls: Distribution
+    kept: tuple[int, ...]
+    excluded: Mapping[str, tuple[int, ...]]
+    method: Method
+    note: str
+    outliers: LogOutliers | None
+
+    @property
+    def series(self) -> Series:
+        """Series that the values come from."""
+        return self.resolved.series
+
+    @property
+    def values_ns(self) -> tuple[int, ...]:
+        """The kept values, in order."""
+        return tuple(self.resolved.values_ns[index] for index in self.kept)
+
+
+def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -> tuple[SeriesSummary, ...]:
+    """Summarise the attention timers of a log, one result for each name and rank with a value that is a time.
+
+    A stage in the same log bounds a call from above, and calls inside a round that is left out as warm-up are left out as well.
+
+    Args:
+        name: regular expression that is searched in the timers' names, any case.
+        stage: the same for the stage whose rounds the calls belong to, if the log has it.
+
+    Raises:
+        DataError: the log has no such timer, or none of its values can be used.
+        UnitError: the unit is not known; see `resolve_units`.
+    """
+    found = request.log.of("attention", name)
+    if not found:
+        raise DataError(f"{request.log.path}: no attention timer{f' {name!r}' if name else ''}; {request.log.content}")
+    usable = [series for series in found if len(series)]
+    if not usable:
+        left_out = "; ".join(f"{series.title}: {series.rejected}" for series in found)
+        raise DataError(f"{request.log.path}: no value of an attention timer is a time; left out: {left_out}")
+    rounds = _stages(request.log, stage)
+    return tuple(_in_stages(request, series, rounds) for series in usable)
+
+
+def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | None = None) -> SeriesSummary:
+    """Summarise one series.
+
+    Left out, in this order: what the line itself or `causes` calls not steady; the start-up, the leading values that are each
+    longer than everything in the second half; what `find_steady` finds to drift. A window instead leaves out what is outside it.
+
+    Raises:
+        DataError: no value can be used.
+        UnitError: the unit is not known.
+    """
+    resolved = resolve_units(series, request.constraints, request.unit)
+    values = resolved.values_ns
+    if not values:
+        raise DataError(f"{series.path}: {series.title}: it has no value that is a time; left out: {series.rejected}")
+    method: Method
+    if request.window:
+        method, note, dropped = "window", "", request.outside(values)
+    else:
+        known = {index: series.causes[cause] for index, cause in enumerate(series.cause) if cause} | dict(causes or {})
+        rest = [index for index in range(len(values)) if index not in known]
+        known |= dict.fromkeys(rest[: start_up([values[index] for index in rest])], START_UP)
+        steady = find_steady(values, known)
+        method, note = "steady" if steady.tested else "cause", steady.note
+        dropped = {exclusion.index: exclusion.cause for exclusion in steady.excluded}
+    kept = tuple(index for index in range(len(values)) if index not in dropped)
+    calls = distribution(np.array([values[index] for index in kept], np.int64))
+    if calls is None:
+        raise DataError(
+            f"{series.path}: {series.title}: all {len(values)} values are left out: {'; '.join(set(dropped.values()))}"
+        )
+    excluded: dict[str, list[int]] = {}
+    for index, cause in dropped.items():
+        excluded.setdefault(cause, []).append(index)
+    return SeriesSummary(
+        resolved=resolved,
+        calls=calls,
+        kept=kept,
+        excluded={cause: tuple(indices) for cause, indices in excluded.items()},
+        method=method,
+        note=note,
+        outliers=_outliers([values[index] for index in kept]),
+    )
+
+
+def _stages(log: Log, stage: str) -> tuple[StageRounds, ...]:
+    """Return the stages that the calls may lie in; none if the log has none with a unit."""
+    try:
+        return stage_rounds(LogRequest(log=log), stage)
+    except DataError:
+        return ()
+
+
+def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds]) -> SeriesSummary:
+    bounds = list(request.constraints)
+    warm_up: dict[int, str] = {}
+    for rounds in stages:
+        counted = calls_per_stage(request.log, series, rounds)
+        if counted is not None:
+            calls = request.calls or (counted.calls if counted.one_process else None)
+            bounds += stage_constraints(rounds, calls)
+            for index, inside in enumerate(calls_of_rounds(request.log, series, rounds)):
+                if index in rounds.excluded:
+                    warm_up |= dict.fromkeys(inside, f"in round {index + 1} of {rounds.name}, which is warm-up")
+    if len(warm_up) == len(series):
+        warm_up = {}
+    return summarise(replace(request, constraints=tuple(bounds)), series, warm_up)
+
+
+def slowest(summaries: Sequence[SeriesSummary]) -> SeriesSummary:
+    """Return the slowest rank: the one with the largest mean."""
+    return max(summaries, key=lambda summary: summary.calls.mean_ns)
+
+
+def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | None:
+    """Return a warning if a timer did not wait for the device: its median is below half of the device's time; else None.
+
+    Args:
+        device_ns: device time of one call of what the timer is around.
+        what: the thing that takes it, e.g. `range attention in trace.json`.
+    """
+    median = summary.calls.p50_ns
+    if 2 * median >= device_ns:
+        return None
+    return (
+        f"{summary.series.title}: the median of {short(median)} is far below the {short(device_ns)} that the device takes for "
+        f"{what}: the timer read the host's clock without waiting for the device, and timed the launch"
+    )
+
+
+def _outliers(values: Sequence[int]) -> LogOutliers | None:
+    first, third = percentile(values, 0.25), percentile(values, 0.75)
+    usual = [value for value in values if value <= third + OUTLIER * (third - first)]
+    if len(usual) == len(values):
+        return None
+    return LogOutliers(n=len(values) - len(usual), mean_without_ns=sum(usual) / len(usual))
+
+
+# Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage.
+
+NO_LOG: Final = "no log given"
+NO_CALLS: Final = "calls per stage not recorded: give --calls-per-stage"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedTimes:
+    """Selection of the timers in a log.
+
+    Args:
+        stage: regular expression of the stage's name.
+        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
+            `variant/span`.
+        unit: unit of the timer's values as written.
+        min_ns: shorter calls are left out.
+        max_ns: longer calls are left out.
+        calls: focal calls in a stage.
+        processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
+    """
+
+    stage: str = STAGE
+    timer: str = ""
+    unit: Unit | None = None
+    min_ns: int | None = None
+    max_ns: int | None = None
+    calls: int | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timings:
+    """Times found in a log. A text in place of a result is the reason why there is none.
+
+    Args:
+        timers: every rank of the attention timer.
+        attention: the slowest of them.
+        rounds: indices of its values in each round of the stage.
+        stage: the rounds of the stage.
+        step: steps, of the slowest rank.
+        e2e: whole runs.
+        calls: focal calls in a stage.
+        calls_from: where their number comes from, or why it is not known.
+    """
+
+    timers: tuple[SeriesSummary, ...]
+    attention: SeriesSummary | str
+    rounds: tuple[range, ...]
+    stage: StageRounds | str
+    step: SeriesSummary | str
+    e2e: StageRounds | str
+    calls: int | None
+    calls_from: str
+
+
+def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Constraint] = ()) -> Timings:
+    """Collect the times of a log.
+
+    Args:
+        log: `None`: there is none.
+        constraints: bounds of one attention call from elsewhere.
+
+    Raises:
+        DataError: the log has no such timer, or several timers or stages that fit.
+        UnitError: the unit of a timer is not known.
+    """
+    calls, calls_from = wanted.calls, NO_CALLS if wanted.calls is None else f"given: {wanted.calls}"
+    if log is None:
+        return Timings(
+            timers=(), attention=NO_LOG, rounds=(), stage=NO_LOG, step=NO_LOG, e2e=NO_LOG, calls=calls, calls_from=calls_from
+        )
+    stage = _stage(log, wanted.stage)
+    timers = _attention(log, wanted, constraints)
+    attention = slowest(timers) if timers else "the log times no attention call"
+    rounds: tuple[range, ...] = ()
+    if not isinstance(stage, str) and not isinstance(attention, str):
+        rounds = calls_of_rounds(log, attention.series, stage)
+        if calls is None:
+            calls, calls_from = _counted(log, attention, stage, wanted.processes)
+    steps = _named(log, "step", wanted.timer)
+    return Timings(
+        timers=timers,
+        attention=attention,
+        rounds=rounds,
+        stage=stage,
+        step=steps if isinstance(steps, str) else slowest([summarise(LogRequest(log=log), each) for each in steps]),
+        e2e=_whole(log, wanted.timer),
+        calls=calls,
+        calls_from=calls_from,
+    )
+
+
+def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: int | None) -> tuple[int | None, str]:
+    """Count the calls in a stage by the lines of their timer."""
+    found = calls_per_stage(log, attention.series, stage)
+    if found is None or found.calls is None or (not found.one_process and processes not in (None, 1)):
+        return None, NO_CALLS
+    text = f"counted in the log: {found.calls} values of the timer {attention.series.title!r} in each round of the stage"
+    return found.calls, text if found.one_process or processes == 1 else f"{text}, if one process wrote it"
+
+
+def _named(log: Log, kind: Literal["step", "e2e"], name: str) -> tuple[Series, ...] | str:
+    """Return the series of a kind, one per rank; a reason if there are none or it is unclear which are meant."""
+    found = log.of(kind)
+    if len({series.name for series in found}) > 1 and name:
+        found = log.of(kind, name)
+    names = dict.fromkeys(series.name for series in found)
+    if len(names) > 1:
+        return f"the log times several: {', '.join(map(repr, names))}; choose one with --baseline-name or --candidate-name"
+    return found or f"the log times no {'step' if kind == 'step' else 'whole run'}"
+
+
+def _whole(log: Log, name: str) -> StageRounds | str:
+    series = _named(log, "e2e", name)
+    if isinstance(series, str):
+        return series
+    return next(
+        rounds for rounds in stage_rounds(LogRequest(log=log), re.escape(series[0].name)) if rounds.name == series[0].name
+    )
+
+
+def _stage(log: Log, name: str) -> StageRounds | str:
+    """Return the one stage whose name matches, or the reason why there is none."""
+    if not log.of("stage", name):
+        return f"the log times no stage {name!r}"
+    found = [rounds for rounds in stage_rounds(LogRequest(log=log), name) if rounds.resolved[0].series.kind == "stage"]
+    if len(found) > 1:
+        names = ", ".join(repr(rounds.name) for rounds in found)
+        raise DataError(f"{log.path}: {len(found)} stages match {name!r}: {names}; choose one with --stage")
+    return found[0]
+
+
+def _attention(log: Log, wanted: WantedTimes, constraints: Sequence[Constraint]) -> tuple[SeriesSummary, ...]:
+    if not log.of("attention", wanted.timer):
+        if wanted.timer and not any(re.search(wanted.timer, series.name, re.IGNORECASE) for series in log.series):
+            raise DataError(f"{log.path}: no attention timer {wanted.timer!r}; {log.content}")
+        return ()
+    request = LogRequest(
+        log=log,
+        constraints=tuple(constraints),
+        unit=wanted.unit,
+        min_ns=wanted.min_ns,
+        max_ns=wanted.max_ns,
+        calls=wanted.calls,
+    )
+    timers = attention_summary(request, wanted.timer, wanted.stage)
+    names = dict.fromkeys(timer.series.name for timer in timers)
+    if len(names) > 1:
+        listed = ", ".join(repr(name) for name in names)
+        raise DataError(
+            f"{log.path}: {len(names)} attention timers: {listed}; choose one with --baseline-name or --candidate-name"
+        )
+    return timers

@@ -1,0 +1,880 @@
+"""The page of a grid of attention."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from strobe.core.errors import DataError
+from strobe.core.printable import bytes_in
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
+from strobe.perf.analysis.runs import grid
+from strobe.perf.analysis.runs.compare import timed_clips
+from strobe.perf.analysis.runs.grid import Grid, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
+from strobe.perf.records.record import (
+    COSINE,
+    HOST,
+    L1,
+    LSE,
+    MATMUL,
+    PEAK,
+    RECALL,
+    RMSE,
+    SAVED,
+    STAGE,
+    TEMPORARY,
+    WHOLE,
+    AttentionCell,
+    Gate,
+    Work,
+)
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.fields import (
+    Field,
+    beside,
+    count,
+    heads,
+    numeric,
+    page,
+    ratio_cell,
+    rows_of,
+    table_of,
+    time,
+    unread_banners,
+)
+from strobe.perf.report.blocks.kernels import rate_number
+from strobe.perf.report.blocks.settings import NONE, Entry, Timed, banners, compared, reason_cell, settings_section, timed_fields
+from strobe.perf.report.model import (
+    Axis,
+    Banner,
+    Bar,
+    Block,
+    Cell,
+    Code,
+    Count,
+    Fact,
+    Figure,
+    Mark,
+    Missing,
+    Notes,
+    Number,
+    Plane,
+    Report,
+    Row,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Waterfall,
+    Whisker,
+    Whiskers,
+    bytes_cell,
+)
+from strobe.perf.report.study import load_study
+
+# Cells of an attention grid: contestants, times of their calls, and reasons for missing numbers.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionContestant(grid.GridContestant):
+    """One contestant of one cell.
+
+    Args:
+        hosts_ns: until each call returned to its caller.
+        stages: of a whole operator and of all of it in the same calls, median ns by name.
+    """
+
+    hosts_ns: tuple[int, ...]
+    stages: dict[str, int]
+
+    @property
+    def kind(self) -> Work | None:
+        """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
+        settings = None if self.variant is None else self.variant.contestant
+        return None if settings is None else settings.work
+
+    @property
+    def impl(self) -> str:
+        """Name of the implementation, as a call gives it."""
+        settings = None if self.variant is None else self.variant.contestant
+        return "" if settings is None else settings.impl
+
+    @property
+    def group(self) -> str:
+        """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
+        settings = None if self.variant is None else self.variant.contestant
+        if settings is None or settings.peer:
+            return "peer"
+        return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of one call over the selected pairs of tokens."""
+        return 0 if self.variant is None else self.variant.costs[0].flops
+
+    @property
+    def padded_flops(self) -> int:
+        """FLOPs of one call over whole blocks, padding rows included."""
+        return self.size("padded_flops")
+
+    def size(self, name: str) -> int:
+        """Return a named size of the call; 0 if it never ran."""
+        return 0 if self.variant is None else self.variant.sizes.get(name, 0)
+
+    def number(self, metric: str, *, against: str | None = None, tensor: str = "") -> float | None:
+        """Return the first quality number of a metric; `against` and `tensor` narrow the choice if given."""
+        for line in self.numbers:
+            if line.metric == metric and against in (None, line.against) and tensor in ("", line.tensor):
+                return line.value
+        return None
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Median time of each stage, ns, with a last item for the time between the stages."""
+        inside = [(name, ns) for name, ns in self.stages.items() if name != WHOLE]
+        return (*inside, ("between the stages", self.stages.get(WHOLE, 0) - sum(ns for _, ns in inside)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionCellRun:
+    """One measured cell of the grid."""
+
+    run: RunRecords
+    grid: AttentionCell
+    entries: tuple[AttentionContestant, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder."""
+        return self.run.folder.name
+
+    @property
+    def serialised(self) -> bool:
+        """Whether launches were serialised, so that the times are not those of the code."""
+        return self.run.header.machine.launch_blocking
+
+    @property
+    def contestants(self) -> tuple[AttentionContestant, ...]:
+        """All entries but the matrix product."""
+        return tuple(entry for entry in self.entries if entry.name != MATMUL)
+
+    @cached_property
+    def measured(self) -> tuple[AttentionContestant, ...]:
+        """Contestants with numbers."""
+        return tuple(entry for entry in self.contestants if not entry.reason)
+
+    @cached_property
+    def reference(self) -> AttentionContestant | None:
+        """Fastest dense contestant; None if none was measured."""
+        dense = [entry for entry in self.measured if entry.kind == "dense"]
+        return min(dense, key=lambda entry: entry.median_ns, default=None)
+
+    @cached_property
+    def peak_flops_per_s(self) -> float | None:
+        """FLOP rate that a large matrix product reached in the same palindromes, FLOP/s; None if not measured."""
+        product = next((entry for entry in self.entries if entry.name == MATMUL and entry.times_ns), None)
+        return None if product is None else product.flops / product.median_ns * 1e9
+
+    @cached_property
+    def sparsity(self) -> float:
+        """Share of token pairs that the sparse contestants skip; they all share one selection."""
+        found = [entry.variant.sparsity or 0.0 for entry in self.measured if entry.variant and entry.kind != "dense"]
+        return max(found, default=0.0)
+
+
+def read_cells(folder: Path) -> Grid[AttentionCellRun]:
+    """Read every cell of a run that has records, even one that was cut short.
+
+    Raises:
+        DataError: the folder holds none.
+    """
+    return read_grid(folder, "attention", _cell, _place, "strobe bench attention")
+
+
+def _place(cell: AttentionCellRun) -> tuple[str, bool, int, float]:
+    return cell.grid.shape, cell.grid.backward, cell.grid.block, cell.sparsity
+
+
+def _cell(run: RunRecords) -> AttentionCellRun:
+    if run.cell is None:
+        raise DataError(f"{run.folder} does not say which cell of the grid it is: its line `attentioncell` is not there")
+    return AttentionCellRun(run=run, grid=run.cell, entries=tuple(_entries(run, names_in(run))))
+
+
+def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[AttentionContestant]:
+    clips = {clip.order: clip for clip in timed_clips(run)}
+    rounds: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    hosts: dict[str, list[int]] = defaultdict(list)
+    stages: dict[str, dict[str, int]] = defaultdict(dict)
+    for span in run.spans:
+        if span.order not in clips:
+            continue
+        if span.name == STAGE:
+            stages[span.variant][span.part] = span.value_ns
+        elif span.name == HOST:
+            hosts[span.variant].append(span.value_ns)
+        elif span.palindrome is not None and span.name in (ATTENTION, ATTENTION_KERNEL, MATMUL):
+            rounds[span.variant][span.palindrome].append(span.value_ns)
+    for name in names:
+        yield AttentionContestant(**recorded(run, name, rounds[name]), hosts_ns=tuple(hosts[name]), stages=stages[name])
+
+
+# Tables of an attention grid over the cells of one shape and direction.
+
+SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
+_HEAD: Final[tuple[Field[Any], ...]] = (
+    Field("budget", lambda row: row[0].grid.budget, hint="s: share of the key tiles skipped; k: key tiles selected"),
+    count("block", lambda row: row[0].grid.block, "tokens of an attention block"),
+    Field("contestant", lambda row: row[1].name, Code, hint="kind and implementation"),
+)
+
+
+def entries(cells: Iterable[AttentionCellRun]) -> Iterator[tuple[AttentionCellRun, AttentionContestant]]:
+    """Yield every contestant with numbers, with its cell."""
+    for cell in cells:
+        for entry in cell.measured:
+            yield cell, entry
+
+
+def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
+    """Build the table of times, speedups, rates and host times."""
+    fields: tuple[Field[Timed], ...] = (
+        *_HEAD,
+        time("median", lambda row: row[1].median_ns),
+        *timed_fields("fastest dense contestant"),
+        numeric(
+            "useful TFLOP/s",
+            lambda row: row[1].flops / row[1].median_ns / 1e3,
+            "of selected pairs of tokens / median",
+            show=rate_number,
+        ),
+        numeric(
+            "padded TFLOP/s",
+            lambda row: row[1].padded_flops / row[1].median_ns * 1e9 / 1e12,
+            "of whole blocks, padding rows included / median",
+            show=rate_number,
+        ),
+        numeric(
+            "of measured peak",
+            lambda row: row[0].peak_flops_per_s and row[1].padded_flops / row[1].median_ns * 1e9 / row[0].peak_flops_per_s,
+            "padded rate / rate of a large matrix product in the same palindromes",
+            show=Share,
+            missing=NONE,
+        ),
+        time(
+            "host",
+            lambda row: statistics.median(row[1].hosts_ns) if row[1].hosts_ns else None,
+            "µs",
+            "median time until a call returned to its caller",
+            missing=NONE,
+        ),
+    )
+    rows = [(cell, entry, _ratio(cell, entry)) for cell, entry in entries(cells)]
+    peaks = [cell.peak_flops_per_s for cell in cells if cell.peak_flops_per_s]
+    references = ", ".join(dict.fromkeys(cell.reference.name for cell in cells if cell.reference)) or "none has numbers"
+    notes = [f"Reference of each cell: its fastest dense contestant ({references})."]
+    if peaks:
+        notes.append(f"Measured peak: {min(peaks) / 1e12:.4g} to {max(peaks) / 1e12:.4g} TFLOP/s, a square product ({MATMUL}).")
+    if (small := _too_small(cells)) is not None:
+        notes.append(small)
+    return table_of(f"{title}: speed.", fields, rows, notes=notes, sortable=True)
+
+
+def _too_small(cells: Sequence[AttentionCellRun]) -> str | None:
+    """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
+    sparse = [
+        (cell.reference, entry)
+        for cell in cells
+        if cell.reference is not None and not cell.serialised
+        for entry in cell.measured
+        if entry.kind != "dense"
+    ]
+    if not sparse or any(speedup(reference, entry).verdict == "faster" for reference, entry in sparse):
+        return None
+    tokens = sparse[0][1].size("tokens")
+    return (
+        f"Too small for sparsity to pay: at {tokens} tokens no sparse contestant is faster than the fastest dense one, because "
+        f"scoring, selecting and gathering cost more than the skipped keys save. Longer sequences show what sparsity gives."
+    )
+
+
+def _ratio(cell: AttentionCellRun, entry: AttentionContestant) -> tuple[Cell, Cell]:
+    if cell.serialised:
+        return Missing(SERIALISED, "serialised"), Text("not compared", "muted")
+    if cell.reference is None:
+        return Missing("no dense contestant has numbers", "-"), Text("not compared", "muted")
+    return compared(cell.reference, entry)
+
+
+def precision_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
+    """Build the table of errors against the same selection and against full dense attention."""
+    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: _gate(row[1].gate))]
+    for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
+        for name, metric, hint in (
+            ("cosine", COSINE, "similarity to"), ("L1", L1, "relative error to"), ("RMSE", RMSE, "to"),
+            ("LSE", LSE, "largest absolute error to"),
+        ):  # fmt: skip
+            fields.append(_number(f"{name}, {short}", metric, against, f"{hint} {label}"))
+    fields.append(_number("recall", RECALL, None, "share of full attention's mass on the selected keys"))
+    rows = [(cell, entry) for cell in cells for entry in cell.entries if entry.gate is not None]
+    notes = [
+        "sel.: the kernel's own error, against float32 (float64 for float32 tensors) on the selection that it used. "
+        "dense: the approximation, against full attention of the same queries; no kernel can repair it.",
+        "Both on the checked queries of every head, all keys. A whole operator's output has the coarse part added, which full "
+        "attention has not.",
+    ]
+    notes += list(dict.fromkeys(entry.gate.rule for _, entry in rows if entry.gate))[:4]
+    return table_of(f"{title}: precision.", fields, rows, notes=notes, sortable=True)
+
+
+def _gate(gate: Gate) -> Text:
+    return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
+
+
+def _number(head: str, metric: str, against: str | None, hint: str) -> Field[Entry]:
+    """Return the column of one metric, against one reference."""
+    tensor = "out" if metric in (COSINE, L1, RMSE) else ""
+
+    def get(row: Entry) -> Cell | None:
+        value = row[1].number(metric, against=against, tensor=tensor)
+        return None if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
+
+    return numeric(head, get, hint, missing=NONE)
+
+
+def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | None:
+    """Build the table of gradient errors; None if no gradients were measured."""
+    fields: list[Field[Entry]] = [*_HEAD]
+    for of in ("dq", "dk", "dv"):
+        fields += [_gradient(f"{name}, {of}", metric, of) for name, metric in (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))]
+    rows = [
+        (cell, entry)
+        for cell in cells
+        for entry in cell.entries
+        if any(field.get((cell, entry)) is not None for field in fields[len(_HEAD) :])
+    ]
+    note = "Against autograd through the same computation in float32, where only the checked queries have an upstream gradient."
+    return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
+
+
+def _gradient(head: str, metric: str, of: str) -> Field[Entry]:
+    def get(row: Entry) -> str | None:
+        value = row[1].number(metric, against="selection", tensor=of)
+        return None if value is None else f"{value:.6g}"
+
+    return numeric(head, get, missing=NONE)
+
+
+def memory_table(cells: Sequence[AttentionCellRun]) -> Table:
+    """Build the table of one call's memory by number of selected blocks."""
+
+    def memory(head: str, metric: str, hint: str) -> Field[Entry]:
+        return numeric(head, lambda row: row[1].number(metric), hint, show=lambda value: bytes_cell(value, "MB", 1), missing=NONE)
+
+    fields: tuple[Field[Entry], ...] = (
+        Field("cell", lambda row: row[0].name, Code),
+        Field("contestant", lambda row: row[1].name, Code),
+        count("selected blocks", lambda row: row[1].size("selected_blocks"), "over heads and query blocks"),
+        memory("temporary", TEMPORARY, "what one call needs above what was there before it, its output included"),
+        memory("peak", PEAK, "of everything, during one call"),
+        memory("kept for backward", SAVED, "what the forward pass leaves for the backward pass, its output included"),
+    )
+    how = dict.fromkeys(
+        line.definition for cell in cells for entry in cell.measured for line in entry.numbers if line.metric in (TEMPORARY, PEAK)
+    )
+    return table_of("Memory of one call.", fields, list(entries(cells)), notes=how, sortable=True)
+
+
+def absent_table(cells: Sequence[AttentionCellRun]) -> Table | None:
+    """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
+    found: dict[tuple[str, str, Outcome], tuple[AttentionContestant, list[str]]] = {}
+    for cell in cells:
+        for entry in cell.contestants:
+            if entry.reason:
+                found.setdefault((entry.name, entry.reason, entry.outcome), (entry, []))[1].append(cell.name)
+    fields: tuple[Field[tuple[AttentionContestant, list[str]]], ...] = (
+        Field("contestant", lambda row: row[0].name, Code),
+        Field("why it has no number", lambda row: reason_cell(row[0])),
+        count("cells", lambda row: len(row[1])),
+        Field("which", lambda row: Text("all") if len(row[1]) == len(cells) else _first_names(row[1])),
+    )
+    return table_of("Entries without a number.", fields, list(found.values())) if found else None
+
+
+def _first_names(names: Sequence[str]) -> Code:
+    return Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
+
+
+# Recommended settings, from measurements, for three scenarios: little memory, most speed, best quality.
+
+KEPT: Final = 0.7
+"""Smallest recall for advice on memory and speed; without it, selecting nothing would be the fastest."""
+WORTH: Final = 2.0
+"""Smallest speedup over dense attention for advice on quality; without it, full attention would be the best."""
+GUIDE: Final = {
+    ("k8", 64): "the guide for little memory: topk=8, block_size=64",
+    ("k16", 256): "the guide for speed: topk=16, block_size=(4, 8, 8)",
+    ("k32", 128): "the guide for quality: topk=32, block_size=(2, 8, 8)",
+}
+"""Settings that FastVideo's benchmarking page names for the three scenarios."""
+_ADVICE_NONE: Final = "not measured here"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting of the whole operator with its measured results.
+
+    Args:
+        keys: keys that a query sees, mean; padding is not counted.
+        density: share of all pairs of tokens that is computed.
+        recall: share of full attention's mass on those keys.
+        temporary_bytes, peak_bytes: memory of one call.
+        found: against the fastest dense contestant of its cell; None where there is none.
+    """
+
+    cell: AttentionCellRun
+    entry: AttentionContestant
+    keys: int
+    density: float
+    recall: float
+    temporary_bytes: float | None
+    peak_bytes: float | None
+    found: GridSpeedup | None
+
+    @property
+    def ms(self) -> float:
+        """Median time of a call, ms."""
+        return self.entry.median_ns / 1e6
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the fine stage's output to dense attention's; None where it was not measured."""
+        fine = next((each for each in self.cell.measured if each.kind == "fine"), None)
+        return None if fine is None else fine.number(COSINE, against="dense")
+
+    @property
+    def words(self) -> str:
+        """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
+        tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
+        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
+
+
+def _mb(num_bytes: float) -> Number:
+    return bytes_cell(num_bytes, "MB", 1)
+
+
+def advice_report(folder: Path) -> Report:
+    """Build the page from a run's records: the fastest whole operator of each forward cell.
+
+    Raises:
+        DataError: the folder holds no cells.
+    """
+    cells = read_cells(folder).cells
+    sections = [_section(shape, settings) for shape, settings in _advice_by_shape(cells)]
+    machine = cells[0].run.header.machine
+    stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
+    return page(
+        title="Video-sparse attention: three scenarios, measured",
+        subtitle=f"on {machine.device_name}, torch {machine.torch}; whole operator, forward",
+        banners=(stop,) if any(cell.serialised for cell in cells) else (),
+        sections=(
+            *(section for section in sections if section is not None),
+            _how(),
+            settings_section(load_study([cells[0].run.folder], into=folder)),
+        ),
+    )
+
+
+def advice_tables(cells: Sequence[AttentionCellRun]) -> tuple[Table, ...]:
+    """Choose the tables that a terminal shows: the setting for each scenario."""
+    return tuple(_advice(shape, settings) for shape, settings in _advice_by_shape(cells) if settings)
+
+
+def _advice_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
+    for shape, own in groupby(cells, key=lambda cell: cell.grid.shape):
+        yield shape, tuple(_settings(tuple(own)))
+
+
+def _settings(cells: Sequence[AttentionCellRun]) -> Iterator[Setting]:
+    """Yield the fastest whole operator of each forward cell; if calls from raster order were measured, of those."""
+    for cell in cells:
+        whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
+        raster = [entry for entry in whole if entry.group == "raster"]
+        entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
+        recall = None if entry is None else entry.number(RECALL)
+        if cell.grid.direction != "forward" or entry is None or recall is None or entry.variant is None:
+            continue
+        density = 1 - (entry.variant.sparsity or 0.0)
+        compared = cell.reference is not None and not cell.serialised
+        yield Setting(
+            cell=cell,
+            entry=entry,
+            keys=round(density * entry.size("tokens")),
+            density=density,
+            recall=recall,
+            temporary_bytes=entry.number(TEMPORARY),
+            peak_bytes=entry.number(PEAK),
+            found=speedup(cell.reference, entry) if compared and cell.reference else None,
+        )
+
+
+def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
+    """Choose one setting for each scenario, and name the rule behind the choice.
+
+    Returns:
+        by scenario: the setting, or None if no measured one meets the rule.
+    """
+    keeping = [each for each in settings if each.recall >= KEPT]
+    sized = [each for each in keeping if each.temporary_bytes is not None]
+    worth = [each for each in settings if each.found is not None and each.found.ratio >= WORTH]
+    kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
+    return {
+        "memory-limited": (
+            min(sized, key=lambda each: (each.temporary_bytes or 0.0, each.ms), default=None),
+            f"least temporary memory {kept}",
+        ),
+        "maximum performance": (min(keeping, key=lambda each: each.ms, default=None), f"least time {kept}"),
+        "quality-critical": (
+            max(worth, key=lambda each: (each.recall, -each.ms), default=None),
+            f"largest recall of those at least {WORTH:g}x as fast as dense attention",
+        ),
+    }
+
+
+_FIELDS: Final[tuple[Field[Setting], ...]] = (
+    Field("setting", lambda each: each.words, Code),
+    count("block", lambda each: each.cell.grid.block),
+    count("key tiles", lambda each: each.entry.size("blocks_per_row"), "that every query tile sees"),
+    count("selected keys", lambda each: each.keys, "that a query sees, mean; padding is not counted"),
+    numeric("density", lambda each: each.density, "share of all pairs of tokens that is computed", show=Share),
+    time("time", lambda each: each.entry.median_ns),
+    numeric(
+        "speedup",
+        lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
+        "over the fastest dense contestant of the same cell",
+        missing=_ADVICE_NONE,
+    ),
+    numeric(
+        "temporary",
+        lambda each: each.temporary_bytes,
+        "memory one call needs, its output included",
+        show=_mb,
+        missing=_ADVICE_NONE,
+    ),
+    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_ADVICE_NONE),
+    numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
+    numeric(
+        "cosine to dense",
+        lambda each: each.cosine,
+        "of the fine stage's output, without the coarse part, where it was measured",
+        show=lambda cosine: Number(cosine, 4),
+        missing=_ADVICE_NONE,
+    ),
+)
+
+
+_Advised: TypeAlias = tuple[str, Setting | None, str]
+"""A scenario, the setting that was chosen for it, and the rule."""
+
+
+def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
+    """Build the table of chosen settings, one row for each scenario."""
+
+    def chosen(row: _Advised) -> Setting | None:
+        return row[1]
+
+    def named(row: _Advised) -> Setting | Cell:
+        return row[1] or Missing(f"no measured setting meets: {row[2]}", "none")
+
+    name, *others = _FIELDS
+    fields: tuple[Field[_Advised], ...] = (
+        Field("scenario", lambda row: row[0]),
+        name.of(named),
+        *(field.of(chosen, _ADVICE_NONE) for field in others),
+        Field("rule", lambda row: row[2]),
+    )
+    rows = [(scenario, setting, rule) for scenario, (setting, rule) in choose(settings).items()]
+    return table_of(f"{shape}: advice.", fields, rows)
+
+
+def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
+    if not settings:
+        return None
+    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each.cell.grid.budget, each.cell.grid.block), ""))
+    everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
+    return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
+
+
+def _how() -> Section:
+    items = (
+        "Recall depends on the data. These tensors are synthetic: smooth over the grid, with noise of each token, so that near "
+        "tokens see each other (docs/bench_attention.md has the formula). Measure your own with video_sparse_attention's probe.",
+        "A number of key tiles says nothing until the block size is multiplied in: topk=16 with 256 tokens and topk=32 with 128 "
+        "are the same 4,096 keys.",
+        "Dense attention as flash kernels compute it has no memory quadratic in the tokens either; sparsity saves work.",
+        f"Advice on memory and speed keeps {100 * KEPT:.0f} % of the mass, or the answer would be the sparsest setting; advice "
+        f"on quality asks for {WORTH:g}x over dense attention, or it would be dense attention.",
+    )
+    return Section("how", "How to read this", "", (Notes(items),))
+
+
+# Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
+
+_PICTURES_NONE = Missing("not measured here", "-")
+
+
+def against_sparsity(
+    cells: Sequence[AttentionCellRun],
+    what: str,
+    unit: str,
+    value: Callable[[AttentionCellRun, AttentionContestant], float | None],
+    group: str = "",
+) -> Figure | None:
+    """Plot one number of every contestant, or of those of one group, against the share of skipped work.
+
+    One block size, one direction, one shape.
+    """
+    named: dict[str, list[tuple[float, float]]] = {}
+    for cell, entry in entries(cells):
+        found = value(cell, entry) if group in ("", entry.group) else None
+        if found is not None:
+            named.setdefault(entry.name, []).append((cell.sparsity, found))
+    if not named:
+        return None
+    picture = _plane(named, Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True))
+    places = sorted({x for points in named.values() for x, _ in points})
+    fields = beside("contestant", (f"{100 * place:.1f} %" for place in places), numeric=True)
+    rows = []
+    for name, points in named.items():
+        values = dict(points)
+        rows.append((Code(name), *(Number(values[place], 2, unit) if place in values else _PICTURES_NONE for place in places)))
+    first = cells[0]
+    whose = f" of {group}" if group else ""
+    title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
+    return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, rows))
+
+
+def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
+    """Plot the points of each name in a colour of its own."""
+    marks = tuple(Mark(*point, series) for series, points in enumerate(named.values()) for point in points)
+    return Plane(x=x, y=y, marks=marks, series=tuple(named))
+
+
+def speedups(cells: Sequence[AttentionCellRun]) -> Figure | None:
+    """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
+
+    def value(cell: AttentionCellRun, entry: AttentionContestant) -> float | None:
+        if cell.serialised or cell.reference is None or entry.kind == "dense":
+            return None
+        return speedup(cell.reference, entry).ratio
+
+    figure = against_sparsity(cells, "speedup over dense", "x", value)
+    if figure is None:
+        return None
+    found = [
+        (cell, entry, speedup(cell.reference, entry))
+        for cell, entry in entries(cells)
+        if value(cell, entry) is not None and cell.reference is not None
+    ]
+    found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
+    rows = tuple(
+        Whisker(entry.name, ratio_cell(each.ratio, each.interval), group=f"{100 * cell.sparsity:.1f} % left out")
+        for cell, entry, each in found
+    )
+    return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
+
+
+def rates(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
+    """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
+
+    def value(_: AttentionCellRun, entry: AttentionContestant) -> float:
+        return entry.flops / entry.median_ns / 1e3
+
+    for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
+        figure = against_sparsity(cells, "useful TFLOP/s", "", value, group)
+        if figure is not None:
+            yield figure
+
+
+def memory(cells: Sequence[AttentionCellRun]) -> Figure | None:
+    """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
+    named: dict[str, list[tuple[float, float]]] = {}
+    for _, entry in entries(cells):
+        found = entry.number(TEMPORARY)
+        if found is not None and entry.kind != "dense":
+            named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
+    if not named:
+        return None
+    picture = _plane(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
+    title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
+    return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
+
+
+def stage_bars(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
+    """Yield bars of the whole operator's stages at the largest sparsity of each shape and block size."""
+    largest: dict[tuple[str, int], AttentionCellRun] = {}
+    for cell in cells:
+        if any(WHOLE in entry.stages for entry in cell.measured):
+            key = (cell.grid.shape, cell.grid.block)
+            largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
+    for cell in largest.values():
+        for entry in cell.measured:
+            if WHOLE in entry.stages:
+                yield _bars(cell, entry)
+
+
+def _bars(cell: AttentionCellRun, entry: AttentionContestant) -> Figure:
+    bars, done = [], 0
+    for name, ns in entry.parts:
+        bars.append(Bar(label=name, start_ns=done, stop_ns=done + ns, tone="plain"))
+        done += ns
+    bars.append(Bar(label=WHOLE, start_ns=0, stop_ns=entry.stages[WHOLE], tone="plain", total=True))
+    title = f"Stages of {entry.name}: {cell.name}"
+    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=stage_table([cell], entry.name))
+
+
+def stage_table(cells: Sequence[AttentionCellRun], only: str = "") -> Table:
+    """Build the table of every stage of every whole operator, and of the time between the stages."""
+    own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
+    fields: tuple[Field[tuple[AttentionCellRun, AttentionContestant, str, int]], ...] = (
+        Field("cell", lambda row: row[0].name, Code),
+        Field("contestant", lambda row: row[1].name, Code),
+        Field("stage", lambda row: row[2]),
+        time("time", lambda row: row[3]),
+        numeric("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], show=Share),
+    )
+    rows: list[Row] = []
+    for cell, entry in own:
+        stages = [(cell, entry, name, ns) for name, ns in (*entry.parts, (WHOLE, entry.stages[WHOLE]))]
+        *parts, whole = rows_of(fields, stages)
+        rows += [*parts, msgspec.structs.replace(whole, strong=True)]
+    names = dict.fromkeys(name for _, entry in own for name in entry.stages)
+    caption = f"Stages of {only}." if only else "Stages of the whole operator, every cell."
+    notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
+    return Table(caption, heads(fields), tuple(rows), notes, collapsed=not only)
+
+
+# Builder of the attention grid's page from its folder of cells.
+
+_LEAD = (
+    "Every contestant of a cell computes the same call. Its gate was checked before any number was taken; calls of all "
+    "contestants and of a large matrix product were taken in palindromes, so that ratios hold within one cell."
+)
+_COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, and the L2 cache is overwritten before it."
+
+
+def bench_report(folder: Path) -> Report:
+    """Build the page of an attention grid.
+
+    Raises:
+        DataError: the folder holds no cells.
+    """
+    found = read_cells(folder)
+    cells = found.cells
+    study = load_study([cell.run.folder for cell in cells], into=folder)
+    machine = cells[0].run.header.machine
+    sections = [*_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
+    environment = settings_section(load_study([cells[0].run.folder], into=folder))
+    serialised = [cell.name for cell in cells if cell.serialised]
+    stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
+    return page(
+        speedups=_speedups(cells),
+        title="Attention over the grid",
+        subtitle=f"{len(cells)} cells on {machine.device_name}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
+        facts=(
+            Fact("cells", Count(len(cells))),
+            Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
+            Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
+        ),
+        banners=(*((stop,) if serialised else ()), *unread_banners(found.unread), *banners(study, gather=True)),
+        sections=(*sections, environment),
+    )
+
+
+def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
+    """Choose the tables that a terminal shows: speed by shape and direction, and entries without a number."""
+    found = [speed_table(own, title) for title, own in _build_by_shape(cells) if any(cell.measured for cell in own)]
+    absent = absent_table(cells)
+    return [*found, *((absent,) if absent else ())]
+
+
+def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
+    """Yield one section for every shape and direction."""
+    for title, own in _build_by_shape(cells):
+        blocks: list[Block] = []
+        for block in dict.fromkeys(cell.grid.block for cell in own):
+            same = [cell for cell in own if cell.grid.block == block]
+            blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
+        gradients = gradient_table(own, title)
+        if any(cell.measured for cell in own):
+            blocks.append(speed_table(own, title))
+        blocks += [precision_table(own, title), *((gradients,) if gradients else ())]
+        name = f"{own[0].grid.shape}-{own[0].grid.direction}".replace(".", "-")
+        yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
+
+
+def _build_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[AttentionCellRun, ...]]]:
+    """Yield the cells of each shape and direction with their title."""
+    for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
+        yield f"{shape}, {direction}", tuple(group)
+
+
+def _sizes(cells: Sequence[AttentionCellRun]) -> str:
+    entry = next((entry for cell in cells for entry in cell.measured if entry.kind != "dense"), None)
+    entry = entry or next((entry for cell in cells for entry in cell.measured), None)
+    if entry is None:
+        return "No contestant has a number."
+    grid, sizes = "x".join(str(entry.size(f"grid_{axis}")) for axis in "thw"), entry.size
+    return (
+        f"{grid} tokens ({sizes('tokens')}), batch {sizes('batch')}, {sizes('heads')} heads of {sizes('head_dim')}; "
+        f"in tiles of {'x'.join(str(sizes(f'tile_{axis}')) for axis in 'thw')} {sizes('rows')} rows."
+    )
+
+
+def _stages(cells: Sequence[AttentionCellRun]) -> Section | None:
+    figures = tuple(stage_bars(cells))
+    if not figures:
+        return None
+    lead = (
+        "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of "
+        "several, nothing else between them, the cache as the call before left it)."
+    )
+    return Section("stages", "Stages of the whole operator", lead, (*figures, stage_table(cells)))
+
+
+def _memory(cells: Sequence[AttentionCellRun]) -> Section:
+    lead = (
+        "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of "
+        "output; whatever grows with blocks squared shows here."
+    )
+    found = (memory([cell for cell in cells if cell.grid.direction == direction]) for direction in ("forward", "backward"))
+    return Section("memory", "Memory", lead, tuple(figure for figure in found if figure is not None))
+
+
+def _absent(cells: Sequence[AttentionCellRun]) -> Section | None:
+    table = absent_table(cells)
+    return (
+        None if table is None else Section("absent", "Without a number", "Refused, failed, or wrong, in its own words.", (table,))
+    )
+
+
+def _speedups(cells: Sequence[AttentionCellRun]) -> Iterator[Speedup]:
+    for cell in cells:
+        if cell.serialised or cell.reference is None:
+            continue
+        for entry in cell.measured:
+            if entry.kind != "dense":
+                found = speedup(cell.reference, entry)
+                saved = cell.reference.median_ns - entry.median_ns
+                level = "kernel" if entry.kind == "fine" else "section"
+                ratio = ratio_cell(found.ratio, found.interval)
+                yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)  # type: ignore[arg-type]

@@ -1,1 +1,0 @@
-"""The page of `strobe bench attention`: speed, precision, stages and memory over the grid, and settings to choose."""

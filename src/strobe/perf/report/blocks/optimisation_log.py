@@ -1,0 +1,588 @@
+"""Tables of the optimisation log: decisions and entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from strobe.core.errors import DataError
+from strobe.core.spans import E2E
+from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
+from strobe.perf.analysis.runs.latency import NS, Latencies, Summary, latencies
+from strobe.perf.measure.stats import FLOOR, P99_SAMPLES
+from strobe.perf.records.record import Gate, Quality, Variant, Workload
+from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
+from strobe.perf.report.blocks.fields import Field, count, numeric, ratio_cell, table_of, time
+from strobe.perf.report.blocks.settings import banners
+from strobe.perf.report.model import Banner, Block, Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
+from strobe.perf.report.study import load_study
+
+# Entries of the optimisation log: every variant of every recorded run.
+
+METRIC: Final = "psnr"
+"""Quality metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
+_FIELDS: Final = ("window", "sink", "positions", "steps", "timesteps", "shift", "dtype", "sparsity", "lora", "compile_mode",
+                  "attention_impl")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A setting that differs between an entry and its reference; empty text: not there."""
+
+    setting: str
+    reference: str
+    own: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogEntry:
+    """One variant of one run. A text in place of a result says why there is none.
+
+    Args:
+        number: from 1, in order of date.
+        repeated: runs that measured the same reference again and have no entry of it.
+    """
+
+    number: int
+    run: RunRecords
+    name: str
+    settings: Variant | None
+    found: Latencies | str
+    e2e: Comparison | str
+    repeated: int = 0
+
+    @property
+    def label(self) -> str:
+        """Number and name of the entry."""
+        return f"{self.number} {self.name}"
+
+    @property
+    def reference(self) -> str:
+        """Name of the variant that it is compared with."""
+        return self.run.header.baseline
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the other variants of its run are compared with it."""
+        return self.name == self.reference
+
+    @property
+    def latencies(self) -> Latencies | None:
+        """Latencies of its timed clips; None if there are none."""
+        return None if isinstance(self.found, str) else self.found
+
+    @property
+    def gate(self) -> Gate | None:
+        """Gate record of the entry; None if it has none."""
+        return next((gate for gate in self.run.gates if gate.variant == self.name), None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether its gate passed and demanded the values of the reference."""
+        return self.gate is not None and self.gate.passed and self.gate.exact
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Reference, model, clip and device; only entries with equal groups are compared."""
+        head = self.run.header
+        return self.reference, head.model, head.workload, head.machine.device_name
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Settings that differ from its reference."""
+        reference = next((each for each in self.run.variants if each.name == self.reference), None)
+        if self.settings is None or reference is None:
+            return ()
+        return tuple(_differences(reference, self.settings))
+
+    @property
+    def error(self) -> str:
+        """Reason why it has no numbers; empty if it has some, or if it was not reached."""
+        if isinstance(self.found, Latencies):
+            return ""
+        gate, end = self.gate, self.run.end
+        if gate is not None and not gate.passed:
+            return f"red gate: {gate.rule}: {gate.detail}"
+        if end is not None and end.status == "failed" and end.variant in ("", self.name):
+            return end.message
+        return ""
+
+    @property
+    def ratio(self) -> float | None:
+        """End-to-end time of the reference / own time; 1 for a reference."""
+        if self.is_reference:
+            return 1.0 if isinstance(self.found, Latencies) else None
+        return None if isinstance(self.e2e, str) else self.e2e.ratio
+
+    @property
+    def speed(self) -> float | None:
+        """Speedup if its interval proves a difference, otherwise 1."""
+        if isinstance(self.e2e, str) or self.e2e.verdict in ("faster", "slower"):
+            return self.ratio
+        return 1.0
+
+    @property
+    def quality(self) -> Quality | None:
+        """Its record of `METRIC`; None if not measured."""
+        return _line(self.run, self.name)
+
+    @property
+    def score(self) -> float | None:
+        """Quality by `METRIC`, dB; the reference's own if its gate found equal values, infinite for equal pictures."""
+        line = _line(self.run, self.reference if self.exact else self.name)
+        if line is None or not line.n:
+            return None
+        return math.inf if line.value is None else line.value
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak memory over its timed clips, bytes."""
+        peaks = [clip.peak_bytes for clip in timed_clips(self.run) if clip.variant == self.name and clip.peak_bytes is not None]
+        return max(peaks, default=None)
+
+    @property
+    def work(self) -> Workload | None:
+        """Workload of the clip."""
+        return self.run.header.workload
+
+    @property
+    def dit_fps(self) -> float | None:
+        """Pixel frames per second of the transformer alone, without decoding."""
+        if isinstance(self.found, str) or not self.found.dit_block_ns or self.work is None:
+            return None
+        return NS * self.work.frames_per_block * self.work.batch / self.found.dit_block_ns
+
+    @property
+    def break_even(self) -> float | None:
+        """Frame blocks after which a slower cold start is made up for; 0: it is not slower; None: never, or unknown."""
+        reference = next((each for each in self.run.variants if each.name == self.reference), None)
+        if self.is_reference or self.settings is None or reference is None or isinstance(self.found, str):
+            return None
+        own, other = self.settings.cold_start_ns, reference.cold_start_ns
+        if own is None or other is None or self.found.block is None:
+            return None
+        if own <= other:
+            return 0.0
+        base = latencies(self.run, self.reference).block
+        saved = 0.0 if base is None else base.mean_ns - self.found.block.mean_ns
+        return (own - other) / saved if saved > 0 else None
+
+
+def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the run folders at or under some folders; of cells that were measured again only the last.
+
+    Raises:
+        DataError: there is no run.
+    """
+    found = {file.parent for path in paths if path.is_dir() for name in FILES for file in path.rglob(name)}
+    kept = tuple(sorted(folder for folder in found if not superseded(folder)))
+    if not kept:
+        raise DataError(
+            f"nothing was measured at {', '.join(map(str, paths))}; measure with `strobe compare` or `strobe log --quick`"
+        )
+    return kept
+
+
+def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
+    """Read runs of a model as entries, ordered by date; a reference measured in several runs becomes one entry.
+
+    Raises:
+        DataError: a folder has no readable records, or none of them measured a model.
+    """
+    runs = sorted((read_run(folder) for folder in folders), key=lambda run: (run.header.date, str(run.folder)))
+    seen: dict[tuple[object, ...], list[LogEntry]] = {}
+    for run in runs:
+        if run.header.workload is None:
+            continue
+        for name in dict.fromkeys(run.header.order):
+            entry = _entry(run, name)
+            key = (*entry.group, name) if entry.is_reference else (str(run.folder), name)
+            seen.setdefault(key, []).append(entry)
+    if not seen:
+        raise DataError("these runs measured no stream: the log is about streams of a model")
+    chosen = [
+        (next((each for each in same if not isinstance(each.found, str)), same[0]), len(same) - 1) for same in seen.values()
+    ]
+    return tuple(
+        LogEntry(
+            number=number,
+            run=entry.run,
+            name=entry.name,
+            settings=entry.settings,
+            found=entry.found,
+            e2e=entry.e2e,
+            repeated=repeated,
+        )
+        for number, (entry, repeated) in enumerate(chosen, start=1)
+    )
+
+
+def _entry(run: RunRecords, name: str) -> LogEntry:
+    settings = next((each for each in run.variants if each.name == name), None)
+    found: Latencies | str
+    e2e: Comparison | str
+    try:
+        found = latencies(run, name) if settings is not None else "it never ran"
+    except DataError as error:
+        found = str(error)
+    try:
+        e2e = "the reference itself" if name == run.header.baseline else compare_stage(run, name, E2E)
+    except DataError as error:
+        e2e = str(error)
+    return LogEntry(number=0, run=run, name=name, settings=settings, found=found, e2e=e2e)
+
+
+def _line(run: RunRecords, name: str) -> Quality | None:
+    return next((line for line in run.quality if line.variant == name and line.metric == METRIC), None)
+
+
+def _differences(reference: Variant, own: Variant) -> Iterator[Difference]:
+    for field in _FIELDS:
+        pair = _word(getattr(reference, field)), _word(getattr(own, field))
+        if pair[0] != pair[1]:
+            yield Difference(setting=field.replace("_", " "), reference=pair[0], own=pair[1])
+    knobs = [{knob.name: knob.value for knob in variant.knobs} for variant in (reference, own)]
+    for name in dict.fromkeys((*knobs[0], *knobs[1])):
+        pair = knobs[0].get(name, "off"), knobs[1].get(name, "off")
+        if pair[0] != pair[1]:
+            yield Difference(setting=name, reference=pair[0], own=pair[1])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{each:g}" for each in value)
+    return "none" if value is None or value == "" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# The rule that keeps or drops an entry; the page states it and measurements decide it.
+
+Word = Literal["Keep", "Drop", "Open", "Reference"]
+LIGHTER: Final = 0.05
+"""Share of the reference's peak memory that an entry must save to be kept for its memory."""
+
+RULE: Final = (
+    "The first of these that fits decides.",
+    "Drop: it failed, or its gate was red.",
+    "Open: it has no finished pair of clips, or no interval (one round).",
+    f"Keep: not proven faster, but on a GPU its peak memory is at least {100 * LIGHTER:g} % below its reference's, and its gate "
+    "found the values of the reference or its quality was measured; Open if neither.",
+    f"Drop: not proven faster: the 95 % interval of its speedup does not exclude 1, or it is below {100 * FLOOR:g} %.",
+    "Keep: faster, and its gate found the values of the reference.",
+    "Open: faster, other values, and their quality was not measured.",
+    f"Drop: another entry of the same reference, model, clip and device is at least as fast and at least as good ({METRIC}), and "
+    f"in one of them better.",
+    "Keep: faster, and nothing measured is both as fast and as good.",
+)
+"""The rule in words, in the order in which `decide` checks it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Verdict on an entry and its reason."""
+
+    word: Word
+    why: str
+
+
+def decide(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
+    """Apply the rule to an entry among all entries of a log."""
+    if entry.error:
+        return Decision(word="Drop", why=entry.error)
+    if entry.is_reference:
+        return Decision(word="Reference", why="what the others are held against")
+    if isinstance(entry.e2e, str):
+        return Decision(word="Open", why=entry.e2e)
+    if entry.e2e.interval is None:
+        return Decision(word="Open", why="one round has no interval; measure more rounds")
+    if entry.e2e.verdict != "faster":
+        return _not_faster(entry, entries)
+    if entry.exact:
+        return Decision(word="Keep", why="faster, and the values are those of the reference")
+    if entry.score is None:
+        return Decision(word="Open", why=f"faster, but quality was not measured: {_reason(entry)}")
+    above = next((other for other in entries if dominates(other, entry)), None)
+    if above is not None:
+        return Decision(word="Drop", why=f"{above.label} is at least as fast and at least as good")
+    return Decision(word="Keep", why="faster, and nothing measured is both as fast and as good")
+
+
+def dominates(other: LogEntry, entry: LogEntry) -> bool:
+    """Return whether another entry of the group is at least as fast and as good, and better in one of the two."""
+    if other is entry or other.group != entry.group or other.error:
+        return False
+    pairs = (other.speed, entry.speed), (other.score, entry.score)
+    if any(each is None for pair in pairs for each in pair):
+        return False
+    (fast, own_fast), (good, own_good) = pairs
+    assert fast is not None and own_fast is not None and good is not None and own_good is not None
+    return fast >= own_fast and good >= own_good and (fast > own_fast or good > own_good)
+
+
+def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
+    assert not isinstance(entry.e2e, str)
+    words = {"slower": "slower than its reference", "no difference": "no difference to its reference"}
+    why = words.get(entry.e2e.verdict, "not proven faster: the interval includes 1")
+    reference = next((each for each in entries if each.is_reference and each.group == entry.group), None)
+    peaks = entry.peak_bytes, reference.peak_bytes if reference else None
+    on_gpu = entry.run.header.machine.on_gpu
+    if on_gpu and peaks[0] is not None and peaks[1] is not None and peaks[0] <= (1 - LIGHTER) * peaks[1]:
+        lighter = f"{100 * (1 - peaks[0] / peaks[1]):.0f} % below its reference; {why}"
+        if not entry.exact and entry.score is None:
+            return Decision(word="Open", why=f"memory {lighter}; but quality was not measured: {_reason(entry)}")
+        return Decision(word="Keep", why=f"for memory, {lighter}")
+    return Decision(word="Drop", why=why)
+
+
+def _reason(entry: LogEntry) -> str:
+    line = entry.quality
+    return "no line of quality in the records" if line is None else line.note or "no reason given"
+
+
+# Tables of the optimisation log: one topic each, one row per entry.
+
+_TONES: Final[dict[str, Tone]] = {"Keep": "good", "Drop": "bad", "Open": "muted", "Reference": "plain"}
+_LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
+_BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: None if entry.work is None else entry.work.batch)
+
+
+def decisions(rows: Sequence[tuple[LogEntry, Decision]]) -> Table:
+    """Build the table of every entry's speedup, verdict and reason."""
+    fields: tuple[Field[tuple[LogEntry, Decision]], ...] = (
+        Field("entry", lambda row: row[0].label),
+        Field("reference", lambda row: row[0].reference),
+        numeric("speedup", lambda row: _speedup(row[0])),
+        Field("decision", lambda row: Text(row[1].word, _TONES[row[1].word])),
+        Field("why", lambda row: row[1].why),
+    )
+    note = "Speedup: end-to-end time of the reference / own, median over mirrored pairs of one run, with its 95 % interval."
+    return table_of("Decisions.", fields, rows, notes=(note,))
+
+
+def _speedup(entry: LogEntry) -> Cell:
+    if isinstance(entry.e2e, str):
+        return Missing("" if entry.is_reference else entry.e2e, "-")
+    return ratio_cell(entry.e2e.ratio, entry.e2e.interval)
+
+
+def configurations(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of the settings in which each entry differs from its reference."""
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        Field("differences to the reference", _changed),
+        Field("clip", _clip),
+        Field("run", lambda entry: entry.run.header.run),
+        Field("date", lambda entry: entry.run.header.date),
+        Field("command", lambda entry: " ".join(entry.run.header.argv[1:])),
+    )
+    return table_of("Configurations, as they were resolved.", fields, entries)
+
+
+def _changed(entry: LogEntry) -> Cell:
+    if entry.settings is None:
+        return Missing("its settings were never written", "not recorded")
+    if entry.is_reference:
+        again = f", measured in {entry.repeated + 1} runs" if entry.repeated else ""
+        return Text(f"the reference itself{again}", "muted")
+    words = [f"{each.setting}: {each.own} instead of {each.reference}" for each in entry.differences]
+    return Text("; ".join(words) or "nothing")
+
+
+def _clip(entry: LogEntry) -> Cell:
+    work = entry.work
+    if work is None:
+        return Missing("", "-")
+    at = ", ".join(str(prompt.frame_block) for prompt in work.prompts[1:])
+    return Text(f"{work.frame_blocks} frame blocks, batch {work.batch}, {f'switches at {at}' if at else 'no switch'}")
+
+
+def steady(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of steady frame blocks, decoding included, and the frame rates they give."""
+    fields = (_LABEL, _BATCH, *_summary("SS", "block"), _fps("latent"), _fps("pixel"))
+    note = (
+        "SS: a steady frame block, streamed, decoding included: delivered. FPS are frames of a block, of all streams of the "
+        "batch, / SS mean. A p99 needs "
+        f"{P99_SAMPLES} samples."
+    )
+    return table_of("Steady state, delivered with VAE.", fields, entries, notes=(note,))
+
+
+def switching(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of first frame blocks under a new prompt."""
+    note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
+    return table_of("Prompt switches.", (_LABEL, *_summary("PS", "switch_block")), entries, notes=(note,))
+
+
+def transformer(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of denoise steps and the commit pass alone."""
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        _BATCH,
+        count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
+        time("DiT of a block", lambda entry: (entry.latencies and entry.latencies.dit_block_ns) or _none(entry)),
+        numeric("DiT pixel FPS", lambda entry: _none(entry) if entry.dit_fps is None else Number(entry.dit_fps, 2)),
+    )
+    note = "Denoise steps and the commit pass of a steady frame block, without decoding; FPS as if there were nothing else."
+    return table_of("The transformer alone.", fields, entries, notes=(note,))
+
+
+def memory(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of peak memory, with and without the text encoder where that is known."""
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        numeric("peak as measured", lambda entry: _none(entry) if entry.peak_bytes is None else _gib(entry.peak_bytes)),
+        numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
+        numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
+    )
+    notes = (
+        "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
+        "The text encoder's own weights are added or taken away; where they lie outside the counted memory they are added.",
+    )
+    return table_of("Peak memory.", fields, entries, notes=notes)
+
+
+def _gib(num_bytes: float) -> Cell:
+    return bytes_cell(num_bytes, "GiB", 3)
+
+
+def _peak(entry: LogEntry, *, encoder: bool) -> Cell:
+    """Return the cell of the peak with or without the text encoder, whose weights lie on the device or outside of it."""
+    text, held = (entry.settings.text_encoder_bytes, entry.settings.text_encoder_on_device) if entry.settings else (None, None)
+    if entry.peak_bytes is None or text is None or held is None:
+        return Missing("the records do not say", "not known")
+    return _gib(entry.peak_bytes + (0 if held == encoder else text if encoder else -text))
+
+
+def quality_table(entries: Sequence[LogEntry]) -> Table | None:
+    """Build the table of every recorded metric, with its reference; None if no quality was measured."""
+    lines = {(entry.number, line.metric): line for entry in entries for line in entry.run.quality if line.variant == entry.name}
+    metrics = list(dict.fromkeys(metric for _, metric in lines))
+    if not metrics:
+        return None
+    first = {metric: next(line for (_, name), line in lines.items() if name == metric) for metric in metrics}
+
+    def references(entry: LogEntry) -> Cell:
+        mine = (lines.get((entry.number, metric)) for metric in metrics)
+        names = dict.fromkeys(line.reference for line in mine if line is not None and line.reference)
+        return Text(", ".join(names) or "none", "plain" if names else "muted")
+
+    def scores(metric: str) -> Field[LogEntry]:
+        head = f"{metric}{f' ({first[metric].unit})' if first[metric].unit else ''}"
+        return numeric(head, lambda entry: _quality(lines.get((entry.number, metric)), entry))
+
+    fields = (_LABEL, Field("reference for quality", references), *map(scores, metrics))
+    notes = tuple(f"{metric} ({line.better} is better): {line.definition}" for metric, line in first.items())
+    return table_of("Quality against the named reference.", fields, entries, notes=notes)
+
+
+def cold(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of cold starts, and of the frame blocks after which each is made up for."""
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        time("cold start", _cold_ns, "s"),
+        numeric("break-even, frame blocks", _break_even),
+    )
+    notes = (
+        "Cold start: opening the variant and a short clip of it, minus the same clip again. What an earlier variant "
+        "of the process compiled or read is there already.",
+        "Break-even: (own cold start - the reference's) / (the reference's SS mean - own), in frame blocks.",
+    )
+    return table_of("Cold start and break-even.", fields, entries, notes=notes)
+
+
+def _cold_ns(entry: LogEntry) -> int | Missing:
+    known = None if entry.settings is None else entry.settings.cold_start_ns
+    return Missing("not taken", "-") if known is None else known
+
+
+def _break_even(entry: LogEntry) -> Cell:
+    if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.found, str):
+        return Missing("", "-")
+    blocks = entry.break_even
+    if blocks is None:
+        return Text("never: its blocks are not shorter", "muted")
+    return Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
+
+
+def _none(entry: LogEntry) -> Missing:
+    return Missing(_why(entry), "-")
+
+
+def _why(entry: LogEntry) -> str:
+    return entry.error or (entry.found if isinstance(entry.found, str) else "no steady frame blocks")
+
+
+def _summary(name: str, part: Literal["block", "switch_block"]) -> tuple[Field[LogEntry], ...]:
+    """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
+
+    def of(get: Callable[[Summary], Any]) -> Callable[[LogEntry], Any]:
+        def value(entry: LogEntry) -> Any:
+            if entry.latencies is None:
+                return _none(entry)
+            found = entry.latencies.block if part == "block" else entry.latencies.switch_block
+            return Missing("there were none", "-") if found is None else get(found)
+
+        return value
+
+    return (
+        time(f"{name} mean", of(lambda found: found.mean_ns)),
+        time(f"{name} p50", of(lambda found: found.p50_ns)),
+        time(
+            f"{name} p99",
+            of(lambda found: found.tail.value if found.tail.label == "p99" else Missing(f"{found.n} samples", "-")),
+        ),
+        time(f"{name} max", of(lambda found: found.max_ns)),
+        count("samples", of(lambda found: found.n)),
+    )
+
+
+def _fps(kind: Literal["latent", "pixel"]) -> Field[LogEntry]:
+    def rate(entry: LogEntry) -> Cell:
+        value = None if entry.latencies is None else getattr(entry.latencies, f"{kind}_fps")
+        return _none(entry) if value is None else Number(value, 2)
+
+    return numeric(f"{kind} FPS", rate)
+
+
+def _quality(line: Quality | None, entry: LogEntry) -> Cell:
+    if line is None:
+        return Missing(_why(entry) if isinstance(entry.found, str) else "not in the records", "not measured")
+    if line.value is None:
+        return Missing(line.note or "no reason given", "equal" if line.n and line.reference else "not measured")
+    return Number(line.value, 4 if abs(line.value) < 10 else 2)
+
+
+# Sections of an optimisation log: decisions with their rule, configurations, then one section per topic.
+
+
+def log_sections(decided: Sequence[tuple[LogEntry, Decision]]) -> tuple[Section, ...]:
+    """Build the sections: decisions with their rule, configurations, then one section per topic."""
+    entries = [entry for entry, _ in decided]
+    quality = quality_table(entries)
+    found: list[Block] = [memory(entries), cold(entries)]
+    lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."
+    return (
+        Section("decisions", "Decisions", lead, (decisions(decided), Notes(RULE))),
+        Section("configurations", "Configurations", "", (configurations(entries),)),
+        Section("latency", "Latencies and rates", "", (steady(entries), switching(entries))),
+        Section("transformer", "Transformer", "", (transformer(entries),)),
+        Section("quality", "Quality", "", (quality or Notes(("Not measured: these records hold no quality numbers.",)),)),
+        Section("cost", "Memory and start", "", tuple(found)),
+    )
+
+
+def speedups(entries: Sequence[LogEntry]) -> list[Speedup]:
+    """Return the end-to-end speedups that a script or gate may refer to."""
+    return [
+        Speedup(entry.label, entry.reference, "e2e", ratio_cell(entry.e2e.ratio, entry.e2e.interval))
+        for entry in entries
+        if not isinstance(entry.e2e, str)
+    ]
+
+
+def log_banners(entries: Sequence[LogEntry], into: Path) -> tuple[Banner, ...]:
+    """Return banners on what voids or weakens the numbers; clips may differ, since only equal ones are compared."""
+    folders = list(dict.fromkeys(entry.run.folder for entry in entries))
+    return banners(load_study(folders, into), gather=True, any_clip=True)

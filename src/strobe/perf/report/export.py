@@ -1,0 +1,344 @@
+"""Exports of a trace report: every event as a compressed CSV, and a Perfetto file."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.errors import ImplUnavailableError
+from strobe.core.files import writing_whole
+from strobe.core.libraries import broken, install
+from strobe.perf.analysis.device.activity import BUSY, CAUSES, DeviceView, all_events, device_views, windowed_events
+from strobe.perf.analysis.device.intervals import Ints, Window, column
+from strobe.perf.report.study import TraceStudy
+from strobe.perf.trace import DeviceEvents, HostEvents, Trace
+from strobe.perf.trace.events import DEVICE_KINDS
+
+# Export of every event behind a trace report, exact, as a compressed CSV beside the page.
+
+try:
+    from isal import igzip  # a few times as fast
+except ImportError:
+    igzip = None  # type: ignore[assignment]
+
+COLUMNS: Final = (
+    "trace", "kind", "name", "start_ns", "end_ns", "device", "stream", "shape", "module",
+    "call", "call_start_ns", "call_end_ns", "thread", "ordinal",
+)  # fmt: skip
+_CHUNK: Final = 4_000
+_Gzip: Final[Any] = gzip.GzipFile if igzip is None else igzip.IGzipFile
+
+
+def write_events(study: TraceStudy, path: Path) -> int:
+    """Write the device events of the chosen windows, uncut; of a trace without any, its operators.
+
+    Times are integer nanoseconds since the epoch, or the trace's own times if it has no base. `call` is the launch call, empty if
+    it lies before the recorded window. Equal studies give equal bytes.
+
+    Returns:
+        how many events were written.
+    """
+    num_rows = 0
+    with writing_whole(path) as file, _Gzip(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+        packed.write(",".join(COLUMNS).encode() + b"\n")
+        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+            found = _device_rows if len(trace.device_events) else _operator_rows
+            rows = found(trace, _field(label), window)
+            while chunk := list(islice(rows, _CHUNK)):  # always as many, for the packed bytes depend on it
+                packed.write("".join(chunk).encode("utf-8", "replace"))
+                num_rows += len(chunk)
+    return num_rows
+
+
+def _field(text: str) -> str:
+    """Return a text as one CSV field, quoted if necessary."""
+    return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\r\n') else text
+
+
+def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
+    """Yield rows of device events, each beginning with `head`."""
+    events, base = trace.device_events, trace.base_ns
+    shapes = [_field(text) for text in events.shapes]
+    fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
+    call = _CsvCalls(trace)
+    parts = (part.work for part in windowed_events(all_events(trace), window))
+    for work in (one.at(slice(at, min(at + _CHUNK, len(one)))) for one in parts for at in range(0, len(one), _CHUNK)):
+        modules = [""] * len(work)
+        if trace.module_paths:
+            modules = [_field(trace.module_paths.get(number, "")) for number in work.position.tolist()]
+        front = work.name.astype(np.int64) * len(DEVICE_KINDS) + work.kind
+        columns = (front, work.device, work.stream, work.shape, work.ordinal)
+        times = _later(work.start, base), _later(work.end, base)
+        rows = zip(modules, call.fields(work.host), *times, *(column.tolist() for column in columns), strict=True)
+        yield from [
+            f"{fronts[front]},{start},{end},{device},{stream},{shapes[shape]},{module},{host},{ordinal}\n"
+            for module, host, start, end, front, device, stream, shape, ordinal in rows
+        ]
+
+
+def _later(times: Ints, base_ns: int) -> list[int]:
+    """Return the times plus the base of their trace; the sums may exceed 64 bits."""
+    if len(times) and base_ns + int(times.max()) < 1 << 63:
+        later: list[int] = (times + base_ns).tolist()
+        return later
+    return [base_ns + time for time in times.tolist()]
+
+
+class _CsvCalls:
+    """CSV fields of launch calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        hosts = trace.device_events.hosts
+        self._base = trace.base_ns
+        self._names = [_field(name) for name in hosts.names]
+        self._threads = [_field(thread) for thread in trace.threads]
+        self._columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
+
+    def fields(self, calls: NDArray[np.int32]) -> list[str]:
+        """Return the fields of the calls; a negative call is unknown and has empty fields."""
+        known, names, threads = calls >= 0, self._names, self._threads
+        name, start, end, thread = (column[calls[known]] for column in self._columns)
+        rows = zip(name.tolist(), _later(start, self._base), _later(end, self._base), thread.tolist(), strict=True)
+        found = [f"{names[name]},{start},{end},{threads[thread]}" for name, start, end, thread in rows]
+        if len(found) == len(calls):
+            return found
+        each = iter(found)
+        return [next(each) if one else ",,," for one in known.tolist()]
+
+
+def _operator_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
+    """Yield rows of operators, each beginning with `head`."""
+    ops, base = trace.ops, trace.base_ns
+    names, threads = [_field(name) for name in ops.names], [_field(thread) for thread in trace.threads]
+    return (
+        f"{head},operator,{names[name]},{base + start},{base + end},,,,,,,,{threads[thread]},\n"
+        for name, start, end, thread in zip(ops.name, ops.start_ns, ops.end_ns, ops.thread, strict=True)
+        if window is None or (start < window.end_ns and (end > window.start_ns or start == end >= window.start_ns))
+    )
+
+
+# A study as a Perfetto TrackEvent file. Nothing is dropped: work that overlaps gets a lane of its own.
+#
+# The viewer's JSON importer drops events that overlap on one track, as kernels of one stream do with programmatic dependent
+# launch.
+
+_PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
+_CLEARED: Final = 1  # TracePacket.SequenceFlags
+_NEEDS_STATE: Final = 2
+_EXPLICIT: Final = 3  # TrackDescriptor.ChildTracksOrdering
+_BEGIN: Final = 1  # TrackEvent.Type
+_END: Final = 2
+_FLUSH: Final = 2_000
+
+
+class TrackSlice(NamedTuple):
+    """One slice of a track; `flow` links a launch call to the work it launched, 0 links nothing."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    category: str
+    flow: int = 0
+    shape: str = ""
+
+
+def write_perfetto(study: TraceStudy, path: Path) -> int:
+    """Write the chosen window of every trace: device streams, idle classes, launch calls and ranges. Python frames are left out.
+
+    Slices keep their exact nanoseconds since the epoch, or the trace's own times if it has no base; if any is before 0, all are
+    shifted by that. A slice that begins before the window or ends after it is not cut.
+
+    Returns:
+        how many slices were written.
+
+    Raises:
+        ImplUnavailableError: the `perfetto` package is not installed.
+    """
+    if why := broken(_PROTOS):
+        raise ImplUnavailableError("perfetto", f"{why}; {install('perfetto')} installs it")
+    protos = importlib.import_module(_PROTOS)
+    with writing_whole(path) as file:
+        writer = _Writer(protos, file, max(0, -min((_first_ns(trace) for trace in study.traces), default=0)))
+        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+            _write_trace(writer, trace, label, window)
+        writer.flush()
+    return writer.num_slices
+
+
+def _first_ns(trace: Trace) -> int:
+    """Return the earliest time in a trace, ns; the format has no negative times."""
+    columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
+    return trace.base_ns + min((min(column) for column in columns if len(column)), default=0)
+
+
+def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:
+    """Assign slices, in order of start, to as few lanes as keep them apart; yield each slice's lane.
+
+    Args:
+        slices: an enclosing one before what it encloses.
+        nested: a slice may lie inside another one of its lane, as calls do on a thread.
+    """
+    open_ends: list[list[int]] = []  # of each lane
+    for piece in slices:
+        place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(open_ends))
+        if place == len(open_ends):
+            open_ends.append([])
+        open_ends[place].append(piece.end_ns)
+        yield place, piece
+
+
+def _fits(ends: list[int], piece: TrackSlice, nested: bool) -> bool:
+    while ends and ends[-1] <= piece.start_ns:
+        ends.pop()
+    return not ends or (nested and piece.end_ns <= ends[-1])
+
+
+def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | None) -> None:
+    process, launches = writer.process(label), list[Ints]()
+    for view in device_views(trace, window):
+        group = writer.track(f"device {view.device}", process)
+        writer.lanes("idle", group, _idle(view), trace.base_ns)
+        inside = view.work.at(view.inside)
+        stream, host = inside.stream, inside.host
+        for number in np.unique(stream).tolist():
+            chosen = inside.position[stream == number].tolist()
+            slices = (_device_slice(trace.device_events, i, writer.first_flow) for i in chosen)
+            writer.lanes(f"stream {number}", group, slices, trace.base_ns)
+        launches.append(np.unique(host[host >= 0]))
+    called = np.unique(np.concatenate(launches)) if launches else np.empty(0, np.int64)
+    _write_host(writer, process, trace, called, window)
+    writer.first_flow += len(trace.device_events.hosts)
+
+
+def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, window: Window | None) -> None:
+    """Write the launch calls of the window's work, and the ranges of the time in which it was launched and ran."""
+    hosts, ranges, host = trace.device_events.hosts, trace.ranges, writer.track("host", process)
+    thread = column(hosts.thread)[called]
+    for number in np.unique(thread).tolist():
+        calls = (_host_slice(hosts, i, "launch", writer.first_flow) for i in called[thread == number].tolist())
+        writer.lanes(f"launch calls of {trace.threads[number]}", host, calls, trace.base_ns, nested=True)
+    shown = np.ones(len(ranges), np.bool_)
+    if window is not None:
+        start = min(window.start_ns, *column(hosts.start_ns)[called].tolist())
+        end = max(window.end_ns, *column(hosts.end_ns)[called].tolist())
+        shown = (column(ranges.start_ns) < end) & (column(ranges.end_ns) > start)
+    for number in np.unique(column(ranges.thread)).tolist():
+        mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
+        spans = (_host_slice(ranges, i, "range") for i in mine)
+        writer.lanes(f"ranges of {trace.threads[number]}", host, spans, trace.base_ns, nested=True)
+
+
+def _idle(view: DeviceView) -> Iterator[TrackSlice]:
+    slices = view.slices
+    for start, end, cause in zip(slices.start.tolist(), slices.end.tolist(), slices.cause.tolist(), strict=True):
+        if cause != BUSY:
+            yield TrackSlice(start, end, f"idle: {CAUSES[cause].replace('_', ' ')}", "idle")
+
+
+def _device_slice(events: DeviceEvents, i: int, first_flow: int) -> TrackSlice:
+    flow = 0 if events.host[i] < 0 else first_flow + events.host[i]
+    name, kind, shape = events.names[events.name[i]], DEVICE_KINDS[events.kind[i]], events.shapes[events.shape[i]]
+    return TrackSlice(events.start_ns[i], events.end_ns[i], name, kind, flow, shape)
+
+
+def _host_slice(events: HostEvents, i: int, category: str, first_flow: int = 0) -> TrackSlice:
+    name, flow = events.names[events.name[i]], first_flow + i if first_flow else 0
+    return TrackSlice(events.start_ns[i], events.end_ns[i], name, category, flow)
+
+
+class _Writer:
+    """Writer of packets in one sequence; every text is written once and then referred to by number."""
+
+    def __init__(self, protos: Any, file: BinaryIO, shift_ns: int) -> None:
+        self.num_slices, self.first_flow, self._shift_ns = 0, 1, shift_ns
+        self._file, self._protos, self._batch, self._packets = file, protos, protos.Trace(), 0
+        self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
+
+    def process(self, name: str) -> int:
+        """Begin a process and return its track."""
+        descriptor = self._descriptor(name, None)
+        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
+        return self._uuid
+
+    def track(self, name: str, parent: int) -> int:
+        """Begin a track below another and return it."""
+        self._descriptor(name, parent)
+        return self._uuid
+
+    def lanes(self, name: str, parent: int, slices: Iterable[TrackSlice], base_ns: int, *, nested: bool = False) -> None:
+        """Write slices as tracks below `parent`; those after the first hold what overlaps. Times are `base_ns` later."""
+        tracks, open_ends = list[int](), list[list[int]]()
+        later = base_ns + self._shift_ns
+        for lane, piece in in_lanes(slices, nested=nested):
+            if lane == len(tracks):
+                tracks.append(self.track(f"{name}, overlap {lane}" if lane else name, parent))
+                open_ends.append([])
+            ends = open_ends[lane]
+            while ends and ends[-1] <= piece.start_ns:
+                self._end(tracks[lane], later + ends.pop())
+            self._begin(tracks[lane], later + piece.start_ns, piece)
+            ends.append(piece.end_ns)
+            self.num_slices += 1
+        for track, ends in zip(tracks, open_ends, strict=True):
+            while ends:
+                self._end(track, later + ends.pop())
+
+    def flush(self) -> None:
+        """Write the waiting packets to the file."""
+        self._file.write(self._batch.SerializeToString(deterministic=True))
+        self._batch, self._packets = self._protos.Trace(), 0  # a cleared message would keep its memory
+
+    def _packet(self) -> Any:
+        if self._packets == _FLUSH:
+            self.flush()
+        packet = self._batch.packet.add()
+        packet.trusted_packet_sequence_id = 1
+        packet.sequence_flags = _NEEDS_STATE if self._uuid else _CLEARED
+        self._packets += 1
+        return packet
+
+    def _descriptor(self, name: str, parent: int | None) -> Any:
+        descriptor = self._packet().track_descriptor
+        self._uuid += 1
+        descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
+        descriptor.sibling_order_rank = self._uuid
+        if parent is not None:
+            descriptor.parent_uuid = parent
+        return descriptor
+
+    def _end(self, track: int, when: int) -> None:
+        packet = self._packet()
+        packet.timestamp = when
+        packet.track_event.track_uuid, packet.track_event.type = track, _END
+
+    def _begin(self, track: int, when: int, piece: TrackSlice) -> None:
+        packet = self._packet()
+        packet.timestamp = when
+        event = packet.track_event
+        event.track_uuid, event.type = track, _BEGIN
+        event.name_iid = self._names.get(piece.name) or _interned(piece.name, self._names, packet.interned_data.event_names)
+        category = self._categories.get(piece.category)
+        event.category_iids.append(category or _interned(piece.category, self._categories, packet.interned_data.event_categories))
+        if piece.flow:
+            event.flow_ids.append(piece.flow)
+        if piece.shape:
+            event.debug_annotations.add(name="shape", string_value=_text(piece.shape))
+
+
+def _interned(text: str, known: dict[str, int], new: Any) -> int:
+    """Add a text that is new to the packet's table, and return its number."""
+    number = known[text] = len(known) + 1
+    new.add(iid=number, name=_text(text))
+    return number
+
+
+def _text(text: str) -> str:
+    """Return a text that the format can hold: lone surrogates become question marks."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,528 @@
+"""The pages of profiles: attention, kernels, and operators with their modules."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from strobe.core.costs import DevicePeaks, device_peaks
+from strobe.core.errors import DataError
+from strobe.core.files import found_inside
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP, NAMES, VAE_DECODE
+from strobe.perf.analysis.device.roofline import Roofline, roofline
+from strobe.perf.analysis.operators import Attributed, attribute_modules, attribute_operators
+from strobe.perf.analysis.runs.breakdown import (
+    CACHE,
+    FEED_FORWARD,
+    KERNELS,
+    PROJECTIONS,
+    REST,
+    BudgetLine,
+    KernelProfile,
+    Operation,
+    Whole,
+)
+from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
+from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.records.record import Clocks, Gate, Machine, SpanCost
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.fields import (
+    Field,
+    count,
+    heads,
+    numeric,
+    page,
+    ratio_cell,
+    rows_of,
+    share_cell,
+    share_of,
+    slow_end,
+    table_of,
+    time,
+    verdict_cell,
+)
+from strobe.perf.report.blocks.kernels import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
+from strobe.perf.report.blocks.settings import banners, settings_section
+from strobe.perf.report.model import (
+    Banner,
+    Block,
+    Cell,
+    Code,
+    Fact,
+    LevelName,
+    Number,
+    Paragraph,
+    Ratio,
+    Report,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    bytes_cell,
+)
+from strobe.perf.report.study import RunStudy, Subject
+from strobe.perf.trace.events import MemoryTrack, Trace
+
+# The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.
+
+_GREEN, _RED = Text("green", "good"), Text("RED", "bad")
+_Against: TypeAlias = tuple[Subject, SpanCost, float, Roofline]
+"""A subject, the cost of its kernel, the mean time of it, and its roofline."""
+_LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
+
+
+def is_attention_run(run: RunRecords) -> bool:
+    """Return whether the records are of single attention calls, with no other region timed."""
+    return bool(run.spans) and all(span.name in _LEVELS for span in run.spans)
+
+
+def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
+    """Build the page of an attention call.
+
+    Args:
+        study: of one run of attention calls.
+        traced: what the page of its traces says.
+    """
+    header = study.runs[0].header
+    compared = tuple(_compared(study))
+    sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
+    sizes = next((subject.settings.sizes for subject in study.subjects), {})
+    return page(
+        speedups=map(_speedup, compared),
+        title="Attention: " + ", ".join(subject.label for subject in study.subjects),
+        subtitle=", ".join([*(f"{name} {size}" for name, size in sizes.items()), f"on {header.machine.device_name}"]),
+        banners=banners(study),
+        sections=(*sections, settings_section(study)),
+    )
+
+
+def _samples(subject: Subject, name: str) -> list[int]:
+    orders = {clip.order for clip in timed_clips(subject.run) if clip.variant == subject.name}
+    return [span.value_ns for span in subject.run.spans if span.name == name and span.order in orders]
+
+
+def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
+    for reference, candidate in study.pairs:
+        for name in _LEVELS:
+            try:
+                yield reference, candidate, compare_stage(candidate.run, candidate.name, name, per_call=True)
+            except DataError:
+                continue
+
+
+def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
+    reference, candidate, found = each
+    saved_ns = found.saved_ns / found.baseline.calls
+    return Speedup(candidate.label, reference.label, _LEVELS[found.stage], ratio_cell(found.ratio, found.interval), saved_ns)
+
+
+def _times(study: RunStudy) -> Section:
+    outside = "calls outside Tukey's fences; they are kept"
+    fields: tuple[Field[tuple[Subject, str, list[int]]], ...] = (
+        Field("implementation", lambda row: row[0].label, Code),
+        Field("what", lambda row: _what(row[1])),
+        count("calls", lambda row: len(row[2])),
+        time("min", lambda row: min(row[2]), "µs"),
+        time("p50", lambda row: percentile(row[2], 0.5), "µs"),
+        time("mean", lambda row: statistics.fmean(row[2]), "µs"),
+        slow_end(lambda row: row[2], "µs"),
+        count("outliers", lambda row: len(outliers(row[2]).indices), outside),
+        numeric("mean without them", _effect, "how much lower or higher the mean would be"),
+    )
+    rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
+    times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
+    lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
+    return Section("times", "Times", lead, (_gates(study), times))
+
+
+def _effect(row: tuple[Subject, str, list[int]]) -> Cell:
+    return Number(100 * outliers(row[2]).effect, 2, "%")
+
+
+def _what(name: str) -> str:
+    return "kernel" if name == ATTENTION_KERNEL else "section"
+
+
+def _clock_notes(study: RunStudy) -> tuple[str, ...]:
+    clocks = {span.clock for run in study.runs for span in run.spans}
+    words = {
+        "perf_counter": "Timed by the host clock around each call.",
+        "cuda_event": "Timed by CUDA events around each call; calls wait in a full queue, so that no launch gap is in a time.",
+    }
+    note = "Section: of sparse attention, tile order, selection and kernel; dense attention has nothing but its kernel."
+    names = {span.name for run in study.runs for span in run.spans}
+    return (*(words[clock] for clock in sorted(clocks)), *((note,) if ATTENTION in names else ()))
+
+
+def _gates(study: RunStudy) -> Table:
+    fields: tuple[Field[Gate], ...] = (
+        Field("implementation", lambda gate: gate.variant, Code),
+        Field("gate", lambda gate: Text("green", "good") if gate.passed else Text("RED", "bad")),
+        Field("rule", lambda gate: gate.rule),
+        Field("measured", lambda gate: gate.detail),
+    )
+    return table_of("Gates.", fields, [gate for run in study.runs for gate in run.gates])
+
+
+def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Section:
+    fields: tuple[Field[tuple[Subject, Subject, Comparison]], ...] = (
+        Field("implementation", lambda row: row[1].label, Code),
+        Field("reference", lambda row: row[0].label, Code),
+        Field("what", lambda row: _what(row[2].stage)),
+        numeric("speedup", lambda row: ratio_cell(row[2].ratio, row[2].interval), "median of the ratios of laps, 95 % interval"),
+        Field("verdict", lambda row: verdict_cell(row[2].verdict)),
+        count("pairs", lambda row: len(row[2].ratios)),
+        numeric("ratio of minima", lambda row: row[2].floor, "fastest lap against fastest lap", show=Ratio),
+    )
+    lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."
+    return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))
+
+
+def _rooflines(study: RunStudy) -> Section | None:
+    name = study.runs[0].header.machine.device_name
+    peaks = device_peaks(name)
+    sparsity = "share of the pairs that is not computed, from the actual mask"
+    effective = "FLOPs of the dense call / time; above the peak is possible"
+    fields: tuple[Field[_Against], ...] = (
+        Field("implementation", lambda row: row[0].label, Code),
+        time("mean", lambda row: row[2]),
+        numeric("GFLOP", lambda row: Number(row[1].flops / 1e9, 3), "of the pairs of tokens that are computed"),
+        numeric("sparsity", lambda row: row[0].settings.sparsity or 0.0, sparsity, show=Share),
+        *rate_fields(peaks, lambda row: row[3]),
+        numeric("effective TFLOP/s", _effective, effective, missing="it is dense"),
+    )
+    rows = [
+        (subject, cost, mean, of_cost(cost, mean, peaks, subject.settings.dtype))
+        for subject in study.subjects
+        if (values := _samples(subject, ATTENTION_KERNEL))
+        for mean in (statistics.fmean(values),)
+        for cost in subject.settings.costs
+    ]
+    if not rows:
+        return None
+    notes = (device_note(name, peaks), *anomaly_notes((row[0].label, row[3]) for row in rows))
+    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
+
+
+def _effective(row: _Against) -> Number | None:
+    found = row[3].effective_flops_per_s
+    return None if found is None else rate_number(found / 1e12)
+
+
+def trace_files(study: RunStudy) -> dict[str, Path | None]:
+    """Return the trace files of the calls by their recorded path; None for one that is not a file of the run folder."""
+    names, run = {subject.name for subject in study.subjects}, study.runs[0]
+    return {trace.path: found_inside(run.folder, trace.path) for trace in run.traces if trace.variant in names}
+
+
+def _traces(study: RunStudy) -> Section | None:
+    """Return the section that introduces the traces' own sections; None without traces."""
+    files = trace_files(study)
+    if not files:
+        return None
+    gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in files.items() if path is None]
+    lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
+    blocks = (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),)
+    return Section("traces", "What the traces say", lead, blocks)
+
+
+# The page of a kernel profile: the time of one step by operation, and every operation with its times and roofline.
+
+ISOLATED: Final = "by itself"
+VARIES: Final = 0.02
+"""Relative variation of the clocks from which a note is given."""
+_DIFFERENCE: Final = "difference: as it runs - sum of the parts"
+_NO_OPERATION: Final = "no operation of its own"
+_Part: TypeAlias = tuple[Text, Fraction, Text]
+"""Name of a part, its time in ns, and how it was measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """Facts of a kernel profile for its page: settings, machine, dtype, clocks.
+
+    Args:
+        facts: name and value, in order: preset, model, sizes.
+        machine: what ran it.
+        dtype: of weights and activations.
+        cold: a GPU's cache was overwritten before each call by itself.
+        compiled: the stream ran through torch.compile, the operations by themselves did not.
+        overlapped: the decoder ran beside the transformer.
+        clocks: of the device while all of it was measured; None where they were not read.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    machine: Machine
+    dtype: str
+    cold: bool
+    compiled: bool
+    overlapped: bool
+    clocks: Clocks | None = None
+
+
+def kernel_report(found: KernelProfile, what: Profiled) -> Report:
+    """Build the page of a kernel profile."""
+    peaks = device_peaks(what.machine.device_name)
+    details = _Details(profile=found, what=what, peaks=peaks)
+    sections = (
+        _budget(found, what),
+        _regions(found),
+        details.section("attention", "Attention", lambda each: each.kind in (KERNELS, PROJECTIONS)),
+        details.section("cache", "Key-value cache", lambda each: each.kind == CACHE),
+        details.section("ffn", "Feed-forward", lambda each: each.kind == FEED_FORWARD),
+        details.section("other", "Norms, residuals, embedding, head", _is_other),
+        _decoder(found, what, details),
+        _stages(found, what),
+    )
+    anomalies = tuple(details.anomalies())
+    busy = tuple(_doubts(what))
+    banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
+    banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
+    return page(
+        title="Kernel profile",
+        subtitle=f"one denoise step, {what.dtype}, on {what.machine.device_name}",
+        facts=(Fact(name, Text(value)) for name, value in what.facts),
+        banners=banners,
+        sections=sections,
+    )
+
+
+def _doubts(what: Profiled) -> Iterator[str]:
+    machine, clocks = what.machine, what.clocks
+    load = machine.clocks.load
+    if load is not None and load > machine.cores:
+        yield f"the machine was busy when the profile began: load {load:g} on {machine.cores} cores"
+    if clocks is None:
+        return
+    low, high = clocks.sm_mhz_min, clocks.sm_mhz_max
+    if low and high and high - low > VARIES * high:
+        yield f"SM clock varied by more than {100 * VARIES:g} % while it was measured: {low} to {high} MHz"
+    if clocks.throttle:
+        yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
+
+
+def _is_other(each: Operation) -> bool:
+    return each.kind not in (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
+
+
+# --------------------------------------------------------------------------------------------------------------- budget
+
+
+def _budget(found: KernelProfile, what: Profiled) -> Section:
+    step = found.step
+    fields: tuple[Field[_Part], ...] = (
+        Field("component", lambda row: row[0]),
+        time("per step", lambda row: float(row[1]), hint="calls in a step x mean of one call by itself"),
+        numeric("share of step", lambda row: row[1], show=share_of(step.mean_ns)),
+        Field("measured", lambda row: row[2]),
+    )
+    rows: list[_Part] = [(Text(kind), ns, Text(ISOLATED, "muted")) for kind, ns in step.by_kind()]
+    rows.append((Text(_DIFFERENCE), step.difference_ns, Text("subtracted", "muted")))
+    rows.append((Text("one denoise step"), step.mean_ns, Text(f"as it runs, mean of {len(step.times_ns)}")))
+    reasons = ["launches and the framework between operations", "other contents of caches", "operations that are in no part"]
+    if what.compiled:
+        reasons.append("fusion: the stream ran compiled, the parts by themselves did not")
+    notes = (
+        "Components are sums of operations timed by themselves, not parts of a running step. The difference is what is left: "
+        f"{'; '.join(reasons)}. Above 0 the step takes longer than its parts, below 0 less.",
+        *_spread(step),
+    )
+    lead = "The parts and the difference add up to the measured step."
+    table = Table("One denoise step.", heads(fields), rows_of(fields, rows, strong=lambda row: row is rows[-1]), notes)
+    return Section("budget", "Per-step time budget", lead, (table,))
+
+
+def _spread(whole: Whole) -> Iterator[str]:
+    times, end = whole.times_ns, tail(whole.times_ns)
+    outside = outliers(times)
+    slow = f"{end.label} {end.value / 1e6:.4g} ms"
+    yield f"The step as it runs: p50 {percentile(times, 0.5) / 1e6:.4g} ms, {slow}, n = {len(times)}."
+    if outside.indices:
+        yield (
+            f"{len(outside.indices)} of {outside.n} steps lie outside Tukey's fences and are kept; without them the mean would "
+            f"change by {100 * outside.effect:.2g} %."
+        )
+
+
+def _float(ns: Fraction | None) -> float | None:
+    return None if ns is None else float(ns)
+
+
+def _regions(found: KernelProfile) -> Section:
+    step = found.step
+    fields: tuple[Field[BudgetLine], ...] = (
+        Field("region of the step", lambda row: (Code if row.name in NAMES else Text)(row.name)),
+        time("as it runs", lambda row: _float(row.in_situ_ns), hint="timers around each region of each layer"),
+        numeric("share of step", lambda row: row.in_situ_ns, show=share_of(step.mean_ns)),
+        time("sum of parts", lambda row: _float(row.isolated_ns), hint="operations by themselves", missing=_NO_OPERATION),
+        time("difference", lambda row: _float(row.difference_ns), missing=_NO_OPERATION),
+    )
+    whole = BudgetLine(name=DENOISE_STEP, isolated_ns=step.isolated_ns, in_situ_ns=step.mean_ns)
+    notes = (
+        f"Regions: mean over {len(found.fine_ns)} steps with timers around every region of every layer, in frame blocks of one "
+        f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",
+        f"{REST.capitalize()}: {', '.join(each.name for each in found.step.operations if each.inside == REST)}.",
+    )
+    rows = rows_of(fields, (*found.by_region(), whole), strong=lambda row: row is whole)
+    table = Table("One denoise step by region.", heads(fields), rows, notes)
+    return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
+
+
+# -------------------------------------------------------------------------------------------------------------- details
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Details:
+    """Builder of the tables of operations."""
+
+    profile: KernelProfile
+    what: Profiled
+    peaks: DevicePeaks | None
+
+    def section(self, id: str, title: str, chosen: Callable[[Operation], bool]) -> Section | None:
+        """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
+        parts = [each for each in self.profile.step.operations if chosen(each)]
+        others = [each for each in self.profile.reference if chosen(each)]
+        blocks: list[Block] = []
+        if parts:
+            blocks.append(self.table(f"{title}: operations of a step, {ISOLATED}.", parts, self.profile.step.mean_ns, "step"))
+        if others:
+            caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
+            blocks.append(self.table(caption, others, None, ""))
+        return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
+
+    def table(self, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
+        """Build a table with one row per operation; with a whole, also its share of that."""
+        shares: tuple[Field[Operation], ...] = ()
+        if whole is not None:
+            shares = (
+                time(f"per {unit}", lambda each: float(each.step_ns)),
+                numeric(f"share of {unit}", lambda each: share_cell(each.step_ns, whole)),
+            )
+        fields: tuple[Field[Operation], ...] = (
+            Field("operation", lambda each: each.name, Code),
+            Field("what", lambda each: Text(each.what, "muted")),
+            count("calls", lambda each: each.calls or None, f"in one {unit}" if unit else "", missing="no part of it"),
+            time("mean", lambda each: float(each.mean_ns), "µs"),
+            time("p50", lambda each: each.p50_ns, "µs"),
+            slow_end(lambda each: each.times_ns, "µs"),
+            *shares,
+            *rate_fields(self.peaks, self._roofline, "its cost is not modelled"),
+        )
+        notes = [device_note(self.what.machine.device_name, self.peaks)]
+        waiting = [each.name for each in operations if each.waits]
+        if self.what.machine.on_gpu:
+            held = "overwritten before each call" if self.what.cold else "as the call before left them"
+            notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
+            if waiting:
+                notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
+        return table_of(caption, fields, operations, notes=notes)
+
+    def _roofline(self, each: Operation) -> Roofline | None:
+        return None if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype)
+
+    def anomalies(self) -> Iterator[str]:
+        """Yield a sentence for every rate above a peak."""
+        for each in (*self.profile.step.operations, *self.profile.decode.operations, *self.profile.reference):
+            found = self._roofline(each)
+            if found is not None and found.anomaly:
+                yield f"{each.name}: {found.anomaly}"
+
+
+# ------------------------------------------------------------------------------------------------------ decoder, stages
+
+
+def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section:
+    decode = found.decode
+    table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
+    fields: tuple[Field[tuple[Text | Code, Fraction]], ...] = (
+        Field("", lambda row: row[0]),
+        time("per decode", lambda row: float(row[1])),
+        numeric("share", lambda row: row[1], show=share_of(decode.mean_ns)),
+    )
+    rows = (
+        (Text("sum of the modules"), decode.isolated_ns),
+        (Text(_DIFFERENCE), decode.difference_ns),
+        (Code(VAE_DECODE), decode.mean_ns),
+    )
+    shown = rows_of(fields, rows, strong=lambda row: row is rows[-1])
+    notes = [
+        f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
+    ]
+    if what.overlapped:
+        notes.append("It ran beside the commit pass, which slows both down; by themselves the modules had the device alone.")
+    account = Table("Decoder: parts against the whole.", heads(fields), shown, tuple(notes))
+    return Section("decoder", "VAE decoder", "", (table, account))
+
+
+def _stages(found: KernelProfile, what: Profiled) -> Section:
+    fields: tuple[Field[tuple[str, Sequence[int]]], ...] = (
+        Field("stage", lambda row: row[0], Code),
+        Field("what", lambda row: Text(NAMES[row[0]], "muted")),
+        count("n", lambda row: len(row[1])),
+        time("mean", lambda row: sum(row[1]) / len(row[1])),
+        time("p50", lambda row: percentile(row[1], 0.5)),
+        slow_end(lambda row: row[1], "ms", "samples"),
+    )
+    beside = " The decoder runs beside the commit pass: the stages of a frame block do not add up." if what.overlapped else ""
+    note = f"Stages as they run, without timers inside layers.{beside}"
+    rows = [(DENOISE_STEP, found.step.times_ns), *found.stages_ns.items()]
+    return Section("stages", "Stages as they run", "", (table_of("Stages.", fields, rows, notes=(note,)),))
+
+
+# The page of an attribution run: operators and modules that launched each kernel; separate from pages with measured times.
+
+
+def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:
+    """Build the page of an attribution run.
+
+    Args:
+        traces: each with its variant; read with operators.
+        options: profiler options that were on.
+        sort_by: order of the tables, one of `strobe.perf.analysis.operators.SORTS`.
+        top: rows of a table.
+
+    Raises:
+        ConfigError: there is no such order.
+    """
+    on = ", ".join(options)
+    caution = f"Taken with {on}: the profiler slowed the host unevenly. These times rank; they are no measurement."
+    sections = tuple(Section(f"attribution-{label}", label, "", tuple(_blocks(trace, sort_by, top))) for label, trace in traces)
+    return page(
+        title="Attribution: " + ", ".join(label for label, _ in traces),
+        subtitle=f"with {on}, by {sort_by}",
+        banners=(Banner("caution", "No measurement.", (caution,)),),
+        sections=sections,
+    )
+
+
+def _blocks(trace: Trace, sort_by: str, top: int) -> Iterator[Block]:
+    if not len(trace.device_events) and sort_by == "device":
+        sort_by = "self_host"
+    for what, rows in (("operator", attribute_operators(trace, sort_by)), ("module", attribute_modules(trace, sort_by))):
+        if rows:
+            fields: tuple[Field[Attributed], ...] = (
+                Field(what, lambda row: row.name, Code),
+                count("calls", lambda row: row.calls),
+                time("device", lambda row: row.device_ns, "ms", "work launched while this one was the innermost"),
+                time("host, self", lambda row: row.self_host_ns, "ms", "on the host, without what it calls"),
+                time("host", lambda row: row.host_ns, "ms", "on the host, with what it calls"),
+            )
+            shown = rows[:top]
+            yield table_of(f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}.", fields, shown)
+    if trace.memory:
+        tracks: tuple[Field[MemoryTrack], ...] = (
+            Field("device", lambda track: track.device, Code),
+            numeric("peak allocated", lambda track: track.allocated_bytes, show=_peak),
+            numeric("peak held by the allocator", lambda track: track.reserved_bytes, show=_peak),
+        )
+        yield table_of("Memory.", tracks, trace.memory)
+
+
+def _peak(values: Sequence[int]) -> Cell:
+    return bytes_cell(max(values), "MiB", 1) if any(values) else Text("-", "muted")

@@ -1,0 +1,684 @@
+"""The page of one or several runs of a stream."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import msgspec
+
+from strobe.core.costs import DevicePeaks, device_peaks
+from strobe.core.errors import DataError
+from strobe.core.printable import bytes_in
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, DENOISE_STEP, E2E, FFN, FRAME_BLOCK, PIECES
+from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.roofline import Roofline
+from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LevelSum, is_attention_kernel
+from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
+from strobe.perf.analysis.runs.compare import Compared, Comparison, LongClip, compare_unpaired, growths_of, timed_clips
+from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
+from strobe.perf.measure.stats import FLOOR, percentile
+from strobe.perf.records.record import Memory, Variant
+from strobe.perf.records.store import RunRecords
+from strobe.perf.report.blocks.answer import (
+    ANSWER,
+    LevelRow,
+    answer_sections,
+    ledger_blocks,
+    level_ratio,
+    level_times,
+    levels_figure,
+    speedups,
+)
+from strobe.perf.report.blocks.breakdown import (
+    LEAD,
+    Roofs,
+    breakdown_blocks,
+    gains_table,
+    latency_section,
+    quality_section,
+    stages_section,
+)
+from strobe.perf.report.blocks.fields import (
+    Field,
+    beside,
+    clips_section,
+    count,
+    date_fact,
+    notes_section,
+    numeric,
+    page,
+    ratio_cell,
+    speedup_headline,
+    table_of,
+    time,
+    verdict_cell,
+)
+from strobe.perf.report.blocks.kernels import (
+    LaneSlices,
+    Piece,
+    anomaly_notes,
+    attention_sections,
+    class_table,
+    device_note,
+    draw_lanes,
+    extents,
+    merged,
+    of_cost,
+    peaks_section,
+    rate_fields,
+    run_kernels,
+)
+from strobe.perf.report.blocks.settings import banners, differences, settings_section
+from strobe.perf.report.findings import Finding, find, find_latencies
+from strobe.perf.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Fact,
+    Figure,
+    Headline,
+    Headlines,
+    Kind,
+    Mark,
+    Missing,
+    Notes,
+    Paragraph,
+    Plane,
+    Ratio,
+    Report,
+    Section,
+    Share,
+    Table,
+    Text,
+    Time,
+    bytes_cell,
+)
+from strobe.perf.report.study import Profile, RunStudy, Subject
+
+# The headline, and the chain of speedups from the attention kernel to end to end.
+
+_UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
+_UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
+HEADLINE: Final = "headline"
+"""Id of the section."""
+MAX_REALISED: Final = 10
+"""Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
+
+
+# ------------------------------------------------------------------------------------------------------------- headline
+
+
+def headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
+    """Build the section with the end-to-end speedup of every candidate."""
+    if not findings:
+        return Section(
+            HEADLINE, "Headline", "", (Paragraph("These records hold no candidate beside the reference: nothing is compared."),)
+        )
+    references = list(dict.fromkeys(finding.reference.label for finding in findings))
+    lead = (
+        "End to end is one clip: from the call to the last pixel frame handed over. The speedup is reference time over candidate "
+        "time, the median over mirrored pairs; above 1 the candidate is faster."
+    )
+    headlines = Headlines(" or ".join(references), tuple(_headline(finding) for finding in findings), _headline_table(findings))
+    blocks: list[Block] = [headlines]
+    if len(study.runs) > 1 and not differences(study):
+        blocks.append(_between_runs(study))
+    return Section(HEADLINE, "Headline", lead, tuple(blocks))
+
+
+def _headline(finding: Finding) -> Headline:
+    e2e, candidate = finding.e2e, finding.candidate
+    if e2e is None:
+        reason = _no_speedup(finding)
+        return Headline(candidate.label, candidate.series, Missing(reason), Text("not measured", "muted"), reason)
+    return speedup_headline(candidate.label, candidate.series, e2e)
+
+
+def _headline_table(findings: Sequence[Finding]) -> Table:
+    fields: tuple[Field[Finding], ...] = (
+        Field("candidate", lambda each: each.candidate.label),
+        Field("reference", lambda each: each.reference.label),
+        numeric(
+            "speedup",
+            lambda each: ratio_cell(each.e2e.ratio, each.e2e.interval) if each.e2e else Missing(_no_speedup(each)),
+            "median of the pair ratios, 95 % interval",
+        ),
+        Field("verdict", lambda each: verdict_cell(each.e2e.verdict) if each.e2e else ""),
+        numeric("pairs", lambda each: Count(len(each.e2e.ratios)) if each.e2e else ""),
+        numeric("ratio of sums", lambda each: Ratio(each.e2e.ratio_of_sums) if each.e2e else "", "what the ledger adds up to"),
+        numeric("ratio of minima", lambda each: Ratio(each.e2e.floor) if each.e2e else "", "fastest clip against fastest clip"),
+    )
+    notes = (
+        "Interval: t on the logarithms of the pair ratios. A verdict needs the interval to exclude 1 and the difference to "
+        "exceed 1 %.",
+    )
+    return table_of("End-to-end speedup.", fields, findings, notes=notes)
+
+
+def _no_speedup(finding: Finding) -> str:
+    """Return the reason why a candidate without end-to-end times has none."""
+    return finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
+
+
+def _between_runs(study: RunStudy) -> Table:
+    """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
+    first, rows = study.runs[0], list[tuple[str, str, Comparison | Missing]]()
+    own = {variant.name for variant in first.variants}
+    for run in study.runs[1:]:
+        for variant in run.variants:
+            if variant.name in own:
+                try:
+                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name, unpaired=True)
+                except DataError as error:
+                    found = Missing(str(error))
+                rows.append((variant.name, run.header.run, found))
+    fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
+        Field("variant", lambda row: row[0]),
+        Field("run", lambda row: row[1]),
+        numeric(
+            f"time in {first.header.run} / time in run",
+            lambda row: row[2] if isinstance(row[2], Missing) else ratio_cell(row[2].ratio, row[2].interval),
+        ),
+        Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
+    )
+    notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
+    return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------- chain
+
+
+def chain_section(findings: Sequence[Finding]) -> Section:
+    """Build the section with the speedups from the kernel to end to end, one group of rows per candidate."""
+    lead = (
+        "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
+        "same frame blocks, so fewer denoise steps count as time saved."
+    )
+    with_ledger = [finding for finding in findings if isinstance(finding.ledger, Ledger)]
+    without = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
+    blocks: list[Block] = []
+    if with_ledger:
+        blocks.append(_chain_figure(with_ledger))
+    if without:
+        blocks.append(Notes(tuple(f"No chain for {reason}" for reason in without)))
+    return Section("chain", "From the kernel to end to end", lead, tuple(blocks))
+
+
+def _chain_figure(findings: Sequence[Finding]) -> Block:
+    fields: tuple[Field[LevelRow], ...] = (
+        Field("candidate", lambda row: row.candidate),
+        Field("level", lambda row: row.level),
+        numeric("speedup", lambda row: row.ratio),
+        Field("verdict", lambda row: row.verdict),
+        Field("from", lambda row: row.source),
+        *level_times("reference"),
+        numeric("realised", lambda row: row.realised, "saving of this level / saving of the attention kernel alone"),
+    )
+    notes = (
+        "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
+        "over whole clips: they need not equal the ratio of the times.",
+        "Kernel and section, on a GPU: of steady frame blocks of one traced clip each, traced at different times; the interval "
+        "is a t over these frame blocks, and drift between the clips is unknown. On a CPU: of the timed clips, paired.",
+        f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
+        f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
+    )
+    rows = [
+        _chain_row(finding, finding.ledger, level)
+        for finding in findings
+        if isinstance(finding.ledger, Ledger)
+        for level in finding.ledger.levels
+    ]
+    references = " or ".join(dict.fromkeys(finding.reference.label for finding in findings))
+    title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
+    return levels_figure(title, references, rows, fields, "Speedup and saving by level.", notes)
+
+
+def _chain_row(finding: Finding, ledger: Ledger, level: LevelSum) -> LevelRow:
+    known, realised = level_ratio(finding, level), _realised(ledger, level)
+    timed = known[1] if known else None
+    lost = Missing("a trace lacks the spans of this level", "-")
+    b, c, saved = (ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
+    return LevelRow(
+        candidate=finding.candidate.label,
+        level=Text(level.level.value),
+        ratio=known[0] if known else Missing("no time at this level", "-"),
+        verdict=verdict_cell(timed.verdict) if timed else Text("not judged", "muted", note=_UNJUDGED),
+        times=(b, c, saved),
+        realised=realised,
+        source=f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.spread.lines)]}",
+        detail=f"{100 * realised.value:.0f} % realised"
+        if isinstance(realised, Share) and level.level != AccountLevel.KERNEL
+        else "",
+        group=f"{finding.candidate.label} against {finding.reference.label}",
+        series=finding.candidate.series,
+    )
+
+
+def _realised(ledger: Ledger, level: LevelSum) -> Cell:
+    """Return the level's saving / the kernel's saving in the same frame blocks and passes, or why there is none."""
+    inside = level.level in (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.STEP)
+    kernel = ledger.levels[0].saved_ns if inside else ledger.kernel_saved_ns
+    ratio = ledger.levels[0].ratio
+    if level.ratio is None or ratio is None:
+        return Missing("a trace does not show the attention kernel", "-")
+    if kernel <= 0:
+        return Missing("the attention kernel saved nothing", "-")
+    if abs(ratio - 1) < FLOOR:
+        return Missing(f"the attention kernel changed by less than {100 * FLOOR:.0f} %", "-")
+    if abs(level.saved_ns) > MAX_REALISED * kernel:
+        return Missing(f"the attention kernel saved {100 * kernel / abs(level.saved_ns):.1f} % as much", "-")
+    return Share(level.saved_ns / kernel)
+
+
+# Breakdown of a run: pieces of every variant whose trace marks them, and the variants compared piece by piece.
+
+
+def breakdown_section(study: RunStudy) -> Section | None:
+    """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
+    found = {subject.label: breakdown_of(subject) for subject in study.subjects if _marked(subject)}
+    if not found:
+        return None
+    blocks: list[Block] = []
+    for subject in study.subjects:
+        own = found.get(subject.label)
+        if isinstance(own, Breakdown):
+            blocks += breakdown_blocks(subject.label, own, _roofs(subject))
+        elif own is not None:
+            blocks.append(Notes((f"{subject.label}: {own}",)))
+    for reference, candidate in study.pairs:
+        ours, theirs = found.get(candidate.label), found.get(reference.label)
+        if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
+            blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
+    return Section("breakdown", "Breakdown", LEAD, tuple(blocks))
+
+
+def _marked(subject: Subject) -> bool:
+    return isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
+
+
+def breakdown_of(subject: Subject) -> Breakdown | str:
+    """Break a subject's trace down into pieces; a text says why that is not possible."""
+    assert isinstance(subject.profile, Profile)
+    try:
+        return breakdown(subject.profile.trace, subject.profile.passes)
+    except DataError as error:
+        return str(error)
+
+
+def _roofs(subject: Subject) -> Roofs:
+    name = subject.run.header.machine.device_name
+    assert isinstance(subject.profile, Profile)
+    traced = subject.profile.partition.indices
+    costs = {cost.span: cost_in_blocks(cost, subject.settings, traced) for cost in subject.settings.costs}
+    return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype)
+
+
+# Section of a long clip: first frame blocks against the last, block times and memory over the clip.
+
+_POINTS: Final = 100
+"""Most points of a picture; each stands for the same number of frame blocks."""
+_WORDS: Final = {
+    "median": "frame block, median",
+    "max": "frame block, max",
+    "allocated": "GPU memory in tensors, most",
+    "reserved": "GPU memory held by the allocator, most",
+    "resident": "resident set on the host, most",
+}
+
+
+def growth_section(study: RunStudy) -> Section | None:
+    """Build the section; None if no clip is long enough, or its memory was not read."""
+    blocks: list[Block] = []
+    for run in study.runs:
+        for found in growths_of(run):
+            blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
+    lead = "The last frame blocks of a long clip against the first, after the cache was full."
+    return Section("growth", "First against last", lead, tuple(blocks)) if blocks else None
+
+
+def _verdict(found: LongClip) -> Table:
+    """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
+    part = len(found.first)
+    words = (f"first {part}", f"last {part}", "change", "may grow by")
+    holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
+    rows: list[Sequence[object]] = [
+        _row(each, Time, lambda each: Share(each.growth / each.first), "time") for each in found.times
+    ]
+    rows += [
+        _row(each, lambda held: bytes_cell(held, "GiB", 3), lambda each: bytes_cell(each.growth, "MiB", 2), "memory")
+        for each in found.held
+    ]
+    drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
+    rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
+    note = (
+        f"Frame blocks {found.first[0]} to {found.first[-1]} against {found.last[0]} to {found.last[-1]}, those that a prompt "
+        f"switch made longer left out; the {found.settled} before fill the cache, and compile and capture. Drift: median of the "
+        "slopes between any two."
+    )
+    fields = (*beside("figure", words, numeric=True), holds)
+    return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
+
+
+def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Sequence[object]:
+    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
+    holds = Text("yes", "good") if each.holds else Text("NO", "bad")
+    return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
+
+
+def _buckets(count: int) -> list[range]:
+    size = max(1, -(-count // _POINTS))
+    return [range(start, min(count, start + size)) for start in range(0, count, size)]
+
+
+def _times_figure(found: LongClip) -> Figure:
+    buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
+        range(len(found.blocks_ns))
+    ]
+    rows, marks = [], []
+    for bucket in buckets:
+        own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
+        median, longest = percentile(own, 0.5), own[-1]
+        marks += [Mark(bucket.stop - 1, median, 0), Mark(bucket.stop - 1, longest, 1)]
+        rows.append((_span(bucket), median, longest))
+    size = len(buckets[0])
+    names = ("median", "max") if size > 1 else ("frame block", "frame block")
+    shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
+    plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
+    to_a_point = f", {size} to a point" if size > 1 else ""
+    title = f"{found.variant}: length of a frame block over the clip{to_a_point}, from number {found.settled} on."
+    table = table_of("The points.", beside("frame blocks", ("median", "max"), "ms", show=Time), rows)
+    return Figure(title, "Points over the clip; the table says the same.", plane, table)
+
+
+def _span(bucket: range) -> str:
+    return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
+
+
+def _memory_figure(found: LongClip) -> list[Figure]:
+    kinds = [each.what for each in found.held]
+    if not kinds:
+        return []
+    buckets = _buckets(len(found.memory))
+    rows, marks = [], []
+    for bucket in buckets:
+        most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
+        marks += [Mark(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
+        rows.append((_span(bucket), *most))
+    series = tuple(_WORDS[kind] for kind in kinds)
+    plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
+    most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
+    title = f"{found.variant}: memory held after a frame block{most_of}."
+    fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
+    table = table_of("The points.", fields, rows)
+    return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
+
+
+def _most(lines: Sequence[Memory], kind: str) -> int:
+    return max(getattr(line, f"{kind}_bytes") or 0 for line in lines)
+
+
+# Timed stages against the peaks of the device, where the records hold the cost of a stage.
+
+_TRACED = "traced"
+_Measured: TypeAlias = tuple[str, int, float, str, Roofline]
+"""Stage, its calls, their mean time, how it was measured, and its roofline."""
+
+
+def roofline_section(study: RunStudy) -> Section | None:
+    """Build the section with every timed stage whose cost is known; None if no record has one."""
+    blocks: list[Block] = []
+    for subject in study.subjects:
+        name = subject.run.header.machine.device_name
+        peaks = device_peaks(name)
+        fields: tuple[Field[_Measured], ...] = (
+            Field("stage", lambda row: row[0], Code),
+            Field("how", lambda row: Text(row[3], "muted")),
+            count("n", lambda row: row[1]),
+            time("mean", lambda row: row[2]),
+            *rate_fields(peaks, lambda row: row[4]),
+        )
+        rows = tuple(_rows(subject, peaks))
+        if rows:
+            notes = (device_note(name, peaks), *anomaly_notes((row[0], row[4]) for row in rows))
+            blocks.append(table_of(f"{subject.label}: steady stages, {subject.settings.dtype}.", fields, rows, notes=notes))
+    note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
+    lead = "How far each stage is from the best that the device could do. A rate above a peak is an error in it, and flagged."
+    return peaks_section([*blocks, Notes((note,))] if blocks else (), lead)
+
+
+def _rows(subject: Subject, peaks: DevicePeaks | None) -> Iterator[_Measured]:
+    for full in subject.settings.costs:
+        cost, measured = full, _measured(subject, full.span)
+        if measured is None:
+            continue
+        calls, mean, where = measured
+        if where == _TRACED and isinstance(subject.profile, Profile):
+            cost = cost_in_blocks(cost, subject.settings, subject.profile.partition.indices)
+        yield cost.span, calls, mean, where, of_cost(cost, mean, peaks, subject.settings.dtype)
+
+
+def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
+    """Return calls and mean time (ns) of a region and how it was measured: timed in steady blocks, or traced inside a pass."""
+    times = _steady_ns(subject.run, subject.settings, name)
+    if times:
+        return len(times), statistics.fmean(times), "timed"
+    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile) and not _recached(subject.run, subject.profile):
+        extent = extents(subject.profile).get(name)
+        if extent is not None and extent.kernel_ns:
+            return extent.calls, extent.kernel_ns / extent.calls, _TRACED
+    return None
+
+
+def _recached(run: RunRecords, profile: Profile) -> bool:
+    """Return whether a prompt switch lies in the traced frame blocks, whose pass over the whole window has another cost."""
+    prompts = () if run.header.workload is None else run.header.workload.prompts
+    return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
+
+
+def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
+    """Return the times of a region in steady frame blocks of timed clips, ns; of a region outside of blocks, all times."""
+    try:
+        steady = latencies(run, variant.name).steady.kept
+    except DataError:
+        return []
+    orders = {clip.order for clip in timed_clips(run) if clip.variant == variant.name}
+    blocks = {*steady, None}  # None: on another thread
+    return [span.value_ns for span in run.spans if span.name == name and span.order in orders and span.parent in blocks]
+
+
+# One denoise step of every traced variant on a common axis: work and gaps.
+
+_KERNEL: Final = Kind("attention kernel", "focal")
+_WORK: Final = (
+    (ATTENTION, Kind("attention section, other work", "work1")), (FFN, Kind("feed-forward", "work2")),
+    (CROSS_ATTENTION, Kind("cross-attention", "work3")),
+)  # fmt: skip
+_OTHER: Final = Kind("other work", "work4")
+_GAPS: Final = {
+    GAP: Kind("no operator runs (Python, framework)", "gap1"), HOST_LATE: Kind("idle: host late", "gap1"),
+    LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"), QUEUED: Kind("idle: queued, not started", "gap3"),
+    UNLINKED: Kind("idle: cause unknown", "gap4"), PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+}  # fmt: skip
+_KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
+
+
+def kind_of(label: Label) -> Kind:
+    """Return the class in which a label is drawn."""
+    if label.activity in _GAPS:
+        return _GAPS[label.activity]
+    if is_attention_kernel(label):
+        return _KERNEL
+    return next((kind for name, kind in _WORK if name in label.path), _OTHER)
+
+
+def timeline_section(study: RunStudy) -> Section:
+    """Build the section with the timeline and its table."""
+    title = "One denoise step, before and after"
+    traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
+    steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
+    if not steps:
+        text = "No picture: no variant has a traced denoise step."
+        return Section("timeline", title, "", (Paragraph(text),))
+    lead = (
+        "The first denoise step of the last traced frame block of each variant, each from its own start. "
+        "Traced, so longer than a timed step."
+    )
+    return Section("timeline", title, lead, (_figure(steps),))
+
+
+def _step(profile: Profile | str) -> list[Piece] | None:
+    """Return the slices of the first denoise step in the last traced frame block, from 0; None if there is none."""
+    assert isinstance(profile, Profile)
+    block = profile.partition.indices[-1]
+    host = next(region for region in profile.trace.regions if region.name == FRAME_BLOCK and region.index == block)
+    spans = sorted(
+        (region.start_ns, region.end_ns)
+        for region in profile.trace.regions
+        if region.thread == host.thread and host.start_ns <= region.start_ns < host.end_ns and region.name == DENOISE_STEP
+    )
+    if not spans:
+        return None
+    start, end = spans[0]
+    slices = block_slices(profile.timeline, block)
+    if profile.partition.device != "cpu":
+        start, end = _on_device(profile, slices, start, end)
+    return merged(_cut(slices, start, end))
+
+
+def _on_device(profile: Profile, slices: Sequence[Slice], start: int, end: int) -> tuple[int, int]:
+    """Map a host range to the device: from the first event launched in it to the first one launched after it."""
+    launched = []
+    for piece in slices:
+        host = None if piece.event is None else profile.trace.device_events[piece.event].host
+        if host is not None:
+            launched.append((host.start_ns, piece.start_ns))
+    inside = [at for host, at in launched if start <= host < end]
+    after = [at for host, at in launched if host >= end]
+    first = min(inside, default=slices[0].start_ns)
+    return first, max(first + 1, min(after, default=slices[-1].end_ns))
+
+
+def _cut(slices: Sequence[Slice], start: int, end: int) -> Iterator[Piece]:
+    for piece in slices:
+        left, right = max(piece.start_ns, start), min(piece.end_ns, end)
+        if left < right:
+            kind = kind_of(piece.label)
+            yield Piece(left - start, right - start, piece.name or kind.label, kind)
+
+
+def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
+    lanes = [LaneSlices(label=subject.label, series=subject.series, pieces=pieces) for subject, pieces in steps]
+    assert all(before[1] == after[0] for _, pieces in steps for before, after in pairwise(pieces)), "slices do not tile the step"
+    picture = draw_lanes(lanes, _KINDS, _KERNEL)
+    title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."
+    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
+    return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)
+
+
+# Builder of the page of one or several runs of a stream.
+
+_OPEN: Final = (ANSWER, HEADLINE)
+"""Sections that are not folded."""
+_NAMED: Final = 3
+"""Most candidates that a title names."""
+
+
+def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the page of streams, and return it with its findings: each candidate against its reference."""
+    findings, found_latencies = find(study, allow_different), find_latencies(study)
+    first, others = answer_sections(findings)
+    sections = (
+        first,
+        headline_section(study, findings),
+        others,
+        clips_section(study),
+        latency_section(study, found_latencies),
+        quality_section(study, found_latencies),
+        chain_section(findings) if findings else None,
+        _ledger_section(findings) if findings else None,
+        timeline_section(study),
+        *attention_sections(study),
+        breakdown_section(study),
+        run_kernels(study),
+        stages_section(study, findings),
+        growth_section(study),
+        roofline_section(study),
+        settings_section(study),
+        notes_section(study),
+    )
+    report = page(
+        speedups=speedups(findings),
+        title=_title(study),
+        subtitle=_subtitle(study),
+        facts=_facts(study),
+        banners=banners(study),
+        sections=tuple(
+            msgspec.structs.replace(section, folded=section.id not in _OPEN) for section in sections if section is not None
+        ),
+    )
+    return report, findings
+
+
+def _ledger_section(findings: Sequence[Finding]) -> Section:
+    blocks: list[Block] = []
+    missing = []
+    for finding in findings:
+        if isinstance(finding.ledger, Ledger):
+            blocks += ledger_blocks(finding, finding.ledger)
+        else:
+            missing.append(f"{finding.candidate.label}: {finding.ledger}")
+    if missing:
+        blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
+    lead = (
+        "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
+        "what each line saves, to the nanosecond."
+    )
+    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _title(study: RunStudy) -> str:
+    candidates = [subject.label for subject in study.subjects if not subject.is_reference]
+    references = [subject.label for subject in study.subjects if subject.is_reference]
+    if not candidates or not references:
+        return _listed([subject.label for subject in study.subjects]) if study.subjects else study.runs[0].header.run
+    named = _listed(candidates) if len(candidates) <= _NAMED else f"{len(candidates)} variants"
+    return f"{named} against {_listed(references)}"
+
+
+def _subtitle(study: RunStudy) -> str:
+    head = study.runs[0].header
+    parts = [head.model.name] if head.model else []
+    if head.workload:
+        parts.append(f"{head.workload.width}x{head.workload.height} pixels, {head.workload.frames} frames")
+    parts.append(f"on {head.machine.device_name}")
+    if len(study.runs) > 1:
+        parts.append(f"and {len(study.runs) - 1} more run{'s' if len(study.runs) > 2 else ''}")
+    return ", ".join(parts)
+
+
+def _facts(study: RunStudy) -> tuple[Fact, ...]:
+    head = study.runs[0].header
+    commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
+    timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
+    model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
+    return (
+        date_fact(head.date),
+        Fact("Run", Text(head.run)),
+        Fact("Commit", Text(commit)),
+        Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads")),
+        Fact("torch", Text(head.machine.torch or "not used")),
+        Fact("Model", Text(model)),
+        Fact("Reference", Text(head.baseline)),
+        Fact("Timed clips", Text(f"{timed}, interleaved")),
+    )

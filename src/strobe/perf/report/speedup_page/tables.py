@@ -1,0 +1,784 @@
+"""Tables and pictures of a speedup report: levels, ledger, kernels, and the tree of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.intervals import distribution
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
+from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
+from strobe.perf.analysis.ledger.traces import IDLE as paths_IDLE
+from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, PathTree, TracedSide
+from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.analysis.structure.collectives import MemberTime
+from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
+from strobe.perf.report.blocks.answer import (
+    Drop,
+    LevelRow,
+    effect_fields,
+    interval_field,
+    level_times,
+    levels_figure,
+    waterfall,
+    whisker_words,
+)
+from strobe.perf.report.blocks.fields import (
+    Field,
+    both_sides,
+    count,
+    exact_time,
+    heads,
+    numeric,
+    padded,
+    rows_of,
+    share_cell,
+    share_of,
+    table_of,
+)
+from strobe.perf.report.blocks.kernels import (
+    LaneSlices,
+    Listed,
+    MeasuredSections,
+    Piece,
+    class_table,
+    draw_lanes,
+    focal_row,
+    kernel_tables,
+    kernels_section,
+    measured_sections,
+    merged,
+    section_fields,
+    section_notes,
+)
+from strobe.perf.report.blocks.logs import unit_notes
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    ExactTime,
+    Figure,
+    Flame,
+    Frame,
+    Kind,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Ratio,
+    Row,
+    Section,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Tone,
+)
+from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
+from strobe.perf.trace import Trace
+
+# Speedups at every level, and the account from one kernel to the stage.
+
+LEVEL_TITLES: Final = {
+    "kernel": "focal kernel, one call",
+    "section": "section around it",
+    "attention": "attention call, end to end",
+    "step": "traced step",
+    "stage": "stage",
+    "e2e": "end to end",
+}
+LINE_LEVELS: Final = {
+    AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.CALL: "attention", AccountLevel.STEP: "step",
+    AccountLevel.STAGE: "stage",
+    AccountLevel.E2E: "e2e",
+}  # fmt: skip
+_WHOLES: Final = {
+    AccountLevel.KERNEL: "kernel",
+    AccountLevel.SECTION: "section",
+    AccountLevel.CALL: "attention call",
+    AccountLevel.STAGE: "stage",
+}
+
+
+def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
+    """Return the speedups that a requirement can refer to."""
+    return tuple(
+        Speedup("candidate", "baseline", figure.level, ratio)
+        for figure in study.levels
+        if (ratio := ratio_of(figure)) is not None
+    )
+
+
+def ratio_of(figure: LevelFigure) -> Ratio | None:
+    """Return the level's ratio with its interval; None if it has none."""
+    if figure.ratio is None:
+        return None
+    if figure.interval is None:
+        return Ratio(float(figure.ratio))
+    return Ratio(float(figure.ratio), figure.interval.low, figure.interval.high)
+
+
+def levels_section(study: SpeedupStudy) -> Section:
+    """Build the section with theoretical and actual speedups, and the losses between them."""
+    lead = (
+        "Time of the baseline / time of the candidate; above 1 the candidate is faster. Kernel and section are what the traces "
+        "promise, the stage is what arrives."
+    )
+    if not study.comparable:
+        lead = "The sides are not comparable: what each took stands here, and no ratio."
+    blocks: list[Block] = [_levels_figure(study), *_missing(study)]
+    account = study.call_account
+    if account is not None and len(account.ledger.levels) > 1:
+        blocks.append(_account_figure(study, account))
+        blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
+    elif account is None:
+        blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
+    return Section("speedups", "Speedups", lead, tuple(blocks))
+
+
+def _missing(study: SpeedupStudy) -> Iterator[Table]:
+    """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
+    lacking = [figure for figure in study.levels if figure.missing]
+    if lacking:
+        fields: tuple[Field[LevelFigure], ...] = (
+            Field("level", _level_name),
+            Field("baseline", lambda figure: _mean(figure.baseline), unit="ms"),
+            Field("candidate", lambda figure: _mean(figure.candidate), unit="ms"),
+            Field("why", lambda figure: figure.missing),
+        )
+        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
+        yield table_of(caption, fields, lacking, collapsed=True)
+
+
+def _levels_figure(study: SpeedupStudy) -> Block:
+    """Build the figure of the levels that were measured on both sides."""
+    measured = [figure for figure in study.levels if not figure.missing]
+    if not measured:
+        return Paragraph("No level was measured on both sides.")
+    fields: tuple[Field[LevelRow], ...] = (
+        Field("level", lambda row: row.level),
+        numeric(
+            "speedup, x",
+            lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
+            "baseline / candidate",
+        ),
+        Field(
+            "95 % interval",
+            lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
+            hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
+        ),
+        Field("verdict", lambda row: row.verdict),
+        *level_times("baseline"),
+        numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
+        Field("from", lambda row: row.source),
+    )
+    notes = [
+        f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
+        "on a side; calls inside one depend on each other.",
+        "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
+        *_common_kernels(study),
+        *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
+        *loud_units(study),
+    ]
+    title = "Speedup at each level, with the 95 % interval where there is one."
+    rows = [_level_row(figure, study.comparable) for figure in measured]
+    found = levels_figure(title, "baseline", rows, fields, "Speedups." if study.comparable else "Times.", notes)
+    return msgspec.structs.replace(found, table_open=True) if isinstance(found, Figure) else found
+
+
+def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
+    """Yield a sentence with the share of kernel time in kernels that both sides ran."""
+    if study.common is not None:
+        shares = (f"{100 * float(share):.1f} %" for share in (study.common.baseline_share, study.common.candidate_share))
+        yield f"Kernels that both sides ran take {' of the kernel time of the baseline and '.join(shares)} of the candidate's."
+
+
+def loud_units(study: SpeedupStudy) -> Iterator[str]:
+    """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
+    timers = [timer.resolved for side in study.sides for timer in side.side.timings.timers if timer.resolved.prominent]
+    yield from dict.fromkeys(unit_notes(timers))
+
+
+def _level_name(figure: LevelFigure) -> Text:
+    return Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
+
+
+def _mean(side: Measured | str) -> Cell:
+    return Missing("", "-") if isinstance(side, str) else ExactTime(round(side.mean_ns))
+
+
+def _interval_cell(ratio: Ratio) -> Cell:
+    if ratio.low is None or ratio.high is None:
+        return Missing("fewer than two steps or rounds", "none")
+    return Text(f"{ratio.low:.4f} to {ratio.high:.4f}", note=DRIFT)
+
+
+def _level_row(figure: LevelFigure, comparable: bool) -> LevelRow:
+    b, c, saved, ratio = figure.baseline, figure.candidate, figure.saved_ns, ratio_of(figure)
+    assert not isinstance(b, str) and not isinstance(c, str) and saved is not None
+    reason = "no time on one side" if comparable else "not comparable"
+    tone: Tone = "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
+    realised = None if ratio is None or figure.level == "kernel" else figure.realised
+    return LevelRow(
+        candidate="candidate",
+        level=_level_name(figure),
+        ratio=ratio or Missing(reason, reason),
+        verdict=Text("") if ratio is None else Text(figure.verdict or "", tone),
+        times=(_mean(b), _mean(c), ExactTime(round(saved))),
+        realised=Missing("", "-") if realised is None else Share(float(realised)),
+        source=b.what if b.what == c.what else f"{b.what}; {c.what}",
+        detail="unlike" if figure.unlike else "",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- account
+
+
+def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
+    ledger, unit = account.ledger, _unit(account)
+    kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
+    fields: tuple[Field[LedgerLine | Ledger], ...] = (
+        Field("line", lambda line: line.name if isinstance(line, LedgerLine) else f"{unit} = sum of all lines"),
+        *both_sides(
+            ("baseline", "candidate"), lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))
+        ),
+        numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
+    )
+    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
+    notes = [
+        f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
+        *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
+        *([f"Section: {study.unlike}"] if study.unlike else []),
+        *(_levels_other_calls(study) if AccountLevel.SECTION in (level.level for level in ledger.levels) else ()),
+        *loud_units(study),
+    ]
+    table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
+    lines = [Drop(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
+    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
+    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
+    title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
+    return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+
+
+def _levels_other_calls(study: SpeedupStudy) -> Iterator[str]:
+    """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
+    for side in study.sides:
+        inside, kernel, own = side.side.focal_in_section(), side.side.kernel(), side.side.chosen
+        if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
+            continue
+        yield (
+            f"The focal kernel here is what runs inside one section of the {side.request.name}, {ms(inside)} over "
+            f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
+        )
+
+
+def _eaten(account: Account) -> Iterator[str]:
+    """Yield sentences on how much of the kernel's saving reached the whole."""
+    ledger = account.ledger
+    kernel = account.per_unit(ledger.kernel_saved_ns)
+    saved, unit = account.per_unit(ledger.saved_ns), _unit(account)
+    if AccountLevel.KERNEL in account.missing:
+        yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
+        return
+    if kernel <= 0:
+        yield "The focal kernel saved nothing, so there is no ideal to compare with."
+        return
+    if not kernel_moved(account):
+        yield f"The focal kernel saved {ms(kernel)} of the {ms(saved)} that {unit} moved by: other lines did it."
+        return
+    ideal = account.per_unit(ledger.baseline_ns) / account.per_unit(ledger.ideal_ns) if ledger.ideal_ns > 0 else None
+    yield (
+        f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
+        f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
+    )
+    grew = sorted((line for line in ledger.lines if line.saved_ns < 0), key=lambda line: line.saved_ns)
+    if grew:
+        yield "Lines that ate the rest: " + "; ".join(
+            f"{line.name} {ms(account.per_unit(line.saved_ns))} ({float(account.per_unit(line.saved_ns) / kernel):+.1%})"
+            for line in grew
+        )
+
+
+def kernel_moved(account: Account) -> bool:
+    """Return whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
+    ledger = account.ledger
+    return ledger.kernel_saved_ns > 0 and abs(ledger.saved_ns) <= MAX_REALISED * ledger.kernel_saved_ns
+
+
+def _unit(account: Account) -> str:
+    """Return the name of the whole that the account adds up to."""
+    return f"one {_WHOLES[account.ledger.levels[-1].level]}"
+
+
+def ms(ns: Fraction) -> str:
+    """Format a time in milliseconds with six decimals."""
+    return f"{float(ns) / 1e6:.6f} ms"
+
+
+# Ledger of two traces: lines that add up to the difference exactly, and the kernel calls behind them.
+
+MAX_EFFECTS: Final = 20
+_SIDES: Final = ("baseline", "candidate")
+FEW_STEPS: Final = (
+    "So few steps make it too narrow: with 5 a side it holds the true value in about 89 % of cases, with 10 in 91 %."
+)
+LEDGER_UNITS: Final = {
+    "stage": "one stage",
+    "step": "one step",
+    "call": "one focal call and the time up to the next",
+    "window": "the traced window",
+}
+_WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
+
+
+def label_title(label: Label) -> str:
+    """Return a label in words."""
+    place, activity = label.path[0], label.activity
+    if place == "focal":
+        return "focal kernel" if activity == "kernel" else f"focal {_WORDS[activity]}"
+    what = f"idle: {activity}" if activity in IDLE else f"other {_WORDS[activity]}" if activity == "kernel" else _WORDS[activity]
+    return f"section, {what}" if place == "section" else what
+
+
+def line_title(line: LedgerLine) -> str:
+    """Return a line in words."""
+    return label_title(Label(line.path, line.activity)) if line.path else line.name
+
+
+def level_title(account: Account, level: AccountLevel) -> str:
+    """Return the name of a level; the level around the section is called a step only if steps were found."""
+    return account.unit if level == AccountLevel.STEP and account.unit in ("call", "window") else LINE_LEVELS[level]
+
+
+def ledger_section(study: SpeedupStudy) -> Section:
+    """Build the section with the full ledger of the slowest ranks, and a table of all ranks."""
+    title = "Where the time went"
+    if not study.accounts:
+        return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
+    name, account = study.accounts[0]
+    lead = (
+        "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
+        f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}."
+    )
+    blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account), *_unreached(account)]
+    if len(study.accounts) > 2:
+        blocks.append(_ranks(study))
+    if any(side.met for side in study.sides):
+        blocks.append(_waiting(study))
+    return Section("ledger", title, lead, tuple(blocks))
+
+
+def no_account(study: SpeedupStudy) -> str:
+    """Return the reason why the traces have no account."""
+    lacking = [(side.request.name, side.side.traced) for side in study.sides if isinstance(side.side.traced, str)]
+    without = [name for name, reason in lacking if reason == NO_TRACE]
+    said = [f"no trace of the {' and the '.join(without)}"] if without else []
+    return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
+
+
+def _unreached(account: Account) -> Iterator[Table]:
+    """Yield the table of levels that the account does not reach."""
+    if account.missing:
+        fields: tuple[Field[tuple[str, str]], ...] = (Field("level", lambda row: row[0]), Field("why", lambda row: row[1]))
+        caption = f"What the ledger does not reach: {', '.join(account.missing)}."
+        yield table_of(caption, fields, tuple(account.missing.items()), collapsed=True)
+
+
+def _ledger_figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
+    ledger = account.ledger
+    lines = [Drop(line_title(line), account.per_unit(line.saved_ns), ledger.spread.lines.get(line.name)) for line in ledger.lines]
+    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
+    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines, ledger.spread.total)
+    title = (
+        f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{f', {name}' if name else ''}. "
+        f"Bars that go left are time saved, bars that go right time added.{whisker_words(picture)}"
+    )
+    return Figure(title, "Waterfall; the ledger table says the same.", picture, _lines(study, account), table_open=True)
+
+
+def _lines(study: SpeedupStudy, account: Account) -> Table:
+    ledger = account.ledger
+    top, spread = level_title(account, ledger.levels[-1].level), ledger.spread
+
+    def covers(line: LedgerLine | Ledger, side: int) -> Cell:
+        both = account.inclusive.get(Label(line.path, line.activity)) if isinstance(line, LedgerLine) and line.path else None
+        return Text("") if both is None else ExactTime(round(both[side]))
+
+    def interval(line: LedgerLine | Ledger) -> Interval | None:
+        return spread.lines.get(line.name) if isinstance(line, LedgerLine) else spread.total
+
+    share: Field[LedgerLine | Ledger] = numeric(
+        "share",
+        lambda line: line.share if isinstance(line, LedgerLine) else 1.0 if ledger.saved_ns else None,
+        "of the sum of all lines: of the saving, or of the loss if the candidate is slower",
+        show=Share,
+    )
+    fields: tuple[Field[LedgerLine | Ledger], ...] = (
+        Field(
+            "level",
+            lambda line: level_title(account, line.level) if isinstance(line, LedgerLine) else top,
+            hint="the first level that contains the line",
+        ),
+        Field("line", lambda line: line_title(line) if isinstance(line, LedgerLine) else "sum of all lines"),
+        *both_sides(_SIDES, lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))),
+        *([interval_field(interval)] if spread.lines else []),
+        *([share] if study.comparable else []),
+        Field(
+            "covers, baseline",
+            lambda line: covers(line, 0),
+            unit="ms",
+            hint="time in which such work ran, whatever else ran at the same time",
+        ),
+        Field("covers, candidate", lambda line: covers(line, 1), unit="ms"),
+    )
+    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
+    kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
+    ideal = (
+        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
+        f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}."
+    )
+    notes = [
+        "The lines add up exactly, as whole numbers of nanoseconds over "
+        f"{ledger.num_units} unit{'s' if ledger.num_units > 1 else ''}: checked."
+        + (" Printed here: one unit, rounded to the nanosecond." if ledger.num_units > 1 else ""),
+        f"Where work overlaps, the first of {', '.join(study.request.priority)} owns the time (--priority); the columns "
+        "'covers' do not depend on it.",
+        _interval_note(account),
+        *([ideal] if study.comparable else []),
+        *_ledger_other_calls(study),
+    ]
+    if account.unit == "stage":
+        notes += loud_units(study)
+    return Table(f"Ledger for {LEDGER_UNITS[account.unit]}.", heads(fields), rows, tuple(notes))
+
+
+def _interval_note(account: Account) -> str:
+    """Return a note on how the intervals were made, or on why there are none."""
+    spread = account.ledger.spread
+    if spread.why_none:
+        return f"No intervals: {spread.why_none}."
+    b, c = spread.samples
+    return (
+        f"Intervals: percentile bootstrap of whole steps, {b} of the baseline and {c} of the candidate, {DRIFT}; each is of one "
+        "line, so they do not add up."
+        + (" Whatever a log goes into has none." if spread.total is None else "")
+        + (f" {FEW_STEPS}" if min(b, c) < BOOTSTRAP_SAMPLES else "")
+    )
+
+
+def _ledger_other_calls(study: SpeedupStudy) -> Iterator[str]:
+    """Yield notes where the ledger's focal calls are not those of the speedups: steps without an end have no length."""
+    for side in study.sides:
+        own = side.side.chosen
+        if own is not None and own.num_focal != len(own.counted):
+            yield (
+                f"{side.request.name}: the kernel's speedup is over {len(own.counted)} focal calls, this table over the "
+                f"{own.num_focal} in the compared steps; the others are in no step, or in the last one, which nothing bounds."
+            )
+
+
+def _effects(account: Account) -> Block:
+    effects = account.ledger.effects
+    if not effects:
+        return Paragraph("No kernels in the compared time.")
+    fields = effect_fields(
+        ("kernel", "baseline", "candidate"),
+        lambda calls: Number(float(account.per_unit(calls)), 1),
+        lambda ns: ExactTime(round(account.per_unit(ns))),
+    )
+    notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
+    caption = "What each kernel saved, by fewer calls and by faster calls."
+    return table_of(caption, fields, effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+
+
+def _ranks(study: SpeedupStudy) -> Table:
+    """Build the table with one row per rank: the saving of its step, by group."""
+
+    def group(title: str) -> Field[tuple[str, Account]]:
+        return exact_time(title, lambda row: round(row[1].per_unit(_saved(row[1].ledger, title))))
+
+    fields: tuple[Field[tuple[str, Account]], ...] = (
+        Field("rank", lambda row: row[0]),
+        *both_sides(
+            _SIDES, lambda row: (row[1].per_unit(row[1].ledger.baseline_ns), row[1].per_unit(row[1].ledger.candidate_ns))
+        ),
+        *map(group, _GROUPS),
+    )
+    units = dict.fromkeys(LEDGER_UNITS[account.unit] for _, account in study.accounts)
+    notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
+    return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
+
+
+def _saved(ledger: Ledger, group: str) -> int:
+    """Return what the lines of a column of the table of ranks save."""
+    return sum(line.saved_ns for line in ledger.lines if _group(line) == group)
+
+
+def _waiting(study: SpeedupStudy) -> Table:
+    """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
+    fields: tuple[Field[tuple[Loaded, MemberTime]], ...] = (
+        Field("side", lambda row: row[0].request.name),
+        Field("trace", lambda row: row[0].labels[row[1].trace]),
+        count("collectives", lambda row: row[1].n, "found on all ranks, in which all wait for all"),
+        exact_time("waited", lambda row: row[1].wait_ns, "sum of the times from its own start to the last rank's"),
+        exact_time("moved data", lambda row: row[1].transfer_ns, "sum of the times from the last rank's start to its own end"),
+        count("started last", lambda row: row[1].last, "times that the others waited for it alone"),
+    )
+    notes = ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."]
+    for side in study.sides:
+        if side.met is not None and not side.met.clock.aligned:
+            notes.append(f"{side.request.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
+        notes += [f"{side.request.name}: {problem}." for problem in (side.met.problems if side.met else ())]
+    rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]
+    return table_of("Communication of every rank: waiting for the last one, or moving data.", fields, rows, notes=notes)
+
+
+def _unmatched(study: SpeedupStudy) -> Iterator[str]:
+    own, other = (set(side.labels) for side in study.sides)
+    for name, labels in (("baseline", own - other), ("candidate", other - own)):
+        if labels and len(own) + len(other) > 2:
+            yield f"traced on the {name} alone: {', '.join(sorted(labels))}"
+
+
+def _group(line: LedgerLine) -> str:
+    """Return the column of the table of ranks that a line belongs to."""
+    if not line.path:
+        return "outside the trace"
+    if line.path[0] != "step":
+        return "focal" if line.path[0] == "focal" else "rest of section"
+    return "idle" if line.activity in IDLE else _COLUMNS[line.activity]
+
+
+_COLUMNS: Final = {
+    "kernel": "other kernels, memsets",
+    "memset": "other kernels, memsets",
+    "comm": "communication",
+    "memcpy": "copies",
+}
+_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", "outside the trace")
+
+
+# The focal kernels, and of the sections around them with their boundaries.
+
+
+def focal_kernels(study: SpeedupStudy) -> Section:
+    """Build the section on kernels with one row per trace: calls and times of the focal kernel in the compared time."""
+    rows = []
+    for side in study.sides:
+        name = side.request.name
+        if isinstance(side.side.traced, str):
+            rows.append(Listed(Missing(side.side.traced), side=name))
+            continue
+        reason = "no pattern given" if side.request.focal is None else "every call lies in a step that is left out"
+        for own in side.side.traced:
+            calls = distribution(np.array(own.counted, np.int64)) or Missing(reason, "none")
+            rows.append(Listed(focal_row(own.focal_names, calls), side=name, trace=own.label, device=own.device))
+    notes = (
+        "The kernel that the change is about: every call of the trace, but for those in steps that are left out with a cause "
+        "(see the notes).",
+        "The rank that the speedups are from is the one with the longest mean step without communication.",
+    )
+    return kernels_section([*kernel_tables("Focal kernels", rows, notes=notes)], exclusive=False)
+
+
+def sections_section(study: SpeedupStudy) -> Section | None:
+    """Build the section with one row per trace and its section definition; `None` if no section was asked for."""
+    if all(side.request.section is None for side in study.sides):
+        return None
+    fields: tuple[Field[tuple[str, str, MeasuredSections]], ...] = (
+        Field("side", lambda row: row[0]),
+        Field("trace", lambda row: row[1]),
+        *section_fields(lambda row: row[2]),
+    )
+    rows: list[Row] = []
+    notes = []
+    for side in study.sides:
+        name = side.request.name
+        if side.request.section is None or isinstance(side.side.traced, str):
+            reason = "no section asked for" if side.request.section is None else str(side.side.traced)
+            rows.append(padded(len(fields), Text(name), Missing(reason)))
+            continue
+        for own in side.side.traced:
+            if own.sections is not None:
+                rows += rows_of(fields, [(name, own.label, measured_sections(own.sections))])
+                notes += [f"{name}, {own.label}: {note}" for note in section_notes(own.sections)]
+    if study.unlike:
+        notes.append(f"The speedup of this level is {study.unlike}.")
+    lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
+    table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
+    return Section("sections", "Section timing", lead, (table,))
+
+
+# Table of both sides' tree of modules, operators and kernels, node by node.
+
+TREE_UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
+"""Words for the unit that a tree's times are of."""
+_SMALL: Final = Fraction(1, 100)
+"""Share of the larger side below which nodes are joined with their siblings."""
+_DEPTH: Final = 8
+"""Most levels that are shown."""
+_INDENT: Final = "\u00b7 "
+_Shown: TypeAlias = tuple[Cell, int, Fraction, Fraction]
+"""Name of a node, its level, and its times."""
+
+
+def tree_table(tree: PathTree) -> Table:
+    """Build the table of every significant node below its parent; the direct children of a node add up to it."""
+    root = tree.root
+    of_all = share_of(root.baseline_ns - root.candidate_ns, "nothing was saved")
+    fields: tuple[Field[_Shown], ...] = (
+        Field("node", lambda row: row[0], hint="a dot for each level"),
+        *both_sides(("baseline", "candidate"), lambda row: row[2:]),
+        numeric("of the saving", lambda row: row[2] - row[3], "saved / saved by all of it", show=of_all),
+    )
+    shown = tuple(_rows(root, 0, _SMALL * max(root.baseline_ns, root.candidate_ns)))
+    rows = rows_of(fields, shown, strong=lambda row: row[1] == 0)
+    notes = ("Shown to the nanosecond; --json has every node, exactly. Numbers at the end of names are left out.",)
+    return Table(f"Node by node, {TREE_UNITS[tree.unit]}.", heads(fields), rows, notes, collapsed=True)
+
+
+def _rows(node: Node, depth: int, least: Fraction) -> Iterator[_Shown]:
+    yield Code(_INDENT * depth + (node.name if depth else "all of it")), depth, node.baseline_ns, node.candidate_ns
+    if depth == _DEPTH:
+        return
+    small = [child for child in node.children if max(child.baseline_ns, child.candidate_ns) < least]
+    for child in node.children:
+        if max(child.baseline_ns, child.candidate_ns) >= least:
+            yield from _rows(child, depth + 1, least)
+    b, c = (sum((getattr(child, side) for child in small), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
+    if b or c:
+        name = f"{_INDENT * (depth + 1)}{len(small)} smaller"
+        yield Text(name), depth + 1, b, c
+
+
+# Timeline of one step of both sides, and the flame graph of their difference.
+
+MAX_PATHS: Final = 40
+_FOCAL: Final = Kind("focal kernel", "focal")
+_WORK: Final = {
+    ("section", "kernel"): Kind("rest of the section", "work1"), ("step", "kernel"): Kind("other kernels", "work2"),
+    ("step", "comm"): Kind("communication", "work3"), ("step", "memcpy"): Kind("copies, memsets", "work4"),
+}  # fmt: skip
+_GAPS: Final = {
+    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
+    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
+    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+}  # fmt: skip
+_KINDS: Final = (_FOCAL, *_WORK.values(), *_GAPS.values())
+
+
+def timeline_section(study: SpeedupStudy) -> Section | None:
+    """Build the section with the step of median length of each side; `None` unless both were traced."""
+    lanes = []
+    for number, side in enumerate(study.sides):
+        if side.chosen is None:
+            return None
+        trace, own = side.chosen
+        tile, what = median_tile(own)
+        label = f"{side.request.name}, {what}"
+        lanes.append(LaneSlices(label=label, series=number, pieces=merged(_pieces(trace, own, tile))))
+    if not all(lane.pieces for lane in lanes):
+        return None
+    picture = draw_lanes(lanes, _KINDS, _FOCAL)
+    title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
+    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=False)
+    figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, table)
+    lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
+    return Section("timeline", "One step, before and after", lead, (figure,))
+
+
+def median_tile(own: TracedSide) -> tuple[int, str]:
+    """Return the number of the step of median length, and its name."""
+    ranked = sorted(own.tiles, key=lambda tile: (tile.end_ns - tile.start_ns, tile.index))
+    tile = ranked[(len(ranked) - 1) // 2]
+    return tile.index, f"step {tile.index + 1} of {len(own.tiles)}" if len(own.tiles) > 1 else "the compared time"
+
+
+def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
+    chosen = np.flatnonzero(own.pieces.tile == tile)
+    events, zero = trace.device_events, own.tiles[tile].start_ns
+    columns = (own.pieces.start, own.pieces.end, own.pieces.label, own.pieces.event)
+    for start, end, label, event in zip(*(column[chosen].tolist() for column in columns), strict=True):
+        kind = kind_of(LABELS[label])
+        name = kind.label if event < 0 else kernel_name(events.names[events.name[event]]).group
+        yield Piece(start - zero, end - zero, name, kind)
+
+
+def kind_of(label: Label) -> Kind:
+    """Return the class in which a label is drawn."""
+    place, activity = label.path[0], label.activity
+    if activity in _GAPS:
+        return _GAPS[activity]
+    if place == "focal":
+        return _FOCAL
+    if place == "section":
+        return _WORK["section", "kernel"]
+    return _WORK["step", "memcpy" if activity == "memset" else activity]
+
+
+# ----------------------------------------------------------------------------------------------------------------- flame
+
+
+def flame_section(study: SpeedupStudy) -> Section | None:
+    """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
+    tree = study.tree
+    busy = None if tree is None else _busy(tree.root)
+    if tree is None or busy is None or not busy.children:
+        return None
+    words = TREE_UNITS[tree.unit]
+    lead = (
+        f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
+        "kernel. Exclusive, so that it adds up; the table of nodes has the idle time too, by its cause. A name that only one "
+        "side has is new or gone; sides with different code share few names."
+    )
+    title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
+    alt = "Differential flame graph; the table lists the largest changes."
+    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy)), tree_table(tree)]
+    if not any(child.children for child in busy.children):
+        blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+    return Section("flame", "The difference by path", lead, tuple(blocks))
+
+
+def _busy(root: Node) -> Node:
+    """Return the tree without its idle time."""
+    working = tuple(child for child in root.children if child.name != paths_IDLE)
+    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
+    return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
+
+
+def _frame(node: Node) -> Frame:
+    """Return a node as a frame; only own times are rounded, so that a frame is the sum of its children and its own time."""
+    children = tuple(map(_frame, node.children))
+    own = node.own_ns
+    return Frame(
+        node.name,
+        round(own[0]) + sum(child.baseline_ns for child in children),
+        round(own[1]) + sum(child.candidate_ns for child in children),
+        children,
+    )
+
+
+def _paths(root: Node) -> Table:
+    found = sorted(_leaves(root, ()), key=lambda item: (-abs(item[1].baseline_ns - item[1].candidate_ns), item[0]))
+    fields: tuple[Field[tuple[tuple[str, ...], Node]], ...] = (
+        Field("path", lambda item: " / ".join(item[0]), Code),
+        *both_sides(("baseline", "candidate"), lambda item: (item[1].baseline_ns, item[1].candidate_ns)),
+    )
+    whole = (("busy time", (((), root),)),)
+    rows = rows_of(fields, found, top=MAX_PATHS, left="", totals=whole, strong_rest=False)
+    return Table("Paths by descending change.", heads(fields), rows)
+
+
+def _leaves(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    for child in node.children:
+        path = (*above, child.name)
+        if child.children:
+            yield from _leaves(child, path)
+        else:
+            yield path, child

@@ -1,0 +1,627 @@
+"""Pictures as inline SVG in percent coordinates: text keeps its size at every width, and no script is needed to see them."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from html import escape as _escape
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from strobe.core.printable import clean
+from strobe.perf.report.model import (
+    Axis,
+    Bar,
+    Flame,
+    Frame,
+    Kind,
+    Lane,
+    Level,
+    Mark,
+    Plane,
+    Ratio,
+    Strip,
+    StripLane,
+    Timeline,
+    Waterfall,
+    Whiskers,
+    ratio_text,
+    shorten,
+    significant,
+)
+
+# Pictures as inline SVG in percent coordinates: text keeps its size at every width, and no script is needed to see them.
+
+_COLOURS: Final = 9
+
+
+def esc(text: str) -> str:
+    """Escape text for element content and quoted attributes."""
+    return _escape(clean(text), quote=True)
+
+
+def colour(series: int) -> str:
+    """Return the CSS class of a series; nine colours repeat."""
+    return f"s{series % _COLOURS}"
+
+
+def percent(part: float) -> str:
+    """Format a fraction as a percent coordinate with three decimals, without trailing zeros."""
+    text = f"{100 * part:.3f}".rstrip("0").rstrip(".")
+    return f"{text or '0'}%"
+
+
+def linear_ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
+    """Return about `count` round values in [low, high], with steps of 1, 2 or 5 times a power of ten, at least 1 if `whole`."""
+    if high <= low:
+        return [low]
+    raw, power = (high - low) / count, 1.0
+    while power * 10 <= raw:
+        power *= 10
+    while power > raw:
+        power /= 10
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    step = max(1.0, step) if whole else step
+    first = -(-low // step)
+    ticks = []
+    while first * step <= high * (1 + 1e-9):
+        ticks.append(first * step)
+        first += 1
+    return ticks
+
+
+def tick_text(value: float, step: float = 1e-3) -> str:
+    """Format a tick with as many decimals as ticks `step` apart need, without trailing zeros or a sign on zero."""
+    text = f"{value + 0.0:.{max(0, 1 - math.floor(math.log10(step)))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+# Pictures with one row per bar: ratios with whiskers, and the waterfall.
+
+_RATIO_TICKS: Final = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
+_BARS_MS: Final = 1e6
+_MIN_TICK_GAP: Final = 0.085
+
+
+class RatioScale:
+    """Logarithmic axis that includes every interval of `ratios`, and 1.0."""
+
+    def __init__(self, ratios: Iterable[Ratio]) -> None:
+        values = [1.0]
+        for ratio in ratios:
+            values += [bound for bound in (ratio.value, ratio.low, ratio.high) if bound is not None and bound > 0]
+        margin = max(1.02, (max(values) / min(values)) ** 0.06)
+        self.low, self.high = min(values) / margin, max(values) * margin
+
+    def at(self, ratio: float) -> float:
+        """Return the position of a ratio, in [0, 1]."""
+        part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
+        return min(1.0, part)
+
+    def ticks(self) -> list[float]:
+        """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
+        inside = [tick for tick in _RATIO_TICKS if self.low <= tick <= self.high]
+        chosen = [1.0]
+        for tick in sorted(inside, key=lambda tick: (abs(math.log(tick)), tick)):
+            if all(abs(self.at(tick) - self.at(other)) >= _MIN_TICK_GAP for other in chosen):
+                chosen.append(tick)
+        return sorted(chosen)
+
+
+def _rules(parts: Iterable[float], style: str) -> str:
+    """Draw vertical lines of one style over the height of a row."""
+    lines = "".join(f'<line x1="{at}" x2="{at}" y2="100%"/>' for at in map(percent, parts))
+    return f'<g class="{style}">{lines}</g>'
+
+
+def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str:
+    """Draw one row: grid lines, the interval as a line, the value as a dot."""
+    grid = _rules((scale.at(tick) for tick in scale.ticks() if tick != 1), "grid") + _rules((scale.at(1),), "one")
+    at, one = percent(scale.at(ratio.value)), percent(scale.at(1))
+    low = percent(scale.at(ratio.value if ratio.low is None else ratio.low))
+    high = percent(scale.at(ratio.value if ratio.high is None else ratio.high))
+    return (
+        f'<svg class="cell {colour(series)}" role="img" height="30"><title>{esc(title)}</title>{grid}'
+        f'<line class="reach" x1="{one}" x2="{at}" y1="50%" y2="50%"/>'
+        f'<line class="whisker" x1="{low}" x2="{high}" y1="50%" y2="50%"/><circle class="dot" cx="{at}" cy="50%" r="3.5"/></svg>'
+    )
+
+
+def ratio_axis(scale: RatioScale) -> str:
+    """Draw the row of tick labels under ratio rows."""
+    labels = "".join(
+        f'<text x="{percent(scale.at(tick))}" y="13" text-anchor="middle">{tick_text(tick)}x</text>' for tick in scale.ticks()
+    )
+    return f'<svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
+
+
+def draw_whiskers(picture: Whiskers) -> str:
+    """Draw ratios as rows, with a heading row where the group changes."""
+    scale = RatioScale(row.ratio for row in picture.rows)
+    parts, group = ['<div class="rows">'], ""
+    for row in picture.rows:
+        if row.group != group:
+            group = row.group
+            parts.append(f'<div class="group">{esc(group)}</div>')
+        detail = f'<span class="detail">{esc(row.detail)}</span>' if row.detail else ""
+        text = ratio_text(row.ratio)
+        parts.append(
+            f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, scale, f"{row.label}: {text}")}'
+            f'<div class="value"><b>{row.ratio.value:.2f}x</b>{detail}</div>'
+        )
+    name = f'<div class="label axis">{esc(picture.reference)} = 1x, logarithmic</div>'
+    foot = f'{name}{ratio_axis(scale)}<div class="value"></div></div>'
+    return "".join([*parts, foot])
+
+
+def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
+    """Return the range of the axis: from zero, or from just below the lowest line if the lines would be slivers."""
+    steps = [edge for bar in bars if not bar.total for edge in (bar.start_ns, bar.stop_ns)]
+    ends = [end for bar in bars for end in (bar.low_ns, bar.high_ns) if end is not None]
+    edges = steps + ends + [bar.stop_ns for bar in bars if bar.total]
+    low, high = float(min([0, *edges])), float(max(edges))
+    if low == 0 and steps and high - min(edges) < 0.3 * high:
+        low = min(edges) - 0.25 * (high - min(edges))
+    return low, high if high > low else low + 1.0
+
+
+def _interval(bar: Bar, at: Callable[[float], str]) -> str:
+    """Draw the interval of a bar as a line with caps."""
+    if bar.low_ns is None or bar.high_ns is None:
+        return ""
+    low, high = at(bar.low_ns), at(bar.high_ns)
+    caps = "".join(f'<line x1="{x}" x2="{x}" y1="9" y2="17"/>' for x in (low, high))
+    return (
+        f'<g class="interval" stroke="currentColor" stroke-width="1.5"><line x1="{low}" x2="{high}" y1="13" y2="13"/>{caps}</g>'
+    )
+
+
+def _interval_text(bar: Bar) -> str:
+    if bar.low_ns is None or bar.high_ns is None:
+        return ""
+    sign = "" if bar.total else "+"
+    low, high = (format((end - bar.start_ns) / _BARS_MS, f"{sign}.3f") for end in (bar.low_ns, bar.high_ns))
+    return f", 95 % interval {low} to {high} ms"
+
+
+def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
+    def at(ns: float) -> str:
+        return percent(min(1.0, max(0.0, (ns - low) / (high - low))))
+
+    def width(left: float, right: float) -> str:
+        return percent(max(0.0015, (min(right, high) - max(left, low)) / (high - low)))
+
+    left, right = (max(low, 0.0) if bar.total else float(min(bar.start_ns, bar.stop_ns))), max(bar.start_ns, bar.stop_ns)
+    delta = bar.stop_ns - bar.start_ns
+    text = significant(bar.stop_ns / _BARS_MS) if bar.total else f"{delta / _BARS_MS:+.3f}"
+    grid = _rules(((tick * _BARS_MS - low) / (high - low) for tick in ticks), "grid")
+    cut = '<path class="cut" d="M6 2l5 11l-5 11l5 4"/>' if bar.total and low > 0 else ""
+    link = f'<line class="link" x1="{at(bar.stop_ns)}" x2="{at(bar.stop_ns)}" y1="50%" y2="100%"/>'
+    return (
+        f'<div class="label{" strong" if bar.total else ""}">{esc(bar.label)}</div>'
+        f'<svg class="cell" role="img" height="26"><title>{esc(bar.label)}: {text} ms{_interval_text(bar)}</title>{grid}{link}'
+        f'<rect class="bar {"total" if bar.total else bar.tone}" x="{at(left)}" width="{width(left, right)}" y="5" height="16"/>'
+        f"{_interval(bar, at)}{cut}</svg>"
+        f'<div class="value">{f"<b>{text}</b>" if bar.total else text}</div>'
+    )
+
+
+def draw_waterfall(picture: Waterfall) -> str:
+    """Draw totals that stand on the axis and lines that float between them; a cut axis is marked on totals and in words."""
+    low, high = _waterfall_domain(picture.bars)
+    ticks = linear_ticks(low / _BARS_MS, high / _BARS_MS, 5)
+    rows = "".join(_bar_row(bar, low, high, ticks) for bar in picture.bars)
+    labels = "".join(
+        f'<text x="{percent((tick * _BARS_MS - low) / (high - low))}" y="13" text-anchor="middle">{tick_text(tick)}</text>'
+        for tick in ticks
+    )
+    cut = f", axis cut: starts at {significant(low / _BARS_MS)}" if low > 0 else ""
+    axis = f'<div class="label axis">ms{cut}</div><svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
+    return f'<div class="rows">{rows}{axis}<div class="value"></div></div>'
+
+
+# Flame graphs with the root on top: widths are times; a differential one is coloured by the difference.
+
+MAX_FRAMES: Final = 400
+"""Frames drawn in all flames of a page; the narrowest are left out first."""
+_ROW: Final = 20
+_LEAST_LABEL: Final = 0.03
+_LEAST_FRAME: Final = 0.0005
+"""Smallest width of a drawn frame, as a share: narrower ones would be less than half a pixel."""
+_FLAME_MS: Final = 1e6
+_FLAME_STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
+"""Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
+
+
+class _Box(NamedTuple):
+    frame: Frame
+    left: int
+    width: int
+    depth: int
+
+
+def _boxes(root: Frame) -> list[_Box]:
+    """Return every frame with its place, parents before children.
+
+    A frame is as wide as the larger of its two sides, or wider if its children need more because one grew and another shrank.
+    """
+    order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
+    while waiting:
+        frame, parent, depth = waiting.pop()
+        waiting += ((child, len(order), depth + 1) for child in reversed(frame.children))
+        order.append((frame, parent, depth))
+    widths, inside = [0] * len(order), [0] * (len(order) + 1)
+    for position in reversed(range(len(order))):
+        frame, parent, _ = order[position]
+        widths[position] = max(frame.baseline_ns, frame.candidate_ns, inside[position])
+        inside[parent] += widths[position]
+    boxes, free = list[_Box](), [0] * (len(order) + 1)  # free: where the next child of a frame starts; the root's is the last
+    for position, (frame, parent, depth) in enumerate(order):
+        boxes.append(_Box(frame, free[parent], widths[position], depth))
+        free[position] = free[parent]
+        free[parent] += widths[position]
+    return boxes
+
+
+def _style(frame: Frame, differential: bool) -> str:
+    if not differential:
+        return f"work{1 + zlib.crc32(frame.label.encode('utf-8', 'surrogatepass')) % 4}"
+    change = frame.candidate_ns - frame.baseline_ns
+    part = abs(change) / max(frame.baseline_ns, frame.candidate_ns, 1)
+    step = next(name for limit, name in _FLAME_STEPS if part < limit)
+    return f"{'more' if change > 0 else 'less'}{step}" if step else "same"
+
+
+def _says(frame: Frame, total: int, differential: bool) -> str:
+    label = shorten(frame.label)
+    if not differential:
+        return f"{label}: {significant(frame.candidate_ns / _FLAME_MS)} ms, {100 * frame.candidate_ns / total:.1f} %"
+    change = frame.candidate_ns - frame.baseline_ns
+    sides = f"{significant(frame.baseline_ns / _FLAME_MS)} to {significant(frame.candidate_ns / _FLAME_MS)} ms"
+    part = f" ({100 * change / frame.baseline_ns:+.1f} %)" if frame.baseline_ns else ""
+    return f"{label}: {sides}, {change / _FLAME_MS:+.3f} ms{part}"
+
+
+def _frame(box: _Box, picture: Flame, total: int) -> str:
+    label = esc(shorten(box.frame.label)) if box.width >= _LEAST_LABEL * total else ""
+    text = f'<text x="4" y="14">{label}</text>' if label else ""
+    says = esc(_says(box.frame, max(1, picture.root.candidate_ns), picture.differential))
+    return (
+        f'<svg x="{percent(box.left / total)}" y="{box.depth * _ROW}" width="{percent(box.width / total)}" height="{_ROW}">'
+        f'<title>{says}</title><rect class="{_style(box.frame, picture.differential)}"/>{text}</svg>'
+    )
+
+
+def _legend(differential: bool) -> str:
+    if not differential:
+        return ""
+    names = (
+        ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
+        ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
+    )  # fmt: skip
+    items = "".join(
+        f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{name}</li>'
+        for style, name in names
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
+    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
+    boxes = [box for box in _boxes(picture.root) if box.width > 0]
+    if not boxes:
+        return f'<p class="small">{esc(alt)}: no time was spent.</p>'
+    total = boxes[0].width
+    # a parent is never narrower than its child and comes first: no drawn frame hangs in the air
+    seen = [box for box in boxes if box.width >= _LEAST_FRAME * total]
+    drawn = sorted(
+        sorted(seen, key=lambda box: (-box.width, box.depth, box.left))[:max_frames], key=lambda box: (box.depth, box.left)
+    )
+    height = (1 + drawn[-1].depth) * _ROW
+    frames = "".join(_frame(box, picture, total) for box in drawn)
+    rest = len(boxes) - len(drawn)
+    note = f'<p class="small">{rest} narrow frames are not drawn; the table has the times.</p>' if rest else ""
+    svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{frames}</svg>'
+    return svg + _legend(picture.differential) + note
+
+
+# Scatter plot on two axes; tick labels stand inside the plot, so that it needs no margins and fits any width.
+
+_PLANE_HEIGHT: Final = 300
+_PLANE_TOP: Final = 0.14
+_LABEL_GAP: Final = 0.055
+_LEAST_SPAN: Final = 0.005
+"""Relative difference below which values are drawn level with each other instead of magnified."""
+_PER_UNIT: Final = {"": 1.0, "ms": 1e6, "dB": 1.0}
+
+
+class Scale:
+    """Linear scale of one axis with a margin on both sides; the margin of an upright axis does not reach below zero."""
+
+    def __init__(self, axis: Axis, values: list[float], *, upright: bool) -> None:
+        self.per_unit = _PER_UNIT[axis.unit]
+        self.whole = axis.whole
+        low, high = min(values), max(values)
+        margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+        self.low = 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin
+        self.high = high + margin
+
+    def at(self, value: float) -> float:
+        """Return the position of a value from the low end, in [0, 1]."""
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, count: int) -> list[tuple[float, str]]:
+        """Return position and label of round values in the axis' unit."""
+        values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
+        step = values[1] - values[0] if len(values) > 1 else 1.0
+        return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
+
+
+def _y(part: float) -> str:
+    return percent(1 - 0.1 - part * (1 - 0.1 - _PLANE_TOP))
+
+
+def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
+    """Draw the grid lines, to lie under the points, and the labels, to lie over them."""
+    lines, labels = [], []
+    for part, text in y.ticks(5):
+        lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
+        labels.append(f'<text class="tick" x="2" y="{_y(part)}" dy="-3">{text}</text>')
+    for part, text in x.ticks(6):
+        if 0.02 <= part <= 0.98:
+            lines.append(f'<line class="stub" x1="{percent(part)}" x2="{percent(part)}" y1="90%" y2="92%"/>')
+            labels.append(f'<text class="tick" x="{percent(part)}" y="97.5%" text-anchor="middle">{text}</text>')
+    unit = f", {plane.y.unit}" if plane.y.unit else ""
+    labels.append(f'<text class="axis-title" x="2" y="12">{esc(plane.y.title)}{unit}</text>')
+    return "".join(lines), "".join(labels)
+
+
+def _dot(mark: Mark, left: float, up: float) -> str:
+    """Draw a point as a circle; a point above the axis as an arrow head at its end."""
+    look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
+    if mark.above:
+        place = f'x="{percent(left)}" y="{_y(up)}"'
+        return f'<svg {place} overflow="visible" aria-hidden="true"><path {look} d="M-6 5L0 -6L6 5Z"/></svg>'
+    return f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
+
+
+def _reach(mark: Mark, x: Scale, y: Scale, up: float) -> str:
+    """Draw the intervals of a point as lines under it."""
+    lines = ""
+    if mark.low is not None and mark.high is not None:
+        ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
+        lines += f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
+    return lines
+
+
+def _mark(mark: Mark, place: tuple[float, float], label_y: float | None) -> str:
+    left, up = place
+    dot = _dot(mark, left, up)
+    if label_y is None:
+        return dot
+    anchor, shift = ("end", -10) if left > 0.7 else ("start", 10)
+    where = f'x="{percent(left)}" dx="{shift}" y="{_y(label_y)}" dy="4" text-anchor="{anchor}"'
+    return f'{dot}<text class="mark" {where}>{esc(mark.label)}</text>'
+
+
+def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> list[float | None]:
+    """Return the heights of labels, with those of close points pushed apart upwards from the lowest."""
+    heights: list[float | None] = [None] * len(places)
+    taken: list[tuple[float, float]] = []
+    for index in sorted(range(len(places)), key=lambda index: (places[index][1], places[index][0], index)):
+        if not labelled[index]:
+            continue
+        left, height = places[index]
+        for other_left, other_height in sorted(taken, key=lambda item: item[1]):
+            if abs(other_left - left) < 0.25 and abs(other_height - height) < _LABEL_GAP:
+                height = other_height + _LABEL_GAP
+        taken.append((left, height))
+        heights[index] = height
+    return heights
+
+
+def _level(level: Level, y: Scale) -> str:
+    part = y.at(level.y)
+    title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>" if level.label else ""
+    return f'<line class="level {colour(level.series)}" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
+
+
+def _legend_item(series: int, name: str) -> str:
+    dot = f'<circle class="dot {colour(series)}" cx="6" cy="6" r="4.5"/>'
+    return f'<li><svg width="12" height="12" aria-hidden="true">{dot}</svg>{esc(name)}</li>'
+
+
+def draw_plane(plane: Plane, alt: str) -> str:
+    """Draw the plot and its legend: names of series, and of points whose labels have no room beside them."""
+    ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
+    x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
+    finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
+    y = Scale(plane.y, finite or [0.0], upright=True)
+    places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
+    heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
+    body = "".join(_level(level, y) for level in plane.levels)
+    body += "".join(_reach(mark, x, y, place[1]) for mark, place in zip(plane.marks, places, strict=True))
+    body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
+    unit = f", {plane.x.unit}" if plane.x.unit else ""
+    labelled = "".join(_legend_item(mark.series, mark.label) for mark in plane.marks if mark.label)
+    legend = "".join(_legend_item(index, name) for index, name in enumerate(plane.series))
+    lists = f'<ul class="legend">{legend}</ul>' if legend else ""
+    lists += f'<ul class="legend narrow" aria-hidden="true">{labelled}</ul>' if labelled else ""
+    lines, labels = _grid(plane, x, y)
+    return (
+        f'<svg class="plane" role="img" height="{_PLANE_HEIGHT}"><title>{esc(alt)}</title>{lines}{body}{labels}</svg>'
+        f'<div class="x-title">{esc(plane.x.title)}{unit}</div>{lists}'
+    )
+
+
+# Lanes of slices on one axis in nanoseconds, drawn without a script; the page's script adds zoom and a readout.
+
+_TIMELINE_LANE: Final = 72
+_STRIP_TOP: Final = 24
+_STRIP: Final = 34
+_TIMELINE_MS: Final = 1e6
+_HATCHES: Final = {  # angle and distance of the lines of each gap class
+    "gap1": (45, 5), "gap2": (-45, 5), "gap3": (0, 5), "gap4": (90, 5), "gap5": (45, 9),
+}  # fmt: skip
+
+
+def hatch_patterns() -> str:
+    """Draw the definitions of the hatches, once per page."""
+    patterns = "".join(
+        f'<pattern id="{name}" width="{step}" height="{step}" patternUnits="userSpaceOnUse" patternTransform="rotate({angle})">'
+        f'<line class="hatch" x1="0" x2="0" y1="0" y2="{step}"/></pattern>'
+        for name, (angle, step) in _HATCHES.items()
+    )
+    return f'<svg width="0" height="0" class="defs" aria-hidden="true"><defs>{patterns}</defs></svg>'
+
+
+def _slices(lane: Lane, kinds: tuple[Kind, ...], length: int) -> str:
+    groups: dict[int, list[str]] = {}
+    for start, duration, kind in zip(lane.start_ns, lane.duration_ns, lane.kind, strict=True):
+        rect = f'<rect x="{percent(start / length)}" width="{percent(duration / length)}"/>'
+        groups.setdefault(kind, []).append(rect)
+    return "".join(f'<g class="{kinds[kind].style}">{"".join(groups[kind])}</g>' for kind in sorted(groups))
+
+
+def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
+    top = index * _TIMELINE_LANE
+    return (
+        f'<text class="lane-title" x="0" y="{top + 16}">{esc(shorten(lane.label))}'
+        f'<tspan class="tick" dx="8">{significant(lane.length_ns / _TIMELINE_MS)} ms</tspan></text>'
+        f'<svg class="zoom" x="0" width="100%" y="{top + _STRIP_TOP}" height="{_STRIP}">'
+        f'<rect class="lane-ground" x="0" width="{percent(lane.length_ns / picture.length_ns)}"/>'
+        f"{_slices(lane, picture.kinds, picture.length_ns)}</svg>"
+    )
+
+
+def time_axis(length_ns: int, top: int) -> str:
+    """Draw ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
+    parts = []
+    for tick in linear_ticks(0, length_ns / _TIMELINE_MS, 8):
+        at = percent(tick * _TIMELINE_MS / length_ns)
+        anchor = "start" if tick == 0 else "middle"
+        parts.append(f'<line class="stub" x1="{at}" x2="{at}" y1="0" y2="5"/>')
+        parts.append(f'<text class="tick" x="{at}" y="17" text-anchor="{anchor}">{tick_text(tick)}</text>')
+    return f'<svg class="zoom ticks" x="0" width="100%" y="{top}" height="20">{"".join(parts)}</svg>'
+
+
+def kind_legend(kinds: tuple[Kind, ...]) -> str:
+    """Draw a swatch and a name for each class."""
+    swatches = (
+        f'<svg width="22" height="12" aria-hidden="true"><rect class="{kind.style}" width="22" height="12"/></svg>'
+        for kind in kinds
+    )
+    items = "".join(f"<li>{swatch}{esc(shorten(kind.label))}</li>" for swatch, kind in zip(swatches, kinds, strict=True))
+    return f'<ul class="legend">{items}</ul>'
+
+
+def embedded_json(picture: Timeline) -> str:
+    """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
+    lanes = [
+        {
+            "label": shorten(lane.label),
+            "length": lane.length_ns,
+            "t": lane.start_ns,
+            "d": lane.duration_ns,
+            "n": lane.name,
+            "k": lane.kind,
+        }
+        for lane in picture.lanes
+    ]
+    data = {
+        "length": picture.length_ns,
+        "names": [shorten(name) for name in picture.names],
+        "kinds": [shorten(kind.label) for kind in picture.kinds],
+        "lanes": lanes,
+    }
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def draw_timeline(picture: Timeline, alt: str) -> str:
+    """Draw the lanes, the axis and the legend, with the data for the script and the place of its readout."""
+    height = len(picture.lanes) * _TIMELINE_LANE + 22
+    lanes = "".join(_timeline_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
+    joined = "; ".join(
+        f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in picture.lanes if lane.num_joined
+    )
+    most = "joined with their neighbours in the colour of the class that owns most"
+    how = "sorted by class among their neighbours" if picture.by_class else most
+    note = f"Too short to be drawn alone, so {how}: {joined}."
+    thin = f'<p class="small">{esc(note)}</p>' if joined else ""
+    style = "timeline sums" if picture.by_class else "timeline"
+    return (
+        f'<div class="{style}" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
+        f"<title>{esc(alt)}</title>"
+        f"{lanes}{time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
+        f'<div class="x-title">ms from the start of each step</div>'
+        f'<p class="readout" aria-live="polite"></p>{kind_legend(picture.kinds)}{thin}'
+        f'<script type="application/json">{embedded_json(picture)}</script></div>'
+    )
+
+
+# Stacked shares of classes over a whole trace, one lane per device or stream; no script is needed to see them.
+
+_STACKED_LANE: Final = 64
+_STACKED_TOP: Final = 22
+_STACKED_HEIGHT: Final = 34
+_STACKED_STEPS: Final = 100
+"""Steps of height in a lane: hundredths, finer than a pixel."""
+
+
+def _edges(lane: StripLane) -> list[list[int]]:
+    """Return the upper edge of every class in every bin, in steps from the bottom; the first row is the bottom."""
+    totals, edges = [0] * len(lane.permille[0]), [[0] * len(lane.permille[0])]
+    for shares in lane.permille:
+        totals = [total + share for total, share in zip(totals, shares, strict=True)]
+        edges.append([min(_STACKED_STEPS, round(total * _STACKED_STEPS / 1000)) for total in totals])
+    return edges
+
+
+def _path(lower: list[int], upper: list[int]) -> str:
+    """Return the SVG path of rectangles between two edges; neighbours of equal height are one."""
+    parts, at = [], 0
+    for (low, high), group in groupby(zip(lower, upper, strict=True)):
+        width = sum(1 for _ in group)
+        if high > low:
+            parts.append(f"M{at} {_STACKED_STEPS - low}h{width}V{_STACKED_STEPS - high}H{at}z")
+        at += width
+    return "".join(parts)
+
+
+def _stacked_lane(index: int, lane: StripLane, picture: Strip, name: str) -> str:
+    top, edges = index * _STACKED_LANE, _edges(lane)
+    shapes = []
+    for number, kind in enumerate(picture.kinds):
+        path = _path(edges[number], edges[number + 1])
+        if path:  # a clip in units of the lane: the hatches under it keep their size
+            place = f"{name}-{index}-{number}"
+            shapes.append(
+                f'<clipPath id="{place}" clipPathUnits="objectBoundingBox">'
+                f'<path transform="scale({1 / len(edges[0]):.9f} {1 / _STACKED_STEPS})" d="{path}"/></clipPath>'
+                f'<rect class="{kind.style}" width="100%" height="{_STACKED_HEIGHT}" clip-path="url(#{place})"/>'
+            )
+    return (
+        f'<text class="lane-title" x="0" y="{top + 15}">{esc(shorten(lane.label))}</text>'
+        f'<svg x="0" width="100%" y="{top + _STACKED_TOP}" height="{_STACKED_HEIGHT}">'
+        f'<rect class="lane-ground" width="100%" height="{_STACKED_HEIGHT}"/>{"".join(shapes)}</svg>'
+    )
+
+
+def draw_strip(picture: Strip, alt: str, name: str) -> str:
+    """Draw the lanes, the axis and the legend.
+
+    Args:
+        picture: what to draw.
+        alt: the picture in words.
+        name: unique on the page.
+    """
+    lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
+    top = len(picture.lanes) * _STACKED_LANE
+    axis = time_axis(picture.length_ns, top)
+    return (
+        f'<svg class="lanes" role="img" height="{top + 22}"><title>{esc(alt)}</title>{lanes}{axis}</svg>'
+        f'<div class="x-title">ms from the start</div>{kind_legend(picture.kinds)}'
+    )

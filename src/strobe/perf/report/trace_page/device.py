@@ -1,0 +1,876 @@
+"""What each device of a trace did: activity, timeline, launches, queue, gaps and memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from strobe.core.errors import DataError
+from strobe.core.printable import bytes_in
+from strobe.perf.analysis.critical_path import CriticalPath, critical_path
+from strobe.perf.analysis.device.activity import (
+    BUSY,
+    CAUSES,
+    CLASSES,
+    HOST_LATE,
+    LAUNCH_LATENCY,
+    PROFILER_OVERHEAD,
+    QUEUED,
+    UNLINKED,
+    Activity,
+    DeviceView,
+    KindTime,
+    StreamTime,
+    device_views,
+    idle_strip,
+)
+from strobe.perf.analysis.device.intervals import Distribution, Window
+from strobe.perf.analysis.device.kernels import KernelTable, kernel_name, kernel_table
+from strobe.perf.analysis.device.launch import (
+    LENGTHS,
+    MAX_PROMPT_NS,
+    MIN_IDLE_SHARE,
+    CallRow,
+    GapRow,
+    GapTable,
+    Launch,
+    Queue,
+    gap_table,
+    graph_calls,
+    integrity,
+    launch,
+    queues,
+)
+from strobe.perf.analysis.operators import OperatorTimes, operator_times
+from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
+from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
+from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps, find_steps
+from strobe.perf.report.blocks.fields import (
+    Field,
+    beside,
+    count,
+    count_cell,
+    exact_time,
+    heads,
+    left_out,
+    numeric,
+    rows_of,
+    share_cell,
+    share_of,
+    spread,
+    table_of,
+    time,
+)
+from strobe.perf.report.blocks.kernels import LaneSlices, Piece, class_table, draw_lanes, merged
+from strobe.perf.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Figure,
+    Kind,
+    KindStyle,
+    Mark,
+    Notes,
+    Number,
+    Plane,
+    Section,
+    Strip,
+    StripLane,
+    Table,
+    Text,
+    bytes_cell,
+    exact_ms,
+)
+from strobe.perf.report.study import TraceStudy, once
+from strobe.perf.trace import Trace
+from strobe.perf.trace.events import DEVICE_KINDS
+
+# Devices of a study: their names in tables, and the style of their activity in pictures.
+
+CLASS_KINDS: Final = {
+    "kernel": Kind("kernels", "work1"), "comm": Kind("communication", "work2"),
+    "memcpy": Kind("copies", "work3"), "memset": Kind("memsets", "work4"),
+    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
+    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
+    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+}  # fmt: skip
+"""Label and style of each of `activity.CLASSES`."""
+
+CAUSE_HINTS: Final = {
+    HOST_LATE: "the launch call had not started yet",
+    LAUNCH_LATENCY: "from the start of the launch call to the start on the device",
+    QUEUED: "launched before the gap, or a later event of a graph: waited for a dependency, a copy or a synchronisation",
+    PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
+    UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
+}
+
+
+def named_views(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
+    """Yield each device that has events during the chosen window, with its name."""
+    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+        for view in device_views(trace, window):
+            yield device_name(study, label, view.device), view
+
+
+def device_name(study: TraceStudy, label: str, device: int) -> str:
+    """Return the name of a device: its number, after the trace's label if there are several traces."""
+    return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
+
+
+def during(view: DeviceView) -> str:
+    """Return the window of a view in words."""
+    return f"window {view.window.label}" if view.window else "the whole trace"
+
+
+# Findings on each device that several sections use, computed once per study.
+
+
+class DeviceFindings(NamedTuple):
+    """Findings on one device in the chosen window: `launch` includes its activity, `hot` is grouped as the study asks."""
+
+    name: str
+    view: DeviceView
+    launch: Launch
+    hot: KernelTable
+
+
+QUEUE_BINS: Final = 120
+"""Bins of the picture of a queue."""
+
+
+@once
+def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
+    """Return the steps of every device of each whole trace."""
+    return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
+
+
+@once
+def seen_devices(study: TraceStudy) -> tuple[DeviceFindings, ...]:
+    """Return each device that has events in the chosen window, with its findings."""
+    graphs = {id(trace): graph_calls(trace) for trace in study.traces}
+    return tuple(
+        DeviceFindings(name, view, launch(view, graphs[id(view.trace)]), kernel_table(view, study.options.by))
+        for name, view in named_views(study)
+    )
+
+
+@once
+def seen_operators(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes], ...]:
+    """Return the devices of traces that were read with details, with their operators."""
+    seen, found = seen_devices(study), list[tuple[DeviceFindings, OperatorTimes]]()
+    for trace in study.traces:
+        own = [one for one in seen if one.view.trace is trace]
+        found += zip(own, operator_times([one.view for one in own]), strict=False)
+    return tuple(found)
+
+
+@once
+def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+    """Return each trace's critical path or why it has none; `None` without device events or details."""
+    return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
+
+
+def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
+    if trace.details is None or not len(trace.device_events):
+        return None
+    try:
+        return critical_path(trace, window)
+    except DataError as error:
+        return str(error)
+
+
+@once
+def seen_queues(study: TraceStudy) -> tuple[tuple[DeviceFindings, tuple[Queue, ...]], ...]:
+    """Return each device with its queue and those of its streams."""
+    return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
+
+
+@once
+def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+    """Return the ranges and modules of each trace, names without numbers."""
+    return tuple(
+        range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
+        for trace, window in zip(study.traces, study.windows, strict=True)
+    )
+
+
+def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
+    """Return the devices of a trace over its whole length, whatever the window."""
+    if study.options.window is not None:
+        return device_views(trace)
+    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
+
+
+# Pictures of time by class over a window cut into bins: the lanes, and the table of longer stretches.
+
+MAX_STRETCHES: Final = 12
+"""Most rows of the table for each lane."""
+
+
+def permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
+    """Return what part of each bin some times take, in thousandths."""
+    return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
+
+
+def stretches_table(
+    caption: str,
+    head: str,
+    labels: Iterable[str],
+    lanes: Iterable[tuple[str, Sequence[int], Sequence[Sequence[int]]]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """Build the table of the time of each class in stretches of several bins.
+
+    Args:
+        head: of the column that names the lane.
+        labels: of the classes.
+        lanes: each with its name, the edges of its bins, and by class the time in each bin, all ns.
+        notes: of the table.
+    """
+    rows = []
+    for name, edges_ns, classes_ns in lanes:
+        num_bins = len(edges_ns) - 1
+        step = -(-num_bins // MAX_STRETCHES)
+        for first in range(0, num_bins, step):
+            last = min(first + step, num_bins)
+            sums = [sum(own[first:last]) for own in classes_ns]
+            if any(sums):
+                rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
+    return table_of(caption, beside(head, ("from", "to", *labels), "ms", show=ExactTime), rows, notes=notes)
+
+
+# Busy and idle time of each device by kind, stream and time, and the causes of idle time.
+
+MAX_BINS: Final = 240
+"""Bins of the picture for a few lanes; all lanes together have at most four times as many."""
+
+_UNLINKED: Final = "events whose launch the trace does not hold; they are counted everywhere"
+SeenActivity = Sequence[tuple[str, DeviceView, Activity]]
+
+
+def activity_section(study: TraceStudy) -> Section | None:
+    """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
+    seen = [(one.name, one.view, one.launch.activity) for one in seen_devices(study)]
+    if not seen:
+        return None
+    blocks: list[Block] = [_devices(seen), *_picture(seen), _causes(seen), *_overheads(seen), _kinds(seen), _streams(seen)]
+    without = [label for trace, label in zip(study.traces, study.labels, strict=True) if not len(trace.device_events)]
+    if without:
+        blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
+    lead = "Exact to the nanosecond, per device and never pooled: busy + idle = span, and the causes of idle time add up to idle."
+    return Section("activity", "Busy and idle", lead, tuple(blocks))
+
+
+def _devices(seen: SeenActivity) -> Table:
+    fields: tuple[Field[tuple[str, DeviceView, Activity]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        exact_time("span", lambda row: row[2].span_ns, "from the first event's start to the last one's end, or the window"),
+        exact_time("busy", lambda row: row[2].busy_ns, "union over all streams: at least one event ran"),
+        numeric("busy share", lambda row: share_cell(row[2].busy_ns, row[2].span_ns)),
+        exact_time("idle", lambda row: row[2].idle_ns, "span - busy"),
+        exact_time("overlap", lambda row: row[2].overlap_ns, "sum of durations - busy"),
+        exact_time(
+            "exposed communication", lambda row: row[2].exposed_comm_ns, "communication ran and neither a kernel nor a memset did"
+        ),
+        exact_time("exposed copies", lambda row: row[2].exposed_memcpy_ns, "a copy ran and nothing else did"),
+        count("events", lambda row: row[2].n),
+        numeric("unlinked", lambda row: row[2].num_unlinked, _UNLINKED, show=count_cell),
+        exact_time("unlinked sum", lambda row: row[2].unlinked_ns if row[2].num_unlinked else None, "of their durations"),
+    )
+    notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
+    cut = [(name, done.num_cut) for name, _, done in seen if done.num_cut]
+    notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
+    return table_of(f"Devices, {during(seen[0][1])}.", fields, seen, notes=notes)
+
+
+def _causes(seen: SeenActivity) -> Table:
+    fields: tuple[Field[tuple[str, Activity, str, int, str]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("idle because", lambda row: row[2]),
+        exact_time("time", lambda row: row[3]),
+        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
+        numeric("of span", lambda row: share_cell(row[3], row[1].span_ns)),
+        Field("that is", lambda row: row[4]),
+    )
+    rows = []
+    for name, _, done in seen:
+        rows += [(name, done, cause, ns, CAUSE_HINTS[cause]) for cause, ns in done.idle.items() if ns]
+        rows.append((name, done, "all", done.idle_ns, ""))
+    notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
+    shown = rows_of(fields, rows, strong=lambda row: not row[4])
+    return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
+
+
+def _overheads(seen: SeenActivity) -> Iterator[Table]:
+    """Yield the table of profiler overheads that held the host up, where the traces name them."""
+    fields: tuple[Field[tuple[str, Activity, str, int]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("overhead", lambda row: row[2], Code),
+        exact_time("idle time", lambda row: row[3]),
+        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
+        Field("that is", lambda row: _overhead_hint(row[2])),
+    )
+    rows = [(name, done, what, ns) for name, _, done in seen for what, ns in done.overhead.items()]
+    if rows:
+        yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
+
+
+def _overhead_hint(name: str) -> str:
+    if "Loading" in name:
+        return "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
+    return "the profiler's own work: not there without it"
+
+
+def _kinds(seen: SeenActivity) -> Table:
+    fields: tuple[Field[tuple[str, Activity, KindTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("kind", lambda row: row[2].kind),
+        count("events", lambda row: row[2].n),
+        exact_time("exclusive", lambda row: row[2].exclusive_ns, "time that no kind above it owns; adds up to busy"),
+        numeric("of busy", lambda row: share_cell(row[2].exclusive_ns, row[1].busy_ns)),
+        exact_time("union", lambda row: row[2].union_ns, "at least one event of the kind ran"),
+        exact_time("sum", lambda row: row[2].sum_ns, "of durations"),
+    )
+    priority = " over ".join(seen[0][1].priority)
+    notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
+    rows = [(name, done, kind) for name, _, done in seen for kind in done.kinds]
+    return table_of("Busy time by kind of work.", fields, rows, notes=notes)
+
+
+def _streams(seen: SeenActivity) -> Table:
+    pairs = "of events of this stream that ran at the same time"
+    longest = "time that an event ran beside one that started before it"
+    fields: tuple[Field[tuple[str, StreamTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("stream", lambda row: row[1].stream),
+        count("events", lambda row: row[1].n),
+        exact_time("busy", lambda row: row[1].busy_ns, "at least one event of the stream ran"),
+        exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
+        exact_time("overlap", lambda row: row[1].overlap_ns if row[1].overlap_pairs else None, "sum - busy of the stream"),
+        count("pairs", lambda row: row[1].overlap_pairs or None, pairs),
+        exact_time("longest", lambda row: row[1].longest_overlap_ns if row[1].overlap_pairs else None, longest),
+    )
+    notes = (
+        "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
+        "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
+    )
+    rows = [(name, stream) for name, _, done in seen for stream in done.streams]
+    return table_of("Streams.", fields, rows, notes=notes, collapsed=len(rows) > 4)
+
+
+def _picture(seen: SeenActivity) -> Iterator[Figure]:
+    drawn = [(name, view) for name, view, _ in seen if view.span_ns]
+    if not drawn:
+        return
+    strip = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
+    present = [number for number in range(len(CLASSES)) if any(any(lane[number]) for lane in strip.lanes)]
+    picture = Strip(
+        length_ns=strip.length_ns,
+        kinds=tuple(CLASS_KINDS[CLASSES[number]] for number in present),
+        lanes=tuple(
+            StripLane(name, tuple(permille(strip.edges_ns, lane[number]) for number in present))
+            for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+        ),
+    )
+    clock = "one clock" if strip.aligned else "each device's own clock: the traces have no moment in common"
+    title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
+    alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
+    named = (
+        (name, strip.edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+    )
+    labels = (kind.label for kind in picture.kinds)
+    notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
+    table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
+    yield Figure(title, alt, picture, table)
+
+
+# Queue length of each device over time: events that are launched and not started.
+
+QUEUE_MAX_LANES: Final = 8
+"""Most queues that are drawn."""
+_STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
+
+
+def queue_section(study: TraceStudy) -> Section | None:
+    """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
+    found = seen_queues(study)
+    if not found:
+        return None
+    lead = (
+        "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
+        "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
+    )
+    blocks: list[Block] = [_queue_table(found, study.options.top), *_pictures(_drawn(found))]
+    return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
+
+
+def _drawn(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]]) -> list[tuple[DeviceFindings, Queue]]:
+    """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
+    if len(found) > 1:
+        return [(one, device) for one, (device, *_) in found[:QUEUE_MAX_LANES]]
+    ((one, (device, *streams)),) = found
+    longest = sorted(streams, key=lambda queue: (-queue.total_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
+    return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
+
+
+def _name(one: DeviceFindings, queue: Queue) -> str:
+    return one.name if queue.stream is None else f"{one.name}, stream {queue.stream}"
+
+
+def _queue_table(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]], top: int) -> Table:
+    fields: tuple[Field[tuple[DeviceFindings, Queue]], ...] = (
+        Field("queue", lambda row: _name(*row), Code),
+        count("max", lambda row: row[1].longest, "largest length"),
+        count("median", lambda row: row[1].median, "over time: it is no longer for half of the time"),
+        numeric("mean", lambda row: Number(row[1].mean, 2), "over time"),
+        exact_time("empty", lambda row: row[1].empty_ns, "time with a length of 0"),
+        numeric("of span", lambda row: share_cell(row[1].empty_ns, row[1].span_ns)),
+        count("waited", lambda row: row[1].queued, "events that were in it"),
+        Field("wait of one", lambda row: _wait(row[1]), unit="µs", hint="mean, of the events that waited", missing="none waited"),
+        numeric(
+            "unlinked", lambda row: row[1].unlinked, "events whose launch the trace does not hold: not counted", show=count_cell
+        ),
+    )
+    rows = [(one, queue) for one, queues in found for queue in queues]
+    return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
+
+
+def _wait(queue: Queue) -> Number | None:
+    return Number(queue.total_ns / queue.queued / 1e3, 3) if queue.queued else None
+
+
+def _pictures(drawn: Sequence[tuple[DeviceFindings, Queue]]) -> Iterator[Figure]:
+    """Yield one picture for all queues over windows of the same length."""
+    kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
+    for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
+        lanes = [(one, queue) for one, queue in drawn if queue.span_ns == length]
+        if not length:
+            continue
+        strip = Strip(
+            length_ns=length,
+            kinds=kinds,
+            lanes=tuple(
+                StripLane(_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
+                for one, queue in lanes
+            ),
+        )
+        alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
+        named = ((_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
+        caption = "Time by length in stretches of the picture."
+        table = stretches_table(caption, "queue", (kind.label for kind in kinds), named)
+        yield Figure("Length of the queues over time.", alt, strip, table)
+
+
+def _label(low: int, high: int | None) -> str:
+    if high is None:
+        return f"{low} and more"
+    return "empty" if high == 0 else f"{low} to {high}"
+
+
+# Launches of device work: whether the host keeps the device busy, and signs that the trace is incomplete.
+
+_MEANING: Final = {
+    "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
+    "host-bound": "most idle time is the host being late; what it then launches starts at once: give the device more per launch",
+    "host late, slow launches": "most idle time is the host being late, and what it then launches also starts late",
+    "launch latency": "most idle time lies between the launch call and the start on the device",
+    "queued": "most idle time is waiting for something on the device or a copy: dependencies, synchronisation",
+    "profiler overhead": "most idle time is overhead that the profiler records: time without it, and warm up, before concluding",
+    "unknown": "most gaps end with work whose launch the trace does not hold",
+    "mixed": "no cause has more than half of the idle time",
+}
+
+SeenLaunches = Sequence[tuple[str, Launch]]
+
+
+def launch_section(study: TraceStudy) -> Section | None:
+    """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
+    seen = [(one.name, one.launch) for one in seen_devices(study)]
+    blocks: list[Block] = []
+    if seen:
+        blocks += [_verdicts(seen), _delays(seen), _calls(seen, study.options.top)]
+    signs = _signs(study)
+    if signs:
+        blocks.append(signs)
+    if not blocks:
+        return None
+    lead = (
+        "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
+        "before its call returns. Delays overlap each other and do not add up; the idle causes do."
+    )
+    return Section("launch", "Launches", lead, tuple(blocks))
+
+
+def _verdicts(seen: SeenLaunches) -> Table:
+    delay = "median start to start of the launches that end a gap with the host late"
+    fields: tuple[Field[tuple[str, Launch]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("verdict", lambda row: Text(row[1].verdict, "good" if row[1].verdict == "busy" else "bad")),
+        numeric("idle share", lambda row: share_cell(row[1].activity.idle_ns, row[1].activity.span_ns), "of the span"),
+        numeric(
+            "host late", lambda row: share_cell(row[1].activity.idle[HOST_LATE], row[1].activity.idle_ns), "of the idle time"
+        ),
+        time(
+            "delay after a late host", lambda row: row[1].activity.late_delay_ns, "µs", delay, missing="no gap with the host late"
+        ),
+        Field("that is", lambda row: _meaning(row[1])),
+    )
+    notes = (
+        f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
+        f"median delay below {MAX_PROMPT_NS // 1000} µs of what ends those gaps. Delays of launches behind a busy device say how "
+        "long the queue was, and nothing of the host. Another cause with more than half of the idle time gives its name.",
+    )
+    return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
+
+
+def _meaning(found: Launch) -> str:
+    """Return the meaning of the verdict and the remedy."""
+    if found.verdict != "unknown":
+        return _MEANING[found.verdict]
+    if 2 * found.num_uncorrelated > found.num_unlinked:
+        return f"{_MEANING['unknown']}: events of this device carry no correlation, so nothing says what launched them"
+    return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
+
+
+def _delays(seen: SeenLaunches) -> Table:
+    fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
+        Field("from", lambda row: row[2], hint="start or end of the launch call, to the start on the device"),
+        count("n", lambda row: row[3].n, "device events"),
+        count("negative", lambda row: _negative(row[2], row[4])),
+        *spread(lambda row: row[3], "µs"),
+    )
+    rows = []
+    for name, found in seen:
+        for kind, delays in found.kinds.items():
+            rows.append((name, kind, "start", delays.start_to_start, delays.num_negative_ss))
+            rows.append((name, kind, "end", delays.end_to_start, delays.num_negative_es))
+    notes = [_unlinked(name, found) for name, found in seen if found.num_unlinked]
+    notes.append(
+        "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
+    )
+    return table_of("Launch delays, of events that start in the window.", fields, rows, notes=notes)
+
+
+def _negative(of: str, num: int) -> Cell:
+    """Return the count of negative delays; marked bad if start to start, since no event can start before its launch call."""
+    return Text(str(num), "bad", "clocks or correlation are wrong") if num and of == "start" else Count(num)
+
+
+def _unlinked(name: str, found: Launch) -> str:
+    """Return a sentence with the number of events without a known launch call, and the reasons."""
+    before = found.num_unlinked - found.num_uncorrelated
+    why = [f"{before} were launched before the trace"] if before else []
+    why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
+    return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
+
+
+def _calls(seen: SeenLaunches, top: int) -> Table:
+    fields: tuple[Field[tuple[str, CallRow]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("launch call", lambda row: row[1].name, Code),
+        count("calls", lambda row: row[1].n),
+        count("events", lambda row: row[1].num_events, "device events they launched"),
+        exact_time("host sum", lambda row: row[1].host.sum_ns, "time in the calls; inclusive, on all threads"),
+        time("host p50", lambda row: row[1].host.p50_ns, "µs"),
+        time("host max", lambda row: row[1].host.max_ns, "µs"),
+        time(
+            "delay p50",
+            lambda row: row[1].delays.start_to_start.p50_ns,
+            "µs",
+            "start of the call to start of its first device event",
+        ),
+        time("delay max", lambda row: row[1].delays.start_to_start.max_ns, "µs"),
+    )
+    rows = [(name, call) for name, found in seen for call in found.calls[:top]]
+    return table_of("Launch calls that device events of the window answer to.", fields, rows, sortable=True)
+
+
+def _signs(study: TraceStudy) -> Table | None:
+    """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
+    rows = []
+    for trace, label in zip(study.traces, study.labels, strict=True):
+        found = integrity(trace, whole_views(study, trace))
+        for name, (n, missing) in found.unanswered.items():
+            rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
+        for graph in found.short_graphs:
+            fewer = f"{len(graph.short)} of {graph.n} launches have {graph.short[0]} to {graph.short[-1]} events"
+            what = f"{fewer}, most have {graph.num_nodes}"
+            rows.append((label, "graph launches with fewer events than their like", graph.first, what))
+        if found.past_end_ns:
+            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
+        for device, stream, excess in found.impossible:
+            where = f"device {device}, stream {stream}"
+            rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
+    if not rows:
+        return None
+    fields: tuple[Field[tuple[str, str, str, str]], ...] = (
+        Field("trace", lambda row: row[0], Code),
+        Field("sign", lambda row: row[1]),
+        Field("where", lambda row: row[2], Code),
+        Field("how much", lambda row: Text(row[3], "bad")),
+    )
+    notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
+    caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
+    return table_of(caption, fields, rows, notes=notes)
+
+
+# Gaps between the kernels of every device, by the kernels before and after.
+
+
+def _part(head: str, get: Callable[[GapRow], int], hint: str) -> Field[GapRow]:
+    return exact_time(head, lambda row: get(row) or None, hint, total=sum)
+
+
+def _idle(cause: str) -> Field[GapRow]:
+    return _part(cause, lambda row: row.idle[cause], f"idle in the gaps: {CAUSE_HINTS[cause]}")
+
+
+_PARTS: Final[tuple[Field[GapRow], ...]] = (
+    *map(_idle, CAUSES),
+    _part("DtoD copies", lambda row: row.dtod_ns, "time of device-to-device copies in the gaps"),
+    _part("other copies", lambda row: row.other_copy_ns, "time of other copies in the gaps"),
+    _part("memsets", lambda row: row.memset_ns, "time of memsets in the gaps"),
+)
+
+
+def gaps_section(study: TraceStudy) -> Section | None:
+    """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
+    blocks: list[Block] = []
+    for name, view, *_ in seen_devices(study):
+        found = gap_table(view)
+        if found.rows:
+            blocks.append(_gaps_table(found, f"{name}, {during(view)}", study.options.top, collapsed=bool(blocks)))
+    if not blocks:
+        return None
+    lead = (
+        "A gap is a stretch without any kernel, compute or communication, on any stream of the device. Copies and memsets do not "
+        "end one: their time in it stands beside the idle causes, and together they add up to the gap exactly."
+    )
+    return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
+
+
+def _gaps_table(found: GapTable, opening: str, top: int, *, collapsed: bool) -> Table:
+    dtod = "device-to-device copies that ran in the gaps"
+    fields: tuple[Field[GapRow], ...] = (
+        Field("after", lambda row: row.before, Code),
+        Field("before", lambda row: row.after, Code, hint="the kernel that ends the gap"),
+        count("n", lambda row: row.gaps.n, total=sum),
+        exact_time("sum", lambda row: row.gaps.sum_ns, "of the gaps; adds up over rows", total=sum),
+        numeric("of span", lambda row: row.gaps.sum_ns, show=share_of(found.span_ns), total=sum),
+        time("p50", lambda row: row.gaps.p50_ns, "µs", "median, a sample (nearest rank)"),
+        time("max", lambda row: row.gaps.max_ns, "µs", total=max),
+        *(part for part in _PARTS if any(part.get(row) for row in found.rows)),
+        count("DtoD n", lambda row: row.num_dtod, dtod, total=sum),
+    )
+    caption = (
+        f"{opening}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + before the first kernel "
+        f"{exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span {exact_ms(found.span_ns)} ms."
+    )
+    notes = ("Columns of causes, copies and memsets are exclusive: a row adds up to its sum. Those without time are left out.",)
+    rows = rows_of(fields, found.rows, top=top, left="pairs", totals=(("all gaps", found.rows),))
+    return Table(caption, heads(fields), rows, notes, sortable=True, collapsed=collapsed)
+
+
+# Timeline of one step of each device on a common axis: work, and gaps by cause.
+
+TIMELINE_MAX_LANES: Final = 8
+"""Devices in the picture; further ones are counted in a note."""
+MAX_SLICES: Final = 50_000
+"""Most slices of a lane."""
+_KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
+
+
+class _Stretch(NamedTuple):
+    """Part of a device's time that one lane shows."""
+
+    label: str
+    what: str
+    view: DeviceView
+
+
+def timeline_section(study: TraceStudy) -> Section | None:
+    """Build the section with the timeline and its table; `None` without device events."""
+    stretches = list(_stretches(study))
+    if not stretches:
+        return None
+    shown = stretches[:TIMELINE_MAX_LANES]
+    top = _top_group(shown)
+    focal = Kind(f"top kernel: {top}", "focal")
+    kinds = (focal, *_KINDS.values())
+    lanes = [
+        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, top)))
+        for n, one in enumerate(shown)
+    ]
+    picture = draw_lanes(lanes, kinds, focal, by_class=True)
+    table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
+    title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
+    alt = "Timeline of one step per device; the table gives the sums."
+    lead = (
+        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace; of a long "
+        "one the middle."
+    )
+    if len(stretches) > len(shown):
+        lead += f" {len(stretches) - len(shown)} more devices are not drawn."
+    return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))
+
+
+def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
+    tiled = {
+        (id(trace), found.device): found
+        for trace, window, tiles in zip(study.traces, study.windows, seen_steps(study), strict=True)
+        for found in (() if window else tiles)
+    }
+    for name, view, *_ in seen_devices(study):
+        found = tiled.get((id(view.trace), view.device))
+        if isinstance(found, Steps):
+            step = _median(found.kept() or found.steps)
+            chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
+            stretch = _middle(name, step.label, view.within(chosen))
+        else:
+            stretch = _middle(name, during(view), view)
+        if stretch.view.span_ns:
+            yield stretch
+
+
+def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
+    """Return the whole view, or only as many slices around its middle as can be drawn."""
+    rest = sum(len(slices.start) for slices in view.stretches()) - MAX_SLICES
+    if rest <= 0:
+        return _Stretch(name, what, view)
+    first, last = _bounds(view, rest // 2, rest // 2 + MAX_SLICES - 1)
+    label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {what}"
+    return _Stretch(name, label, view.within(Window(start_ns=first, end_ns=last, label=label)))
+
+
+def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
+    """Return the start of the slice `first` and the end of the slice `last`, ns."""
+    at, edges = 0, list[int]()
+    for slices in view.stretches():
+        inside = range(at, at + len(slices.start))
+        edges += [slices.start[first - at].item()] if first in inside else []
+        edges += [slices.end[last - at].item()] if last in inside else []
+        at = inside.stop
+    return edges[0], edges[1]
+
+
+def _median(steps: Sequence[Step]) -> Step:
+    ranked = sorted(steps, key=lambda step: (step.length_ns, step.start_ns))
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def _top_group(stretches: Sequence[_Stretch]) -> str:
+    """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
+    owned: Counter[str] = Counter()
+    for one in stretches:
+        owned.update({row.group: row.exclusive_ns for row in kernel_table(one.view).rows if row.kind == "kernel"})
+    return max(owned, key=lambda group: (owned[group], group)) if owned else ""
+
+
+def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
+    slices, work = view.slices, view.work
+    groups = [kernel_name(name).group for name in view.trace.device_events.names]
+    columns = (slices.start.tolist(), slices.end.tolist(), slices.event.tolist(), slices.cause.tolist())
+    names, kinds = work.name, work.kind
+    for start, end, event, cause in zip(*columns, strict=True):
+        if cause != BUSY:
+            kind = _KINDS[CAUSES[cause]]
+            yield Piece(start - view.begin_ns, end - view.begin_ns, kind.label, kind)
+            continue
+        name, what = groups[names[event]], DEVICE_KINDS[kinds[event]]
+        is_top = what == "kernel" and name == group
+        yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
+
+
+# Memory of each device: its peaks, the time of each and what was running, and its course over time.
+
+MAX_POINTS: Final = 200
+MAX_ROWS: Final = 24
+_NOT_RECORDED: Final = "not recorded"
+
+Seen = Sequence[tuple[str, MemoryUse]]
+
+
+def memory_section(study: TraceStudy) -> Section | None:
+    """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
+    seen = [
+        (use.device if len(study.traces) == 1 else f"{label}, {use.device}", use)
+        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True)
+        for use in memory_use(trace, window, MAX_POINTS)
+    ]
+    if not seen:
+        return None
+    lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
+    blocks: list[Block] = [_peaks(seen), *(_course(name, use) for name, use in seen if len(use.points) > 1)]
+    return Section("memory", "Memory", lead, tuple(blocks))
+
+
+def _peaks(seen: Seen) -> Table:
+    fields: tuple[Field[tuple[str, MemoryUse]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        numeric("peak allocated", lambda row: row[1].peak.allocated_bytes, show=_mib),
+        time("at", lambda row: row[1].peak.start_ns - row[1].first.start_ns, "ms", "from the first recorded allocation"),
+        Field(
+            "in",
+            lambda row: " < ".join(reversed(row[1].peak_in)) or None,
+            Code,
+            hint="ranges and modules that were open then, the innermost first",
+            missing="no range was open",
+        ),
+        numeric("reserved then", lambda row: row[1].peak.reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
+        numeric("peak reserved", lambda row: row[1].reserved_peak_bytes or None, show=_mib, missing=_NOT_RECORDED),
+        numeric("at the start", lambda row: row[1].first.allocated_bytes, show=_mib),
+        numeric("at the end", lambda row: row[1].last.allocated_bytes, show=_mib),
+        time("stretch", lambda row: row[1].step_ns, "ms", "times are exact to within this"),
+    )
+    return table_of("Peaks.", fields, seen)
+
+
+def _mib(value: int) -> Number:
+    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
+    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
+
+
+def _course(name: str, use: MemoryUse) -> Figure:
+    reserved = use.reserved_peak_bytes > 0
+    marks = [_mark(use, point, point.allocated_bytes, 0) for point in use.points]
+    if reserved:
+        marks += [_mark(use, point, point.reserved_bytes, 1) for point in use.points]
+    picture = Plane(
+        x=Axis("time from the first recorded allocation", "ms"),
+        y=Axis("memory in MiB", from_zero=True),
+        marks=tuple(marks),
+        series=("allocated", "reserved") if reserved else ("allocated",),
+    )
+    return Figure(
+        f"Memory of {name} over time.",
+        "Allocated and reserved memory over time; the table has the same.",
+        picture,
+        _memory_table(name, use),
+    )
+
+
+def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
+    return Mark(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
+
+
+def _memory_table(name: str, use: MemoryUse) -> Table:
+    fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
+        time("from", lambda part: part[0].start_ns - use.first.start_ns),
+        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=_mib),
+        numeric("reserved", lambda part: _highest(part).reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
+    )
+    step = -(-len(use.points) // MAX_ROWS)
+    parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]
+    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, parts)
+
+
+def _highest(part: Sequence[MemoryPoint]) -> MemoryPoint:
+    return max(part, key=lambda point: point.allocated_bytes)

@@ -1,0 +1,940 @@
+"""What the time of a trace is: steps, ranges, sections, operators, kernels, communication."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from strobe.core.errors import DataError
+from strobe.core.printable import bytes_in, first_of
+from strobe.core.spans import FRAME_BLOCK
+from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
+from strobe.perf.analysis.device.kernels import KernelTable
+from strobe.perf.analysis.device.roofline import OperatorCost
+from strobe.perf.analysis.operators import (
+    HostOperator,
+    Operators,
+    OperatorTime,
+    OperatorTimes,
+    Rate,
+    Rates,
+    Source,
+    ThreadRow,
+    host_ranges,
+    operator_rates,
+    operators,
+)
+from strobe.perf.analysis.runs.breakdown import breakdown
+from strobe.perf.analysis.structure.collectives import (
+    CollectiveKind,
+    CollectiveSkew,
+    CollectiveTime,
+    Communication,
+    MemberTime,
+    SkewKind,
+    collective_skew,
+    communication,
+)
+from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, RangeTime, call_trees
+from strobe.perf.analysis.structure.sections import find_sections, parse_section
+from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps, layer_groups
+from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
+from strobe.perf.report.blocks.fields import (
+    Field,
+    count,
+    exact_time,
+    heads,
+    left_out,
+    numeric,
+    padded,
+    rows_of,
+    share_cell,
+    share_of,
+    spread,
+    table_of,
+    time,
+)
+from strobe.perf.report.blocks.kernels import (
+    Listed,
+    MeasuredSections,
+    device_note,
+    kernel_tables,
+    kernels_section,
+    measured_sections,
+    peaks_section,
+    rate_fields,
+    section_fields,
+    section_notes,
+)
+from strobe.perf.report.model import (
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Figure,
+    Flame,
+    Frame,
+    Missing,
+    Notes,
+    Number,
+    Paragraph,
+    Row,
+    Section,
+    Share,
+    Table,
+    Text,
+    bytes_cell,
+    exact_ms,
+    time_text,
+)
+from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
+from strobe.perf.report.trace_page.device import device_name, during, seen_devices, seen_operators, seen_ranges, seen_steps
+from strobe.perf.trace import Trace, read_trace
+
+# Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
+
+Found = Sequence[tuple[str, Steps, Window | None]]
+
+
+def steps_section(study: TraceStudy) -> Section | None:
+    """Build the section with the steps of every device; `None` if no trace has device events."""
+    found: list[tuple[str, Steps, Window | None]] = []
+    without: dict[str, list[str]] = {}
+    for tiled, label, window in zip(seen_steps(study), study.labels, study.windows, strict=True):
+        for steps in tiled:
+            name = device_name(study, label, steps.device)
+            if isinstance(steps, NoSteps):
+                without.setdefault(steps.reason, []).append(name)
+            else:
+                found.append((name, steps, window))
+    blocks: list[Block] = []
+    if found:
+        blocks = [_summary(found), *_evidence(found), *(_steps_table(*one, study.options.top) for one in found)]
+    if without:
+        blocks.append(Notes(tuple(_spoken(without))))
+    if not blocks:
+        return None
+    lead = (
+        "A step lasts from its first device event to the first one of the next step, so the steps, with what lies before and "
+        "after them, add up to the span of the device exactly. Steps of the host are something else: the device lags behind."
+    )
+    return Section("steps", "Steps", lead, tuple(blocks))
+
+
+def _summary(found: Found) -> Table:
+    kept = {name: [step for step in steps.kept() if _inside(step, window)] for name, steps, window in found}
+    none = "no steady step"
+    fields: tuple[Field[tuple[str, Steps]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("a step starts with", lambda row: row[1].starts, Code),
+        count("steps", lambda row: len(row[1].steps)),
+        count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
+        *spread(lambda row: _described([step.length_ns for step in kept[row[0]]]), "ms", what="steps", missing=none),
+        numeric("busy", lambda row: _busy(kept[row[0]]), "of the steady steps' time", show=_share, missing=none),
+        count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
+        time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
+    )
+    told: dict[str, list[str]] = {}
+    for name, steps, _ in found:
+        causes = Counter(item.cause for item in steps.steady.excluded)
+        excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
+        for note in (
+            f"left out of the times: {excluded}" if excluded else "",
+            *steps.notes,
+            steps.steady.note,
+            uneven_text(steps),
+        ):
+            if note:
+                told.setdefault(note, []).append(name)
+    rows = [(name, steps) for name, steps, _ in found]
+    return table_of("Length of a step, over the steady ones.", fields, rows, notes=_spoken(told))
+
+
+def _busy(kept: Sequence[Step]) -> tuple[int, int] | None:
+    return (sum(step.busy_ns for step in kept), sum(step.length_ns for step in kept)) if kept else None
+
+
+def _median(values: Sequence[int]) -> int | None:
+    found = _described(values)
+    return None if found is None else found.p50_ns
+
+
+def _host(kept: Sequence[Step]) -> int | Missing:
+    median = _median([step.host_ns for step in kept if step.host_ns is not None])
+    return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
+
+
+def uneven_text(steps: Steps) -> str:
+    """Return a note on steps of different kinds; empty if all are of one kind."""
+    if steps.uneven is None:
+        return ""
+    short, long = steps.uneven
+    lengths = f"{exact_ms(short.length_ns)} ms with {short.kernels} kernels to {exact_ms(long.length_ns)} ms with {long.kernels}"
+    return f"the steps are uneven, {lengths}: no mean or median stands for all of them"
+
+
+def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield each note with the devices it applies to, once for all of them."""
+    for note, names in told.items():
+        yield f"{first_of(names, 1)}: {note}."
+
+
+def _inside(step: Step, window: Window | None) -> bool:
+    return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
+
+
+def _described(values: Sequence[int]) -> Distribution | None:
+    return distribution(np.array(values, np.int64))
+
+
+def _evidence(found: Found) -> Iterator[Table]:
+    alike = "mean of 1 - kernels that differ from the median period / kernels of that"
+    fields: tuple[Field[tuple[str, Period]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        Field("a period starts with", lambda row: row[1].anchor, Code),
+        Field("right after", lambda row: row[1].after or None, Code, missing="its name occurs once in a period"),
+        count("periods", lambda row: row[1].periods, "complete ones"),
+        count("kernels, fewest", lambda row: min(row[1].kernels)),
+        count("median", lambda row: int(np.median(np.array(row[1].kernels, np.int64)))),
+        count("most", lambda row: max(row[1].kernels)),
+        numeric("alike", lambda row: row[1].likeness, alike, show=Share),
+        numeric(
+            "identical", lambda row: row[1].identical, "share of the periods with the same kernels in the same order", show=Share
+        ),
+        numeric("covered", lambda row: row[1].covered, "share of the stream's kernels that lie in complete periods", show=Share),
+        count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
+        Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
+    )
+    rows = [(name, steps.period) for name, steps, _ in found if steps.period is not None]
+    if rows:
+        notes = (
+            "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
+            "layer or several steps: name the range or kernel that starts a step where it is not what you mean.",
+        )
+        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
+
+
+def _steps_table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
+    causes = {item.index: item.cause for item in steps.steady.excluded}
+    fields: tuple[Field[tuple[int, Step]], ...] = (
+        Field("step", lambda row: row[1].label, Code),
+        count("number", lambda row: row[1].number),
+        exact_time("length", lambda row: row[1].length_ns, total=sum),
+        exact_time("busy", lambda row: row[1].busy_ns, total=sum),
+        exact_time("idle", lambda row: row[1].idle_ns, total=sum),
+        numeric("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), show=_share, total=_sums),
+        count("kernels", lambda row: row[1].kernels, total=sum),
+        exact_time("host", lambda row: row[1].host_ns, "length of its range", total=sum),
+        Field("not steady because", lambda row: Text(causes.get(row[0], ""), "muted")),
+    )
+    shown = [(index, step) for index, step in enumerate(steps.steps) if _inside(step, window)]
+    rows = rows_of(fields, shown, top=top, left="steps")
+    notes = []
+    if window is None:
+        whole = (
+            (steps.before_ns, "before the first step"),
+            (steps.after_ns, "after the last step"),
+            (steps.end_ns - steps.start_ns, "span of the device's events"),
+        )
+        for number, (ns, text) in enumerate(whole):
+            if ns or number == 2:
+                rows += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
+        notes.append("Lengths add up to the span.")
+    else:
+        notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
+    caption = f"Steps of {name}, which start with {steps.starts if steps.source != 'period' else 'a period of the kernels'}."
+    return Table(caption, heads(fields), rows, tuple(notes), collapsed=len(rows) > 12)
+
+
+def _share(both: tuple[int, int]) -> Cell:
+    return share_cell(*both)
+
+
+def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    busy, length = zip(*pairs, strict=True)
+    return sum(busy), sum(length)
+
+
+# Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
+
+_BY_KERNELS: Final = "found by kernels"
+
+
+def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
+    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time.
+
+    Args:
+        name: of the device.
+        groups: its layers.
+        whole_ns: sum of the durations of its events.
+        top: rows of a long table.
+    """
+    if groups:
+        yield _first_and_later(name, groups, whole_ns)
+        yield _by_place(name, next((group for group in groups if not group.inside), groups[0]), top)
+
+
+def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
+    device = "sum of the durations of the events of a call: p50 over the first calls"
+    span, host = (
+        "first start to last end of these events: p50 over the first calls",
+        "length of the call: p50 over the first calls",
+    )
+    later, of_all = "p50 over all later calls", "sum of their events / sum of all of the device"
+    fields: tuple[Field[LayerGroup], ...] = (
+        Field("layers", lambda group: group.name, Code),
+        Field("in", _where),
+        count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
+        count("calls", lambda group: group.layers[0].times.device.n + group.later.device.n),
+        numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
+        time("device, first", lambda group: group.layers[0].times.device.p50_ns, "µs", device),
+        time("later", lambda group: group.later.device.p50_ns, "µs", later),
+        time("span, first", lambda group: group.layers[0].times.span.p50_ns, "µs", span),
+        time("later", lambda group: group.later.span.p50_ns, "µs", later),
+        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_BY_KERNELS),
+        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_BY_KERNELS),
+        count("kernels, first", lambda group: group.layers[0].times.kernels),
+        count("later", lambda group: group.later.kernels),
+    )
+    notes = ["Layers inside layers are rows of their own: shares do not add up."]
+    if any(group.by_kernels for group in groups):
+        notes.append(
+            "No names tell these layers: they are what the kernels repeat inside a step, named after their first kernel."
+        )
+    return table_of(f"The first layer against the later ones, {name}.", fields, groups, notes=notes)
+
+
+def _where(group: LayerGroup) -> Cell:
+    return Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
+
+
+def _host_ns(times: LayerTimes) -> int | None:
+    return None if times.host is None else times.host.p50_ns
+
+
+def _by_place(name: str, group: LayerGroup, top: int) -> Table:
+    unnamed = "differs from call to call, or there is none"
+    fields: tuple[Field[Layer], ...] = (
+        count("place", lambda layer: layer.place),
+        Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
+        count("calls", lambda layer: layer.times.device.n),
+        time("device p50", lambda layer: layer.times.device.p50_ns, "µs"),
+        time("device max", lambda layer: layer.times.device.max_ns, "µs"),
+        time("span p50", lambda layer: layer.times.span.p50_ns, "µs"),
+        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_BY_KERNELS),
+        count("kernels", lambda layer: layer.times.kernels),
+    )
+    notes = left_out(group.layers, top, "places are left out")
+    caption = f"Each place of {group.name}, {name}."
+    return table_of(caption, fields, group.layers[:top], notes=notes, sortable=True, collapsed=True)
+
+
+# Device time by range, module and layer.
+
+MAX_FRAMES: Final = 300
+"""Most frames of one flame graph; the narrowest neighbours are drawn as one."""
+MAX_DEPTH: Final = 100
+"""Most levels of a flame graph; deeper frames count as part of the last level."""
+_TITLES: Final[dict[Kind, str]] = {
+    "range": "Ranges of the host",
+    "module": "Modules",
+    "graph module": "Modules inside graphs, by the path that their kernels carry",
+}
+
+
+_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
+_NO_CALLS: Final = "a graph's kernels have no call of their own"
+
+
+def ranges_section(study: TraceStudy) -> Section | None:
+    """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
+    blocks: list[Block] = []
+    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), strict=True)
+    for trace, label, window, of_trace in each:
+        trees = dict(call_trees(trace, window))
+        layers = dict(layer_groups(trace, window))
+        for ranges in of_trace:
+            name = device_name(study, label, ranges.device)
+            if ranges.rows:
+                blocks += _tables(name, ranges, study.options.top)
+                blocks.append(_flame(name, trees[ranges.device], study.options.top))
+            blocks += layer_blocks(name, layers[ranges.device], ranges.sum_ns, study.options.top)
+    if not blocks:
+        return None
+    lead = (
+        "A device event belongs to the ranges and modules that were open on the thread of its launch call when that call "
+        "started, a graph's kernels to those around the launch of the graph. Sums include nested calls, exclusive times do not. "
+        "Names that differ in a number at their end (ProfilerStep#3, Linear_12) are one row."
+    )
+    return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
+
+
+def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
+    for kind, title in _TITLES.items():
+        rows = ranges.of_kind(kind)
+        if rows:
+            yield _ranges_table(f"{title}, {name}.", rows, ranges.sum_ns, top)
+    notes = []
+    if ranges.outside_events:
+        notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
+    if ranges.unlinked_events:
+        notes.append(f"{name}: the trace does not hold the launch of {ranges.unlinked_events} events; their range is not known.")
+    silent = sum(row.calls for row in ranges.of_kind("range") if not row.events and row.name.startswith(COMMUNICATION))
+    if silent:
+        notes.append(
+            f"{name}: {silent} calls of ranges around collectives launched nothing on their own thread; what they stand for is "
+            "in the section on communication."
+        )
+    if notes:
+        yield Notes(tuple(notes))
+
+
+def _ranges_table(caption: str, rows: Sequence[RangeTime], whole_ns: int, top: int) -> Table:
+    fields: tuple[Field[RangeTime], ...] = (
+        Field("name", lambda row: row.name, Code),
+        count("calls", lambda row: row.calls, total=sum),
+        count("events", lambda row: row.events or _SILENT, "device events launched in them"),
+        count("kernels", lambda row: _if_any(row, row.kernels)),
+        exact_time("sum", lambda row: _if_any(row, row.sum_ns), "of durations, nested calls included"),
+        numeric("of all", lambda row: _if_any(row, row.sum_ns), "sum / sum of all events of the device", show=share_of(whole_ns)),
+        exact_time(
+            "exclusive",
+            lambda row: _if_any(row, row.exclusive_ns),
+            "sum of the events launched in no other call inside",
+            total=sum,
+        ),
+        exact_time("union", lambda row: _if_any(row, row.union_ns), "at least one of the events ran"),
+        exact_time("span", lambda row: _if_any(row, row.span_ns), "first start to last end on the device, added up"),
+        exact_time("host", lambda row: row.host_ns, "the calls themselves, added up", missing=_NO_CALLS),
+    )
+    notes = ("Only the exclusive column adds up.",)
+    closed = min(len(rows), top + 1) > 12
+    return table_of(caption, fields, rows, top=top, notes=notes, sortable=True, collapsed=closed)
+
+
+def _if_any(row: RangeTime, value: int) -> int | None:
+    """Return a figure of a range's events; None if the range launched none."""
+    return value if row.events else None
+
+
+def _flame(name: str, root: CallNode, top: int) -> Figure:
+    widths = sorted((root.total_ns, *(node.total_ns for _, node in _spelled(root))), reverse=True)
+    narrowest = max(1, widths[MAX_FRAMES]) if len(widths) > MAX_FRAMES else 1
+    title = f"Where the busy time of {name} was launched from."
+    alt = "Flame graph of busy time by ranges and modules; the table lists the paths with the most time of their own."
+    return Figure(title, alt, Flame(_frame(root, name, narrowest), differential=False), _paths(root, top))
+
+
+def _frame(node: CallNode, label: str, narrowest: int, depth: int = MAX_DEPTH) -> Frame:
+    if depth == 1:
+        return Frame(label, node.total_ns, node.total_ns)
+    wide = [child for child in node.children if child.total_ns >= narrowest]
+    frames = [_frame(child, child.name, narrowest, depth - 1) for child in wide]
+    narrow = [child.total_ns for child in node.children if 0 < child.total_ns < narrowest]
+    if narrow:
+        frames.append(Frame(f"{len(narrow)} narrower", sum(narrow), sum(narrow)))
+    return Frame(label, node.total_ns, node.total_ns, tuple(frames))
+
+
+def _paths(root: CallNode, top: int) -> Table:
+    own = "launched in no call inside; where events overlap, the first to start owns the time"
+    fields: tuple[Field[tuple[tuple[str, ...], CallNode]], ...] = (
+        Field("path", lambda row: " / ".join(row[0]), Code),
+        count("calls", lambda row: row[1].calls),
+        count("events", lambda row: row[1].events),
+        exact_time("own time", lambda row: row[1].self_ns, own, total=sum),
+        numeric("of busy", lambda row: row[1].self_ns, show=share_of(root.total_ns), total=sum),
+        exact_time("total", lambda row: row[1].total_ns, "with the calls inside"),
+        exact_time("host", lambda row: row[1].host_ns if row[1].calls else None, "the calls themselves"),
+    )
+    found = sorted(_spelled(root), key=lambda item: (-item[1].self_ns, item[0]))
+    owners = [item for item in found if item[1].self_ns]
+    table = table_of(
+        "Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, left="paths", collapsed=True
+    )
+    busy = padded(len(fields), Text("busy"), Text(""), Count(root.events), ExactTime(root.total_ns), strong=True)
+    return msgspec.structs.replace(table, rows=(*table.rows, busy))
+
+
+def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
+    """Yield every node below the root with its path, at any depth."""
+    waiting: list[tuple[tuple[str, ...], CallNode]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        below = [((*path, child.name), child) for child in node.children]
+        yield from below
+        waiting += below
+
+
+# Breakdown of a trace of our frame blocks: pieces, layers, gaps between pieces.
+
+MOST_EVENTS: Final = 1 << 20
+"""Most device events of a trace that is broken down into pieces: each becomes an object."""
+
+
+def regions_section(study: TraceStudy) -> Section | None:
+    """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
+    blocks: list[Block] = []
+    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+        if window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):
+            continue
+        if len(trace.device_events) > MOST_EVENTS:
+            blocks.append(Notes((f"{label}: {len(trace.device_events)} device events are too many; trace fewer frame blocks.",)))
+            continue
+        own = trace if len(trace.device_events) else read_trace(trace.path, ops=True)  # a CPU's time is that of its operators
+        try:
+            blocks += breakdown_blocks(label, breakdown(own))
+        except DataError as error:
+            blocks.append(Notes((f"{label}: {error}",)))
+    return Section("breakdown", "Breakdown", LEAD, tuple(blocks)) if blocks else None
+
+
+# Sections around focal events, each with its definition: length, busy time, and skipped calls.
+
+
+def sections_section(study: TraceStudy) -> Section | None:
+    """Build the section with one row per definition and device, also of traces without a match; `None` if none was asked for."""
+    if not study.options.sections:
+        return None
+    fields: tuple[Field[tuple[str, MeasuredSections]], ...] = (
+        Field("trace", lambda row: row[0]),
+        count("device", lambda row: row[1][0].device),
+        *section_fields(lambda row: row[1]),
+    )
+    rows: list[Row] = []
+    notes = []
+    for text in study.options.sections:
+        definition = parse_section(text)
+        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+            found = find_sections(trace, definition, window)
+            rows += rows_of(fields, [(label, measured_sections(sections)) for sections in found])
+            for sections in found:
+                notes += [f"{label}, device {sections.device}, {definition}: {note}" for note in section_notes(sections)]
+            if not found:
+                reason = f"no device event matches {definition.focal!r}"
+                none = Text(label), Text(""), Code(str(definition)), Missing(reason, "none")
+                rows.append(padded(len(fields), *none))
+                notes.append(f"{label}, {definition}: {reason}")
+    lead = (
+        "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
+        "stream unless the boundary says @any."
+    )
+    table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
+    return Section("sections", "Sections", lead, (table,))
+
+
+# Host time by operator, for a trace without device events.
+
+
+def operators_section(study: TraceStudy) -> Section | None:
+    """Build the section with the operator table of every trace without device events; `None` if all have some."""
+    blocks: list[Block] = []
+    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
+        if len(trace.device_events):
+            continue
+        found = operators(trace, window)
+        if found is None:
+            blocks.append(Paragraph(f"{label}: no device events and no operators."))
+            continue
+        blocks.append(_threads(found, label))
+        blocks.append(_rows(found, label, study.options.top))
+        blocks += _ranges(trace, label, window, study.options.top)
+    if not blocks:
+        return None
+    lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
+    return Section("operators", "Operators", lead, tuple(blocks))
+
+
+def _threads(found: Operators, label: str) -> Table:
+    fields: tuple[Field[ThreadRow], ...] = (
+        Field("thread", lambda thread: thread.name, Code),
+        count("calls", lambda thread: thread.num_calls),
+        exact_time("busy", lambda thread: thread.busy_ns),
+        numeric("busy share", lambda thread: thread.busy_ns, show=share_of(found.span_ns)),
+    )
+    notes = ("A thread is named by process/thread. Its busy time is when any of its operators ran.",)
+    return table_of(f"{label}: host threads over {found.span_ns / 1e6:.3f} ms.", fields, found.threads, notes=notes)
+
+
+def _rows(found: Operators, label: str, top: int) -> Table:
+    self_hint = "the operator ran and none that it called did; adds up to the busy time of the threads"
+    sum_hint = "durations of the calls, each with the operators it calls; does not add up over rows"
+    share_hint = "self time / busy time of all threads"
+    fields: tuple[Field[HostOperator], ...] = (
+        Field("operator", lambda row: row.name, Code),
+        count("n", lambda row: row.calls.n, "calls that ran in the window", total=sum),
+        exact_time("self", lambda row: row.self_ns, self_hint, total=sum),
+        numeric("share", lambda row: row.self_ns, share_hint, show=share_of(found.busy_ns), total=sum),
+        exact_time("sum", lambda row: row.calls.sum_ns, sum_hint, total=sum),
+        *spread(lambda row: row.calls, "µs"),
+    )
+    return table_of(f"{label}: operators by self time.", fields, found.rows, top=top, sortable=True)
+
+
+def _ranges(trace: Trace, label: str, window: Window | None, top: int) -> Iterator[Table]:
+    found = [*host_ranges(trace, window).items()]
+    if found:
+        fields: tuple[Field[tuple[str, Distribution]], ...] = (
+            Field("range", lambda row: row[0], Code),
+            count("calls", lambda row: row[1].n),
+            exact_time("sum", lambda row: row[1].sum_ns, "of the calls"),
+            *spread(lambda row: row[1], "µs"),
+        )
+        note = "Ranges contain each other: sums do not add up. Names that differ in a number at their end are one row."
+        yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=(note, *left_out(found, top)), sortable=True)
+
+
+# Device time by operator, input sizes and dtype, with its kernels, its callers, and forward or backward.
+
+_NAMED = 2
+"""Kernels and callers that a row names."""
+
+
+def operator_times_section(study: TraceStudy) -> Section | None:
+    """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
+    blocks: list[Block] = [
+        _operator_times_table(times, f"{seen.name}, {during(seen.view)}", study.options.top)
+        for seen, times in seen_operators(study)
+    ]
+    unread = [
+        label
+        for trace, label in zip(study.traces, study.labels, strict=True)
+        if len(trace.device_events) and trace.details is None
+    ]
+    if unread and (blocks or study.options.details is None):
+        most = bytes_in(DETAILED_BYTES, "MB")
+        said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
+        blocks.append(Notes((said,)))
+    if not blocks:
+        return None
+    lead = (
+        "Every device event by the operator that launched it. Exclusive times add up to the busy time; what no operator launched "
+        "(Triton kernels outside of one, graphs) is a row of its own."
+    )
+    return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
+
+
+def _operator_times_table(times: OperatorTimes, opening: str, top: int) -> Table:
+    def of_operator(get: Callable[[OperatorTime], Any]) -> Callable[[OperatorTime], Any]:
+        return lambda row: get(row) if row.source is Source.OPERATOR else Missing(row.source.value, "-")
+
+    fields: tuple[Field[OperatorTime], ...] = (
+        Field("operator", _operator, hint="the innermost one that was open when the launch call started"),
+        Field(
+            "inputs",
+            of_operator(lambda row: row.inputs.text or None),
+            Code,
+            hint="sizes of its tensors",
+            missing="sizes not recorded",
+        ),
+        Field(
+            "dtype", of_operator(lambda row: row.dtypes or None), hint="of its tensors, each once", missing="types not recorded"
+        ),
+        Field("pass", of_operator(lambda row: row.phase), hint="forward or backward, where autograd took part"),
+        count("calls", of_operator(lambda row: row.calls), "calls that launched at least one device event", total=sum),
+        count("events", lambda row: row.events, "device events", total=sum),
+        exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
+        numeric(
+            "of busy",
+            lambda row: row.exclusive_ns,
+            "exclusive time / busy time of the device",
+            show=share_of(times.busy_ns),
+            total=sum,
+        ),
+        time("one call", _one_call, "µs", "sum of the durations / calls"),
+        Field("kernels", _kernels, Code, hint="with their part of the exclusive time"),
+        Field("called by", _callers, Code, hint="the operator around it, and the range or module"),
+    )
+    caption = f"{opening}: operators launched {_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms."
+    return table_of(caption, fields, times.rows, top=top, sortable=True)
+
+
+def _operator(row: OperatorTime) -> Cell:
+    return Code(row.operator) if row.source is Source.OPERATOR else Text(row.source.value, "muted")
+
+
+def _one_call(row: OperatorTime) -> float | Missing:
+    return row.sum_ns / row.calls if row.calls else Missing(row.source.value, "-")
+
+
+def _kernels(row: OperatorTime) -> str:
+    shown = [one for one in row.kernels if one.exclusive_ns] or row.kernels
+    return _listed([(one.kernel, one.exclusive_ns) for one in shown], row.exclusive_ns)
+
+
+def _callers(row: OperatorTime) -> str:
+    named = [(" in ".join(filter(None, (one.operator, one.scope))), one.exclusive_ns) for one in row.callers]
+    return _listed([(name, ns) for name, ns in named if name], row.exclusive_ns)
+
+
+def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:
+    """Return the largest parts in words, with their shares if there are several."""
+    return first_of([f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts], _NAMED)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}".replace("%", " %") if whole else "0 %"
+
+
+# Roofline of operators whose cost follows from their recorded inputs.
+
+_MOST_REASONS = 12
+
+
+def roofline_section(study: TraceStudy) -> Section | None:
+    """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
+    blocks: list[Block] = []
+    for seen, times in seen_operators(study):
+        rates = operator_rates(seen.view.trace, times)
+        if rates.rows:
+            blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, study.options.top))
+            continue
+        said = seen.view.trace.metadata.get("record_shapes") in ("1", "true")
+        why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
+        blocks.append(Notes((f"{seen.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
+    lead = (
+        "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
+        "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
+        "Kernels without an operator (Triton outside of it, graphs) are left out."
+    )
+    return peaks_section(blocks, lead, folded=True)
+
+
+def _roofline_table(name: str, rates: Rates, top: int) -> Table:
+    fields: tuple[Field[Rate], ...] = (
+        Field("operator", lambda rate: rate.row.operator.removeprefix("aten::"), Code),
+        Field("inputs", lambda rate: rate.row.inputs.text, Code, hint="sizes of its tensors"),
+        Field("dtype", lambda rate: _cost(rate).dtype),
+        count("calls", lambda rate: rate.row.calls, total=sum),
+        exact_time("sum", lambda rate: rate.row.sum_ns, "of the durations of their device events", total=sum),
+        numeric(
+            "of busy",
+            lambda rate: rate.row.exclusive_ns,
+            "time that only these own / busy time of the device",
+            show=share_of(rates.busy_ns),
+            total=sum,
+        ),
+        time("one call", lambda rate: rate.row.sum_ns / rate.row.calls, "µs", "mean"),
+        numeric("GFLOP", _gflop, "of one call", missing="no matrix products"),
+        *rate_fields(rates.peaks, lambda rate: rate.found),
+    )
+    known = [rate for rate in rates.rows if rate.found is not None]
+    covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
+    caption = f"{name}: the cost is known of operators that own {covered} of the busy time."
+    notes = (device_note(rates.product or "this device", rates.peaks), *_roofline_notes(rates))
+    return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
+
+
+def _cost(rate: Rate) -> OperatorCost:
+    assert isinstance(rate.cost, OperatorCost)
+    return rate.cost
+
+
+def _gflop(rate: Rate) -> Number | None:
+    flops = _cost(rate).cost.flops
+    return Number(flops / 1e9, 3) if flops else None
+
+
+def _roofline_notes(rates: Rates) -> Iterator[str]:
+    """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
+    reasons: dict[str, dict[str, None]] = defaultdict(dict)
+    for rate in rates.rows:
+        if isinstance(rate.cost, str):
+            reasons[rate.cost][rate.row.operator] = None
+    for reason, names in reasons.items():
+        yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
+    costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
+    if rates.peaks is not None and any(
+        isinstance(cost, OperatorCost) and cost.dtype == "float32" and cost.cost.flops for _, cost, _ in costed
+    ):
+        yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
+    for rate, cost, found in costed:
+        if found is not None and found.anomaly and isinstance(cost, OperatorCost) and cost.dtype != "float32":
+            yield f"ANOMALY, {rate.row.operator}: {found.anomaly}."
+
+
+# Kernels of every device.
+
+
+def device_kernels(study: TraceStudy) -> Section | None:
+    """Build the section on kernels with one table per device; `None` without device events."""
+    top = study.options.top
+    tables = [
+        table
+        for at, (name, view, _, found) in enumerate(seen_devices(study))
+        for table in kernel_tables(
+            f"{name}, {during(view)}", [Listed(row) for row in found.rows], top=top, notes=_kernels_notes(found), collapsed=at > 0
+        )
+    ]
+    return kernels_section(tables, exclusive=True) if tables else None
+
+
+def _kernels_notes(found: KernelTable) -> Iterator[str]:
+    if found.num_cut:
+        yield f"Calls cut by the edges of the window: {found.num_cut}. Each counts as one, times count their part inside."
+    if found.num_mangled:
+        yield f"{found.num_mangled} names could not be demangled and stand as they are."
+
+
+# Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.
+
+T = TypeVar("T")
+_OF_UNION: Final = "share of the union"
+
+
+def collectives_section(study: TraceStudy) -> Section | None:
+    """Build the section with communication per device and across ranks; `None` if there is none."""
+    found = communication(study.traces, study.windows)
+    if not found:
+        return None
+    names = [device_name(study, study.labels[one.trace], one.device) for one in found]
+    blocks: list[Block] = [_devices(names, found), _kinds(names, found, study.options.top)]
+    together = collective_skew(study.traces, study.windows)
+    if together is not None:
+        blocks += _across(names, together, study.options.top)
+    lead = (
+        "Exposed communication is what neither a kernel nor a memset of the same device hides. A collective's duration holds "
+        "the wait for the last rank (skew) and the moving of data (transfer); only the traces of all ranks tell them apart."
+    )
+    return Section("collectives", "Communication", lead, tuple(blocks))
+
+
+def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
+    exposed = "of the union, the part that neither a kernel nor a memset hides"
+    fields: tuple[Field[tuple[str, Communication]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("collectives", lambda row: row[1].n, "communication kernels"),
+        exact_time("union", lambda row: row[1].union_ns, "at least one of them ran"),
+        numeric("of span", lambda row: share_cell(row[1].union_ns, row[1].span_ns)),
+        exact_time("exposed", lambda row: row[1].exposed_ns, exposed),
+        numeric("of span", lambda row: share_cell(row[1].exposed_ns, row[1].span_ns)),
+        numeric("hidden", lambda row: share_cell(row[1].union_ns - row[1].exposed_ns, row[1].union_ns), _OF_UNION),
+        exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
+    )
+    return table_of("Communication of each device.", fields, list(zip(names, found, strict=True)))
+
+
+def _kind_fields(kind: Callable[[T], CollectiveKind]) -> tuple[Field[T], ...]:
+    """Return the columns that identify a kind of collective."""
+    none, message = "not recorded", "the larger of input and output of one rank"
+    return (
+        Field("collective", lambda row: kind(row).name, Code),
+        Field("group", lambda row: kind(row).group or None, Code, missing=none),
+        count("ranks", lambda row: len(kind(row).ranks) or None, missing=none),
+        numeric("message", lambda row: kind(row).message_bytes, message, show=_megabytes, missing=none),
+    )
+
+
+def _megabytes(num_bytes: int) -> Number:
+    return bytes_cell(num_bytes, "MB", 3)
+
+
+def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Table:
+    fields: tuple[Field[tuple[str, CollectiveTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        *_kind_fields(lambda row: row[1].kind),
+        count("n", lambda row: row[1].duration.n),
+        exact_time("exposed", lambda row: row[1].exposed_ns, "the part that neither a kernel nor a memset hides"),
+        exact_time("sum", lambda row: row[1].duration.sum_ns, "of durations"),
+        *spread(lambda row: row[1].duration, "µs"),
+    )
+    told = [(name, kind) for name, one in zip(names, found, strict=True) for kind in one.kinds]
+    told.sort(key=lambda item: -item[1].exposed_ns)
+    notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
+    cut = sum(one.num_cut for one in found)
+    if cut:
+        notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
+    left = sum(kind.exposed_ns for _, kind in told[top:])
+    notes += left_out(told, top, f"rows are left out, with {time_text(left)} ms exposed together")
+    shown = told[:top]
+    caption = "Collectives by name, group and size."
+    return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)
+
+
+def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterator[Block]:
+    clock = together.clock
+    if together.times:
+        yield _members(names, together)
+        yield _meeting_kinds(together, top)
+    notes = [f"{together.matched} collectives were found on every rank that has a trace, by {together.by}."]
+    if together.unmatched:
+        notes.append(f"{together.unmatched} have no counterpart in the other traces and are not split.")
+    if together.one_way:
+        notes.append(f"{together.one_way} go one way (not all ranks wait for all others) and are not split.")
+    if together.cut:
+        notes.append(f"{together.cut} are cut by the edges of the window and are not split.")
+    notes += [f"{problem}." for problem in together.problems]
+    if clock.checked and clock.aligned:
+        seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"
+        notes.append(
+            f"Clocks: a collective ends on one rank {seen} it has started on all, so they may be the same; the collectives alone "
+            f"would not show a difference below {time_text(clock.slack_ns, 'µs')} µs, and skews are exact to within the true one."
+        )
+    elif clock.checked:
+        notes.append(
+            f"Clocks of ranks not aligned: {clock.violated} of {clock.checked} collectives end on one rank before another has "
+            f"started, by up to {time_text(clock.worst_ns)} ms ({names[clock.ahead]} is ahead of {names[clock.behind]}). "
+            "Skew and transfer would mean nothing and are not shown."
+        )
+    yield Notes(tuple(notes))
+
+
+def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
+    straggler, often = together.straggler, together.last_most_often
+
+    def cost(row: tuple[str, MemberTime]) -> Cell:
+        return Text(exact_ms(row[1].cost_ns), "bad") if row[1] == straggler else ExactTime(row[1].cost_ns)
+
+    fields: tuple[Field[tuple[str, MemberTime]], ...] = (
+        Field("device", lambda row: row[0], Code),
+        count("collectives", lambda row: row[1].n),
+        count("last", lambda row: row[1].last, "how many it started last, alone"),
+        numeric("share", lambda row: share_cell(row[1].last, row[1].n)),
+        Field("cost", cost, unit="ms", hint="by how much it came after the second last one, added up"),
+        exact_time("waited", lambda row: row[1].wait_ns, "skew: from its own start to the last one's"),
+        exact_time("transferred", lambda row: row[1].transfer_ns, "from the last start to its own end"),
+        numeric("waited, of both", lambda row: share_cell(row[1].wait_ns, row[1].wait_ns + row[1].transfer_ns)),
+    )
+    rows = list(zip(names, together.times, strict=True))
+    notes = []
+    if straggler is not None and often is not None:
+        name = names[together.times.index(straggler)]
+        notes.append(
+            f"The others wait longest for {name}: it costs each of them {time_text(straggler.cost_ns)} ms, the time from the "
+            f"second last start to its own, added up; it starts {straggler.last} of {straggler.n} collectives last."
+        )
+        if often != straggler:
+            name = names[together.times.index(often)]
+            notes.append(f"Last most often is {name}: {often.last} of {often.n}, which costs {time_text(often.cost_ns)} ms.")
+    return table_of("Waiting and moving data in collectives where all ranks wait for all.", fields, rows, notes=notes)
+
+
+def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
+    fields: tuple[Field[SkewKind], ...] = (
+        *_kind_fields(lambda one: one.kind),
+        count("n", lambda one: one.skew.n),
+        exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
+        time("skew p50", lambda one: one.skew.p50_ns, "µs"),
+        time("max", lambda one: one.skew.max_ns, "µs"),
+        exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
+        time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
+        time("max", lambda one: one.transfer.max_ns, "µs"),
+        numeric("rate", _rate, "message / median transfer", missing="no size recorded"),
+    )
+    return table_of(
+        "Skew against transfer, by name, group and size.",
+        fields,
+        together.kinds[:top],
+        notes=left_out(together.kinds, top),
+        sortable=True,
+    )
+
+
+def _rate(one: SkewKind) -> Cell | None:
+    size, median = one.kind.message_bytes, one.transfer.p50_ns
+    return Number(size / median, 1, "GB/s") if size and median > 0 else None

@@ -1,1 +1,0 @@
-"""Pages of `strobe bench tree` and `strobe bench scaling`: strategies side by side, parts of calls, verdicts, scaling."""
