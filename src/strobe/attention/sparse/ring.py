@@ -98,8 +98,8 @@ class Ring:
         runs = wish.parts + wish.coarse * (1 + (wish.parts > 1))
         row = spec.batch * max(self.numbers) * spec.num_kv_heads * spec.head_dim
         hop = 2 * row * spec.block * spec.dtype.itemsize
-        hops = [(f"keys, hop {step}", "exchange", hop) for step in range(1, ranks)]
-        return (("coarse keys", "gather", (ranks - 1) * row * runs * wide), *hops) if hops else ()  # type: ignore[return-value]
+        hops: list[tuple[str, Kind, int]] = [(f"keys, hop {step}", "exchange", hop) for step in range(1, ranks)]
+        return (("coarse keys", "gather", (ranks - 1) * row * runs * wide), *hops)
 
     def begin(self, comm: Comm, direction: str = "") -> CollectiveCall:
         """Begin a call of all ranks, which agree on it before its first message."""
@@ -245,6 +245,7 @@ class _Fine(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, indices, counts, ring, flow = inputs
         fine = _forward(ring, flow, q, k, v, indices, counts)
+        assert fine.lse is not None
         ctx.ring, ctx.comm = ring, flow.comm
         ctx.save_for_backward(q, k, v, indices, counts, fine.out, fine.lse)
         return fine.out, fine.lse
@@ -365,7 +366,8 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
         raise ShapeError(f"shards: got {list(numbers)}, expected the tiles of each rank, {wanted}")
     bounds = tuple(accumulate(numbers, initial=0))
     orders = options.q_layout, options.kv_layout, options.kv_layout
-    faces = tuple(map(partial(_of_all, tiles, bounds, rank), "qkv", call.faces, orders))
+    q, k, v = map(partial(_of_all, tiles, bounds, rank), "qkv", call.faces, orders)
+    faces = q, k, v
     whole = plan_of(call._replace(faces=faces), keep=False)
     wish, start, stop = whole.plan.wish, bounds[rank], bounds[rank + 1]
     wish = replace(
@@ -377,7 +379,7 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     fused = whole.plan.fused and stop > start and wish.parts == 1
     said = {name: each for name, each in options._asdict().items() if each != VideoOptions._field_defaults.get(name)}
     graded = "".join(name for name, face in zip("qkv", faces, strict=True) if face.requires_grad and call.needs_grad)
-    shape, beside = list(faces[0].shape), (call.rotated, call.plain, call.deterministic)
+    shape, beside = list(q.shape), (call.rotated, call.plain, call.deterministic)
     return Ring(
         tiles=tiles,
         bounds=bounds,
@@ -385,7 +387,7 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
         q_rows=_cut(whole.q_rows, start, stop),
         kv_rows=_cut(whole.kv_rows, start, stop),
         all_rows=replace(whole.kv_rows, tokens=None, rows=None, tiled=True),
-        plan=Plan(wish=wish, spec=spec, choice=chosen_impl(spec, options.impl), fused=fused),
+        plan=Plan(wish=wish, spec=spec, choice=chosen_impl(replace(spec, uniform=False), options.impl), fused=fused),
         text=f"video_sparse_attention q {shape}, kv heads {spec.num_kv_heads}, {str(spec.dtype).removeprefix('torch.')}, "
         f"tiles {list(numbers)}, {', '.join(f'{name}={each}' for name, each in said.items())}"
         + (f", with gradients of {graded or 'rope'}" if call.needs_grad else ""),

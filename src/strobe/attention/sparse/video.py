@@ -289,20 +289,20 @@ def explain_video(
     """
     group, shards = options.pop("group", None), options.pop("shards", None)
     call = _call_of(q, k, v, gate, rope, VideoOptions(**options))
+    said = []
     if group is None:
-        plan, sent = plan_of(call, keep=True).plan, ()
+        plan = plan_of(call, keep=True).plan
     else:
         from strobe.attention.sparse import ring  # loads torch.distributed
 
         here, _ = ring.planned(call, group, shards)
-        plan, sent = here.plan, here.sent()
+        plan, sent = here.plan, [size for _, _, size in here.sent()]
+        said.append(f"a rank sends {sum(sent) / 1e6:.1f} MB forward in {len(sent)} messages")
     stages = "fused, in Triton"
     if not plan.fused:
         stages = "in PyTorch: a gradient is asked for" if call.plain else "in PyTorch"
     words = [f"the stages around it run {stages}", *([plan.choice.note] if plan.choice.note else [])]
-    if sent:
-        words.append(f"a rank sends {sum(size for _, _, size in sent) / 1e6:.1f} MB forward in {len(sent)} messages")
-    return replace(plan.choice, note="; ".join(words))
+    return replace(plan.choice, note="; ".join([*words, *said]))
 
 
 def _call_of(
