@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +22,7 @@ from ring_cases import RingCase
 from strobe.attention.sparse.coarse import Forced
 from strobe.attention.sparse.selection import BlockSelection, shard_lists
 from strobe.core.errors import ConfigError
+from strobe.core.tolerances import tolerance
 from tree_ranks import Outcome, Processes
 
 PLAIN = RingCase(grid=(8, 8, 9), shards=(7, 5), topk=4)
@@ -61,6 +64,38 @@ def test_shards_are_as_even_as_can_be_where_none_are_given(groups: dict[int, Pro
 
 def without_shards(rank: int, case: RingCase) -> cases.Found:
     return cases.run(case, case.of(rank), group=dist.group.WORLD)
+
+
+FUSED = RingCase(
+    grid=(5, 8, 8), shards=(3, 5), heads=2, kv_heads=1, dim=32, topk=3, gate=True, rope=True, dtype=torch.float32, graded=False
+)
+"""What the kernels of a GPU take."""
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("case", [FUSED, replace(FUSED, shards=(8, 0), topk=(3, 2), rope=False, layout="tiled")])
+def test_fused_stages_in_the_interpreter(case: RingCase) -> None:
+    with Processes(2) as two:
+        cases.check_ring(case, two.run(interpreted, case))
+
+
+def interpreted(rank: int, case: RingCase) -> cases.Found:
+    os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton yet
+    found = cases.attend(rank, case)
+    assert "strobe.attention.sparse.stages.impl.triton" in sys.modules or not case.shards[rank]
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+def test_two_gpus_have_what_one_has() -> None:
+    case = RingCase(grid=(10, 24, 16), shards=(20, 52), dim=128, topk=9, gate=True, dtype=torch.bfloat16)
+    with Processes(2, nccl="queued") as two:
+        for each in (case, replace(case, graded=False, rope=True), replace(case, shards=(0, 72))):
+            whole, _ = two.run(cases.on_gpu, each, True)
+            cases.check_ring(each, two.run(cases.on_gpu, each, False), whole, tolerance("video of a GPU", "bfloat16"))
 
 
 def test_a_rank_holds_its_share_of_the_keys_and_one_shard_more(groups: dict[int, Processes]) -> None:
