@@ -17,9 +17,9 @@ from typing import Final
 from cyclopts import App, Argument
 
 import strobe
+from strobe.cli.app import app
 from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
-from strobe.cli.main import app
 from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
 

@@ -3,14 +3,17 @@
 `python host_of_a_layer.py cuda` on a GPU: a model of 30 layers with so few tokens that the GPU waits for the host; what a pass
 takes for a layer, uncompiled, compiled, in CUDA graphs of torch.compile, and recorded as one CUDA graph: its replay, and what of
 that the host takes. The output of each is held to that of an uncompiled pass. Names of these ways after `cuda` choose some.
+After the compiled passes it says where the host's time goes: the operator of a sparse layer alone, and the functions of a pass.
 `python host_of_a_layer.py twin`: the first two on a CPU, with two layers and without code from the compiler.
-`python host_of_a_layer.py cpu` without a GPU, with Triton 3.6: the processor alone, each launch of a kernel of ours done up to
-the call of the driver, which does nothing.
+`python host_of_a_layer.py cpu` without a GPU: the processor alone, and the operator alone, each launch of a kernel of ours done
+up to the call of the driver, which does nothing.
 The sources under test are those on the path: `PYTHONPATH=OTHER_CHECKOUT/src` measures another commit.
 """
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import statistics
 import sys
 import time
@@ -18,11 +21,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from strobe.attention.sparse import video
+from strobe.attention.sparse.video_plan import VideoOptions, filled, options_of, plan_of, written
 from strobe.core.tolerances import tolerance
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.forward import Pass
@@ -107,6 +114,65 @@ class Passes:
             module._compiled_call_impl = None
         return found
 
+    def profile(self, passes: int = 10) -> None:
+        """Print the functions of compiled sparse passes that take the most of the host's time themselves, by layer."""
+        with made("sparse", self.model):
+            self.model.compile_repeated_blocks(fullgraph=True, dynamic=False)
+            for _ in range(5):
+                self.step()
+            self.wait()
+            profiler = cProfile.Profile()
+            profiler.enable()
+            for _ in range(passes):
+                self.step()
+            profiler.disable()
+            self.wait()
+        for module in self.model.modules():
+            module._compiled_call_impl = None
+        rows: list[tuple[float, float, int, str]] = []
+        for (file, line, name), (_, calls, own, whole, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
+            rows.append((own, whole, calls, f"{Path(file).name}:{line} {name}"))
+        number = passes * self.layers
+        for own, whole, calls, name in sorted(rows, reverse=True)[:30]:
+            times = f"{own / number * 1e6:6.1f} us itself, {whole / number * 1e6:6.1f} with what it calls"
+            sys.stdout.write(f"profile of a compiled sparse layer: {times}, {calls / number:4.1f} calls: {name}\n")
+        sys.stdout.flush()
+
+
+def operator_alone(device: str, clock: Callable[[], float], wait: Callable[[], None], heads: int, width: int) -> None:
+    """Print what the operator of compiled code takes, what of that its parts take, and what it stands beside."""
+    dtype, side = torch.bfloat16, 16
+    q, k, v = (torch.randn(1, side * side, heads, width, device=device, dtype=dtype) for _ in range(3))
+    angles = torch.randn(side * side, width // 2, device=device)
+    rope = angles.cos(), angles.sin()
+    call = video._call_of(q, k, v, None, rope, VideoOptions(grid=(1, side, side), sparsity=0.5))
+    text = written(filled(call.options, plan_of(call, keep=True)))
+    arguments = (q, k, v, None, *rope, text)
+    library = torch.library.Library("strobe_probe", "DEF")
+    library.define(f"nothing{torch.library.infer_schema(video._video, mutates_args=())}")
+    library.impl("nothing", lambda q, k, v, *_: (q, k, v), "CompositeExplicitAutograd")
+    operator, nothing = torch.ops.strobe.video_sparse_attention.default, torch.ops.strobe_probe.nothing.default
+    video._READY.clear()
+    with torch.no_grad():
+        first, again = (operator(*arguments) for _ in range(2))
+        whole = video._attend(q, k, v, None, rope, options_of(text))
+        if device == "cuda":
+            assert all(map(torch.equal, first, again)), "the operator called again gives something else"
+            assert torch.equal(again[0], whole.out), "the operator gives something else than the call"
+        (ready,) = video._READY.values()
+        calls: dict[str, Callable[[], object]] = {
+            "the operator": lambda: operator(*arguments),
+            "its Python": lambda: video._video(*arguments),
+            "its prepared call": lambda: ready.call(q, k, v, rope, None),
+            "an operator that does nothing": lambda: nothing(*arguments),
+            "the uncompiled call": lambda: video._attend(q, k, v, None, rope, options_of(text)),
+            "attention of torch": lambda: scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)),
+        }
+        for what, each in calls.items():
+            each()
+            sys.stdout.write(f"alone: {what}: {microseconds(each, 100, clock, wait):.1f} us\n")
+    sys.stdout.flush()
+
 
 def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None:
     """Print what a pass takes for one layer, of every kind, in each way."""
@@ -115,23 +181,21 @@ def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None
         found = [{kind: passes.took(kind, way) for kind in KINDS} for _ in range(rounds)]  # in turns: code is kept for each kind
         for what in found[0][KINDS[0]]:
             say(what, {kind: [each[kind][what] for each in found] for kind in KINDS})
+        if way == "compiled" and passes.on_gpu:
+            passes.profile()
+            operator_alone("cuda", time.perf_counter, passes.wait, 12, 128)
         torch._dynamo.reset()
 
 
 def compiled(kernel: Any, key: str, signature: Any, device: int, constants: Any, *_: Any) -> Any:
-    """Replace Triton's compile step by a kernel that Triton 3.6 launches as any other, but for the call of the driver."""
+    """Replace Triton's compile step by a kernel that Triton launches as any other, but for the call of the driver."""
     from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
     from triton.compiler import ASTSource
     from triton.compiler.compiler import CompiledKernel
 
-    def no_driver(*arguments: Any) -> None:
-        described, enter, leave = arguments[10:13]  # after the grid, stream, function, two settings, two scratch areas, metadata
-        for hook in (enter, leave):
-            if hook is not None:
-                hook(described)
-
     launcher = CudaLauncher.__new__(CudaLauncher)
-    launcher.launch = wrap_handle_tensordesc(no_driver, signature, None)
+    launcher.launch = wrap_handle_tensordesc(lambda *_: None, signature, None)
+    launcher.arg_annotations = launcher.kernel_signature = ()  # of Triton 3.7 on
     launcher.num_ctas, launcher.launch_cooperative_grid, launcher.launch_pdl = 1, False, False
     launcher.global_scratch_size = launcher.profile_scratch_size = 0
     launcher.global_scratch_align = launcher.profile_scratch_align = 1
@@ -171,6 +235,7 @@ def on_a_cpu() -> None:
 
     rounds = [{kind: took(kind) for kind in ("common", *KINDS)} for _ in range(5)]
     least = {kind: min(each[kind] for each in rounds) for kind in rounds[0]}
+    operator_alone("cpu", time.thread_time, lambda: None, 2, 32)
     say("without the projections", {kind: [least[kind] - least["common"]] for kind in KINDS})
 
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 FLAGS = """
-from strobe.cli.main import app
+from strobe.cli.app import app
 
 def verbs(parent):
     for name in parent:

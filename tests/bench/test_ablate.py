@@ -13,8 +13,8 @@ from strobe.bench.cases import ablate as ablate_run
 from strobe.bench.cases import ablate as planned
 from strobe.bench.cases.ablate import Job, Setup, changed, job, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
-from strobe.cli.ablate import tell
 from strobe.cli.console import Output
+from strobe.cli.report import page_of_many
 from strobe.core.errors import ConfigError, DataError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
@@ -167,13 +167,15 @@ def test_the_page_begins_with_the_answer_for_the_change_that_moves_most(folder: 
     assert first.lead.startswith(f"{told[-1]} against balanced: ") and "Explained: " in first.lead
 
 
-def test_the_terminal_ends_with_the_answer_and_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_ends_with_the_answer_and_the_files(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = ablation_report(folder)
-    assert tell(report, (folder / "report.md",), None, Output()) == 0
+    assert page_of_many([folder], tmp_path, Output()) == 0
     said = capsys.readouterr().out
     caption = answers_of(report)[-1].caption
     assert "".join(caption.split()) in "".join(said.split())
-    assert "".join(said.split()).endswith("".join(str(folder / "report.md").split()))
+    assert "".join(said.split()).endswith("".join(str(tmp_path / "report.json").split()))
 
 
 def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Entries of recorded runs, the rule that keeps or drops them, and what `strobe log` measures."""
+"""Entries of recorded runs, and the rule that keeps or drops them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
-from strobe.bench.cases.ablate import FULL, QUICK, Length, Setup, log_cells, script
-from strobe.core.errors import ConfigError, DataError
-from strobe.engine.model import Model
-from strobe.engine.presets import preset
+from strobe.core.errors import DataError
 from strobe.perf.records.record import (
     Clip,
     Clocks,
@@ -193,28 +189,3 @@ def test_a_run_without_a_stream_is_none_of_the_log(tmp_path: Path) -> None:
         writer.append(msgspec.structs.replace(header("run", ("a",)), workload=None))
     with pytest.raises(DataError, match="no stream"):
         read_entries(run_folders([tmp_path]))
-
-
-def test_the_clip_of_the_log(tiny: Model) -> None:
-    found = script(Length(latents=7, switches=3), ("red", "green", "blue"), tiny.defaults, 5)
-    assert (found.num_blocks, found.seed) == (3 + 6, 5)
-    assert [(each.frame_block, each.prompt) for each in found.switches] == [(3, "green"), (5, "blue"), (7, "red")]
-    with pytest.raises(ConfigError, match="second prompt"):
-        script(Length(latents=7, switches=1), ("red",), tiny.defaults, 0)
-    with pytest.raises(ConfigError, match="1 latent frame or more"):
-        Length(latents=0, switches=1)
-    assert (QUICK.latents, QUICK.switches) == (100, 10)
-    assert 4 * (FULL.latents // tiny.defaults.frame_block - 4) >= 459
-
-
-def test_what_the_log_measures(tiny: Model) -> None:
-    base = Setup(config=preset("baseline"))
-    cpu = torch.device("cpu")
-    assert [cell.planned.name for cell in log_cells(base, (), tiny.defaults, cpu, knobs=False)][:2] == [
-        "preset-quality", "preset-balanced",
-    ]  # fmt: skip
-    knobs = log_cells(base, ("turbo",), tiny.defaults, cpu, knobs=True)
-    assert [cell.planned.name for cell in knobs][:2] == ["preset-turbo", "ring_cache-on"]
-    assert "compile-on" not in [cell.planned.name for cell in knobs]
-    with pytest.raises(ConfigError, match="nothing to measure"):
-        log_cells(base, ("baseline",), tiny.defaults, cpu, knobs=False)

@@ -56,7 +56,7 @@ def script(tmp_path: Path) -> Path:
     )
     program.chmod(0o755)
     path = tmp_path / "complete.bash"
-    from strobe.cli.main import app
+    from strobe.cli.app import app
 
     path.write_text(app.generate_completion(shell="bash"))
     return path

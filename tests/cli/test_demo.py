@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from strobe.cli.app import app
 from strobe.cli.compare import ClipFlags
 from strobe.cli.demo import what_next, why_fast
-from strobe.cli.main import app
 from strobe.core.errors import Terminated
 from strobe.engine.load import load
 from strobe.engine.session import Session

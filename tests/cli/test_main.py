@@ -11,6 +11,7 @@ import pytest
 
 import strobe as package
 from source import ROOT
+from strobe.cli import app as commands
 from strobe.cli import main as module
 from strobe.core.errors import ImplUnavailableError, ShapeError, StrobeError
 from terminal import Strobe
@@ -19,8 +20,7 @@ VERBS = [
     "demo",
     "generate",
     "compare",
-    "presets show",
-    "presets pick",
+    "presets",
     "report",
     "trace",
     "speedup",
@@ -45,12 +45,12 @@ def test_the_list_of_verbs_says_what_each_does(strobe: Strobe) -> None:
     assert listed.out == strobe().out and listed.code == 0
     for verb, words in (("generate", "Make a clip from a prompt"), ("bench", "Measure what the package ships")):
         assert any(line.split()[1:2] == [verb] and words in line for line in listed.out.splitlines()), verb
-    assert all(f" {verb} " in listed.out for verb in module.VERBS)
+    assert all(f" {verb} " in listed.out for verb in commands.VERBS)
 
 
-@pytest.mark.parametrize("verb", module.VERBS)
+@pytest.mark.parametrize("verb", commands.VERBS)
 def test_a_verb_is_listed_with_its_first_sentence(verb: str) -> None:
-    assert module.VERBS[verb] == " ".join(module.app[verb].help.split("\n\n")[0].split())
+    assert commands.VERBS[verb] == " ".join(commands.app[verb].help.split("\n\n")[0].split())
 
 
 def test_the_list_of_verbs_imports_none_and_a_page_no_reader_of_markdown() -> None:
@@ -60,7 +60,7 @@ def test_the_list_of_verbs_imports_none_and_a_page_no_reader_of_markdown() -> No
         " + str('rich.markdown' in sys.modules or 'markdown_it' in sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.splitlines()
-    assert not {f"strobe.cli.{verb.replace('-', '_')}" for verb in module.VERBS} & set(said[0].split())
+    assert not {f"strobe.cli.{verb.replace('-', '_')}" for verb in commands.VERBS} & set(said[0].split())
     assert said[1] == "False"
 
 
@@ -84,7 +84,7 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         (["generate", "a red circle moving left", "--seed=-1.7"], "--seed -1.7: give a whole number"),
         (["profile", "attention", "--grid", "4", "1.5", "3"], "--grid 1.5: give a whole number"),
         (["bench", "shapes", "--streams", "3.0"], "--streams 3.0: give a whole number"),
-        (["presets", "show", "turb"], "did you mean 'turbo'"),
+        (["presets", "turb"], "did you mean 'turbo'"),
         (["generate", "a red circle moving left", "-o", "clip.mp5"], "did you mean '.mp4'"),
         (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
         (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
@@ -156,7 +156,7 @@ def test_every_way_to_end_has_its_exit_code(
 def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-c", "from strobe.cli.main import main; raise SystemExit(main())", "presets", "show", *flags]
+    command = [sys.executable, "-c", "from strobe.cli.main import main; raise SystemExit(main())", "presets", *flags]
     path = os.pathsep.join([str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600, env=environment)

@@ -1,11 +1,11 @@
-"""`strobe presets pick` and `--preset realtime` on the bundled model; time is a clock of the test's own."""
+"""`strobe generate --preset realtime` on the bundled model; time is a clock of the test's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -31,47 +31,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
         monkeypatch.setattr(module, "pick", lambda *arguments, **options: whole(*arguments, clock=clock, **options))
 
     return at
-
-
-def test_the_choice_and_what_was_measured(strobe: Strobe, hold: Hold) -> None:
-    hold(24)
-    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu", "--json")
-    assert result.code == 0, result.err
-    document = result.document
-    assert (document["preset"], document["holds"], document["fps"], document["needed_fps"]) == ("balanced", True, 16, 20.8)
-    assert document["model"] == "tiny" and "balanced has the best quality" in document["why"]
-    taken, other, last = document["presets"]
-    assert taken["blocks_ns"] == [500_000_000] * 2 and taken["slowest_fps"] == taken["median_fps"] == 24 and taken["spread"] == 1
-    assert taken["reason"] == "" and other["blocks_ns"] is None and "not measured" in other["reason"] and "not" in last["reason"]
-
-
-def test_if_none_holds_the_exit_code_and_the_table_say_so(strobe: Strobe, hold: Hold) -> None:
-    hold(10)
-    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu", "--fps", 12)
-    assert result.code == 1, result.err
-    assert "no preset holds 12 FPS" in result.out and "balanced, the fastest" in result.out
-    for words in ("turbo: its slowest frame block came at 10.0 FPS, below 15.6", "turbo_fp8: ", "no FP8 matrix units"):
-        assert words in result.out
-    assert "balanced: its slowest" not in result.out
-
-
-def test_ctrl_c_shows_what_was_measured(strobe: Strobe, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(10)
-    opened = module.Session
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        if options["preset"].name == "turbo":
-            raise KeyboardInterrupt
-        return opened(*arguments, **options)
-
-    monkeypatch.setattr(module, "Session", interrupted)
-    result = strobe("presets", "pick", "--model", "tiny", "--device", "cpu")
-    assert result.code == 130
-    slow = "presets "  # a line of progress, which a machine shows that takes long
-    assert [line for line in result.err.splitlines() if not line.startswith(slow)] == [
-        "balanced: 10.0 FPS, the slowest of 2 frame blocks 10.0",
-        "error: interrupted",
-    ]
 
 
 @pytest.mark.parametrize("fps", [24, 10])
@@ -107,11 +66,10 @@ def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_pat
     "arguments",
     [
         ["compare", "baseline", "realtime"],
-        ["presets", "show", "realtime"],
+        ["presets", "realtime"],
         ["doctor", "--preset", "realtime"],
-        ["ablate", "preset=balanced,realtime"],
-        ["ablate", "window=6,8", "--base", "realtime"],
-        ["log", "--quick", "--presets", "realtime"],
+        ["compare", "balanced", "--vary", "preset=balanced,realtime"],
+        ["compare", "realtime", "--vary", "window=6,8"],
         ["profile", "stream", "realtime"],
         ["bench", "shapes", "realtime"],
     ],
@@ -121,18 +79,14 @@ def test_other_verbs_say_how_to_find_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = strobe(*arguments, "--device", "cpu")
-    assert result.code == 2 and "run `strobe presets pick` and name the preset that it takes" in result.err
+    assert result.code == 2 and "`strobe generate PROMPT --preset realtime` and name the preset that it takes" in result.err
     assert result.err.count("\n") == 1 and result.out == "" and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["presets", "pick", "--fps", "0"], "--fps 0: give more than 0"),
-        (["presets", "pick", "--fps", "nan"], "--fps nan: give more than 0"),
-        (["presets", "pick", "--prompt", "a red cirle"], "did you mean 'circle'"),
-        (["presets", "pick", "--model", "shape"], "did you mean 'shapes'"),
-        (["presets", "pick", "--decode-device", "gpu"], "unknown device 'gpu'"),
+        (["generate", PROMPT, "--preset", "realtime", "--decode-device", "gpu"], "unknown device 'gpu'"),
         (["generate", PROMPT, "--preset", "realtme"], "did you mean 'realtime'"),
         (["generate", "a red cirle", "--preset", "realtime"], "did you mean 'circle'"),
     ],
@@ -145,7 +99,7 @@ def test_wrong_inputs(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_show_mentions_it(strobe: Strobe) -> None:
-    assert "realtime: " in strobe("presets", "show", "balanced", "--device", "cpu").out
+    assert "realtime: " in strobe("presets", "balanced", "--device", "cpu").out
 
 
 def test_several_devices_are_not_measured() -> None:

@@ -18,8 +18,7 @@ VERBS = [
     "generate",
     "compare",
     "presets",
-    "presets show",
-    "presets pick",
+    "presets",
     "report",
     "trace",
     "speedup",
@@ -136,7 +135,8 @@ def test_help_loads_no_torch(verb: str, loaded_by_help: dict[str, list[str]]) ->
 
 def test_a_wrong_count_is_told_without_torch() -> None:
     lines = (
-        "compare baseline turbo --rounds 0", "demo --blocks 0", "ablate --traced -1", "doctor --preset turbo --samples 0",
+        "compare baseline turbo --rounds 0", "demo --blocks 0", "compare turbo --vary steps=1 --rounds 0",
+        "doctor --preset turbo --samples 0",
         "profile stream --active 0", "generate dog --blocks 0", "generate dog -o dog.mp5", "generate dog --seed 1.5",
     )  # fmt: skip
     told = "from strobe.cli.main import main\nfor line in sys.argv[1:]: assert main(line.split()) == 2, line"
@@ -146,7 +146,7 @@ def test_a_wrong_count_is_told_without_torch() -> None:
 @pytest.mark.parametrize(
     ("verb", "its_file", "others"),
     [
-        ("report", "report", {"ablate", "bench", "bench_tree", "doctor", "generate", "profile", "trace"}),
+        ("report", "report", {"bench", "bench_tree", "doctor", "generate", "profile", "trace"}),
         ("profile dit", "profile.dit", {"compare", "profile.attention", "profile.kernels", "profile.stream"}),
         ("bench serve", "bench_serve", {"bench_attention", "bench_tree", "profile"}),
         ("accept", "accept", {"compare", "profile"}),

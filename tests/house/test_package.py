@@ -263,7 +263,7 @@ def test_the_wheel_runs_outside_the_clone(installed: Path, tmp_path: Path) -> No
     (trace,) = page.parent.glob("traces/turbo.json.gz")
     assert "kernels" in json.loads(run(script, "trace", str(trace), "--json"))
     assert {check["ok"] for check in json.loads(run(script, "doctor", "--device", "cpu", "--json"))["checks"]} == {True}
-    assert "turbo" in run(script, "presets", "show")
+    assert "turbo" in run(script, "presets")
 
 
 @pytest.mark.rest

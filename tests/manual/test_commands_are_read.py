@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 
 from manual_text import PAGES, ROOT, commands, inline_commands
-from strobe.cli.main import app
+from strobe.cli.app import app
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 TARGETS = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from live_server import Running, serving
+from live_server import CHROMIUM, Running, serving
 from strobe.engine.load import load
 
 T = TypeVar("T")
@@ -25,6 +25,16 @@ def bundled() -> Iterator[Running]:
     """A server on the bundled model, whose pictures are such that an encoder keeps them."""
     with serving(load("shapes"), suspend_s=1.0, resume_s=60.0) as here:
         yield here
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import httpx
 import pytest
 
 from certificate import write_certificate
-from live_server import Running, serving
+from live_server import CHROMIUM, Running, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PROGRAMS = {"chromium": CHROMIUM, "nginx": NGINX, "openssl": shutil.which("openssl")}
 MISSING = [name for name, found in PROGRAMS.items() if found is None]
@@ -86,16 +85,6 @@ def nginx(server: Running, folder: Path, *changes: tuple[str, str]) -> Iterator[
 def server() -> Iterator[Running]:
     with serving(token=TOKEN) as here:
         yield here
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("prefix", ["/", "/strobe/"])

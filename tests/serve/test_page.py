@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import Running, in_shots, serving
+from live_server import CHROMIUM, Running, in_shots, serving
 from strobe.engine.load import load
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 RED, BLUE = (230, 40, 40), (50, 90, 240)
 SCRIPTS = Path(__file__).with_name("page_checks.js").read_text()
@@ -24,16 +22,6 @@ SCRIPTS = Path(__file__).with_name("page_checks.js").read_text()
 def here() -> Iterator[Running]:
     with serving(load("shapes"), suspend_s=5.0) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -19,6 +20,8 @@ from strobe.serve.app import Server
 from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings
 from tiny_model import well_read_model
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Running:

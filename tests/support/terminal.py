@@ -33,7 +33,7 @@ def check_document(arguments: tuple[str, ...], out: str) -> None:
     )
     printed = json.loads(out)
     kinds = DOCUMENTS[verb]
-    kind = kinds[-1] if "runs" in printed else kinds[0]
+    kind = next(kind for kind in kinds if set(printed) <= set(kind.__struct_fields__))
     msgspec.convert(printed, kind)
 
 

@@ -32,6 +32,11 @@ def ambient(tensor: Tensor, impl: str = "") -> AbstractContextManager[None]:
     return _transformed(impl, around, forward_mode) if transformed else around
 
 
+def as_it_is(tensor: Tensor, impl: str) -> bool:
+    """Whether `ambient` has nothing to change or to look at around a call."""
+    return ambient(tensor, impl) is _AS_IT_IS
+
+
 @contextmanager
 def _transformed(impl: str, around: AbstractContextManager[None], forward_mode: bool) -> Iterator[None]:
     """Run an impl where torch.func or forward-mode differentiation looks at what it does.

@@ -14,7 +14,11 @@ from strobe.cli.report import GATE_FAILED
 if TYPE_CHECKING:
     from strobe.bench.cases.accuracy import Figure
 
-bench = App(name="bench", help="Measure what the package ships.")
+bench = App(
+    name="bench",
+    help="Measure what the package ships.",
+    help_epilogue="Next: --render makes the page again from the cells, on any machine.\n",
+)
 bench.command("strobe.cli.bench_attention:attention", name="attention")  # imported when it is run or described
 bench.command("strobe.cli.bench_tree:tree", name="tree")
 bench.command("strobe.cli.bench_tree:scaling", name="scaling")

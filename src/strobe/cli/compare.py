@@ -1,4 +1,4 @@
-"""`strobe compare`: presets measured against each other, or whole programs."""
+"""`strobe compare`: presets measured against each other, one preset with settings changed, or whole programs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from cyclopts import Parameter
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
-from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least
-from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.report import GATE_FAILED, page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
+    from strobe.bench.cases.ablate import AblationCell, Job, Setup
     from strobe.bench.cases.stream import Script, StreamCase
     from strobe.engine.config import ModelDefaults
+    from strobe.engine.model import Model
 
 
+SAMPLES: Final = 2
+"""Clips, each with noise of its own, that quality of a changed setting is judged on."""
 SWITCHES: Final = (
     "3.5s:a yellow star moving down slowly on a black background",
     "6.5s:a white square moving left slowly on a forest background",
@@ -64,13 +68,41 @@ class ClipFlags(ModelFlags):
         return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
 
 
+@Parameter(name="*", group="Clip")
+@dataclass(frozen=True, kw_only=True)
+class GridFlags(ClipFlags):
+    """Flags of the clip, and flags that change settings of one preset instead of naming another.
+
+    Args:
+        vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, switch_at (a frame block), syncs (the host
+            waits inside every pass), a field of the configuration or an optimisation (`strobe presets` lists both).
+        grid: every combination of the values instead of one factor at a time.
+        leave_one_out: also turn off each optimisation of the preset, alone.
+    """
+
+    vary: tuple[str, ...] = ()
+    grid: bool = False
+    leave_one_out: bool = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether settings are changed at all.
+
+        Raises:
+            ConfigError: combinations of nothing.
+        """
+        if self.grid and len(self.vary) < 2:
+            raise ConfigError("--grid makes the products of two factors or more; give another to --vary, or leave it out")
+        return bool(self.vary or self.leave_one_out)
+
+
 def compare(
     *sides: Annotated[PresetName, Parameter(name="PRESET")],
     rounds: int = 4,
-    out: Annotated[Path, Parameter(alias=OUT)] = Path("runs"),
+    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
-    clip: ClipFlags = ClipFlags(),
+    clip: GridFlags = GridFlags(),
     programs: ProgramFlags = ProgramFlags(),
     output: Output = Output(),
 ) -> int:
@@ -79,6 +111,10 @@ def compare(
     `strobe compare PRESET PRESET` runs presets in one process. A preset that cannot run on this machine is left out, and the
     report says so; exit code 3 if none of the candidates can. A preset against itself (A/A) shows the
     error of the measurement.
+
+    `strobe compare PRESET --vary FACTOR=A,B` changes one setting at a time of a preset and measures speed and quality of each
+    value, each in a run of its own against the preset. Every finished run is on the disk; the same command goes on where it
+    stopped, and `strobe report` makes the page again.
 
     `strobe compare -- COMMAND -- COMMAND` runs programs, each command behind a `--` of its own, and takes wall time, CPU time
     and peak memory of each run. The output of the programs is thrown away, and they read nothing. A command in one pair of quotes
@@ -92,6 +128,7 @@ def compare(
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
+    strobe compare balanced --vary window=6,8,10 steps=4,3,2 syncs=on,off batch=1,2 --leave-one-out  # slow
     strobe compare -o programs -- 'sleep 0.02' -- 'sleep 0.01'
     strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
     strobe compare --commits main HEAD --install "pip install -e ." -- 'python bench.py'  # needs-files
@@ -100,7 +137,8 @@ def compare(
     Args:
         sides: presets, or commands each behind a --; the first is the baseline, which every ratio is measured against.
         rounds: palindromes B C1 C2 C2 C1 B; each gives one pair per candidate, an interval needs two.
-        out: the folder that the run's own folder is made in.
+        out: the folder that the run's own folder is made in, `runs` by default; of --vary and --leave-one-out the folder of
+            their runs and page, `grid` by default.
         require: a condition that must hold, such as e2e>=1.5 or turbo:psnr>30; see `strobe report --help`.
         allow_different: what is meant to differ between the presets, such as tokens; see `strobe report --help`.
     """
@@ -110,6 +148,11 @@ def compare(
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured
     at_least(1, rounds=rounds, blocks=clip.blocks)
+    if clip.asked:
+        refuse((*given(programs), *(["--require"] if require else []), *(["--allow-different"] if allow_different else [])),
+               "for whole presets or programs, and here settings of one preset change")  # fmt: skip
+        return _vary(sides, clip, rounds, out or Path("grid"), output)
+    out = out or Path("runs")
     if SEPARATOR in sides or programs.commits:
         told = (*given(clip), *(["--allow-different"] if allow_different else []))
         refuse(told, "for presets, and these are programs")
@@ -140,6 +183,47 @@ def compare(
     code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)
     output.emit(document)
     return code
+
+
+def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output: Output) -> int:
+    """Measure a preset against itself with settings changed, a run for each change, and write their page."""
+    if len(sides) != 1:
+        raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
+    with output.progress("compare") as progress:
+        from strobe.bench.case import Plan
+        from strobe.bench.cases.ablate import Setup, job, run_cells
+
+        base = Setup(config=clip.config(sides[0]))
+        cells, model, device = _cells(base, clip)
+        plan = Plan(palindromes=rounds)
+        work: Job = job(base, clip.script(model.defaults), model, device, plan, SAMPLES)
+        with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
+            outcome = run_cells(cells, work, out, progress)
+    return page_of_many([out], out, output, outcome)
+
+
+def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str]:
+    """Return what is measured, with which model and on which device.
+
+    Raises:
+        ConfigError: nothing is.
+    """
+    from strobe.bench.cases import ablate as planned
+    from strobe.core.device import resolve_device
+
+    factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
+    model = clip.load()
+    make = planned.products if clip.grid else planned.one_at_a_time
+    found: list[AblationCell] = list(make(base, factors, model.defaults, device))
+    if factors and not found:
+        raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
+    if found and all(cell.candidate is None for cell in found):
+        found.insert(0, planned.base_alone(base))
+    if clip.leave_one_out:
+        found += planned.leave_one_out(base, model.defaults, device)
+    if not found:
+        raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
+    return found, model, str(device)
 
 
 def _refuse_programs(sides: Sequence[str]) -> None:

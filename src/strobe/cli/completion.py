@@ -60,7 +60,7 @@ def install_completion(shell: Literal["bash", "zsh", "fish"] | None = None, /, *
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
-    from strobe.cli.main import app
+    from strobe.cli.app import app
 
     try:
         found = shell or detect_shell()

@@ -7,17 +7,18 @@ A flag has the value of the command line; else of the environment; else of the v
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
-from cyclopts import App, Argument, ArgumentCollection, Token
+from cyclopts import App, Argument, ArgumentCollection, CycloptsError
+from cyclopts.argument import update_argument_collection
+from cyclopts.config import Env
 
+from strobe.cli.app import app
 from strobe.cli.console import Output
 from strobe.core.errors import ConfigError, nearest
 from strobe.core.settings import config_folder, environment, read_settings, silence_downloads
@@ -29,36 +30,33 @@ ONLY_TYPED: Final = ("--config", "--debug")
 """What is looked at before there are defaults."""
 _ENVIRONMENT: Final = "the environment"
 
-Flags = Mapping[str, Argument]
-"""Flags of a verb by name, such as `--rounds`."""
 Words = tuple[str, ...]
-"""The value of a flag as a command line has it."""
 
 
-def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
     """Give the flags that are not on the command line their defaults. Which flags is said on stderr; with their values they join
     `sys.argv`, which records keep.
 
     Raises:
-        ConfigError: a file that cannot be read, or a table, key, type or variable that is wrong.
+        ConfigError: a file that cannot be read, or a table, key or variable that is wrong.
     """
     if not commands or commands[0].startswith("-"):
         return
-    flags = flags_of(arguments)
     typed = [token.value for argument in arguments if argument.name == "--config" for token in argument.tokens]
-    path = find_file(Path(typed[-1]) if typed else None)
-    sources = {_ENVIRONMENT: _from_environment(commands, flags)}
+    path, flags = find_file(Path(typed[-1]) if typed else None), flags_of(arguments)
+    for where in (commands, (ANY,)):
+        start = "_".join(("strobe", *where, "")).upper()
+        for name in environment(start):
+            _check(name, f"--{name.removeprefix(start).lower().replace('_', '-')}", flags, where)
+        Env(start, source=_ENVIRONMENT, command=False)(verb, commands, arguments)
     if path is not None:
-        sources[str(path)] = from_file(path, commands, flags)
-    used: dict[str, dict[str, Words]] = {}
-    for source, values in sources.items():
-        for name, words in values.items():
-            if not flags[name].tokens:
-                used.setdefault(source, {})[name] = words
-                for index, word in enumerate(words):
-                    flags[name].append(Token(keyword=name, value=word, source=source, index=index))
-                if not words:
-                    flags[name].append(Token(keyword=name, implicit_value=(), source=source))
+        _from_file(path, read_file(path, commands), commands, arguments)
+    used: dict[str, dict[str, Words]] = {_ENVIRONMENT: {}, str(path): {}}
+    for name, argument in flags.items():
+        for token in argument.tokens:
+            if token.source in used:
+                found = used[token.source]
+                found[name] = (*found.get(name, ()), *([token.value] if token.value else []))
     quiet = bool(flags["--quiet"].tokens)
     if quiet:
         silence_downloads()
@@ -70,6 +68,18 @@ def flags_of(arguments: Iterable[Argument]) -> dict[str, Argument]:
     """The flags that may have a default."""
     named = {each.name: each for each in arguments}
     return {flag: each for flag, each in named.items() if flag.startswith("--") and flag not in ONLY_TYPED}
+
+
+def _check(place: str, flag: str, flags: Mapping[str, Argument], where: Words) -> None:
+    """Refuse a default of a flag that a verb lacks; in the table of all, one that every verb lacks.
+
+    Raises:
+        ConfigError: it is so; names the nearest.
+    """
+    known = flags.keys() if where != (ANY,) or flag in flags else every_flag()
+    if flag not in known:
+        who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
+        raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the file
@@ -107,31 +117,30 @@ def _of_others() -> tuple[Path, ...]:
     return tuple(path for path in _candidates() if not _ours(path))
 
 
-def from_file(path: Path, commands: tuple[str, ...], flags: Flags) -> dict[str, Words]:
-    """Return the defaults that a file sets for the flags of a verb.
-
-    Args:
-        commands: the verb, such as `("bench", "attention")`.
+def read_file(path: Path, commands: Words = ()) -> dict[str, Any]:
+    """Read a file of defaults, and check its tables as far as a verb lies in them.
 
     Raises:
-        ConfigError: the file cannot be read, or what it says about this verb is wrong; one line with the place.
+        ConfigError: it cannot be read, or has a table that is no verb's.
     """
-    file = _File(path)
-    file.check_tables((), verbs())
-    for depth in range(1, len(commands)):
-        file.check_tables(commands[:depth], verbs(commands[:depth]))
-    general, own = file.table((ANY,)), file.table(commands)
-    known = flags.keys() if all(_flag(key) in flags for key in general) else every_flag()
-    found = {}
-    for where, table, names in (((ANY,), general, known), (commands, own, flags.keys())):
-        for key, value in table.items():
-            if _flag(key) not in names:
-                words = nearest(key, (name.removeprefix("--") for name in names))
-                who = f"strobe {' '.join(commands)} has no such flag" if where == commands else "no verb has such a flag"
-                raise file.error(where, key, f"{who}{words}")
-            if _flag(key) in flags:
-                found[_flag(key)] = file.words(where, key, value, flags[_flag(key)])
-    return found
+    try:
+        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    for depth in range(max(1, len(commands))):
+        where = commands[:depth]
+        allowed = [*verbs(where), *([] if where else [ANY])]
+        for name, value in _table(tables, where).items():
+            if name not in allowed:
+                why = "no such table" if isinstance(value, dict) else f"a flag stands below a table such as [{ANY}]"
+                raise ConfigError(
+                    f"{path}: {'.'.join((*where, name))}: {why}{nearest(name, allowed)}; tables: {', '.join(allowed)}"
+                )
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path}: {name}: write a table [{'.'.join((*where, name))}] with the flags below it")
+    return tables
 
 
 def check_file(path: Path) -> dict[str, list[str]]:
@@ -141,115 +150,53 @@ def check_file(path: Path) -> dict[str, list[str]]:
         The flags that it sets, by table.
 
     Raises:
-        ConfigError: something in it is wrong; one line with the place.
+        ConfigError: a table or a key is wrong.
+        CycloptsError: a value is.
     """
-    file, leaves = _File(path), dict(every_verb())
+    tables, leaves = read_file(path), dict(every_verb())
     for commands, verb in leaves.items():
-        from_file(path, commands, flags_of(verb.assemble_argument_collection()))
-    tables = {".".join(where): file.table(where) for where in ((ANY,), *leaves)}
-    return {name: [_flag(key) for key in table] for name, table in tables.items() if table}
+        read_file(path, commands)
+        arguments = verb.assemble_argument_collection()
+        _from_file(path, tables, commands, arguments)
+        for argument in arguments:
+            try:
+                if argument.tokens:
+                    argument.convert_and_validate()
+            except CycloptsError as error:
+                error.verbose = False
+                raise
+    found = {".".join(where): _table(tables, where) for where in ((ANY,), *leaves)}
+    return {name: [f"--{key}" for key in table] for name, table in found.items() if table}
 
 
-class _File:
-    """A file that was read; its errors name the place."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._text = path.read_text(encoding="utf-8")
-            self._tables = tomllib.loads(self._text)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-    def table(self, where: tuple[str, ...]) -> dict[str, Any]:
-        """A table; empty if it is not there."""
-        found: Any = self._tables
-        for depth, name in enumerate(where):
-            found = found.get(name, {})
-            if not isinstance(found, dict):
-                raise self.error(where[:depth], name, f"write a table [{'.'.join(where)}] with the flags below it")
-        return dict(found)
-
-    def check_tables(self, where: tuple[str, ...], names: Iterable[str]) -> None:
-        """Refuse a table that is no verb's."""
-        allowed = [*names, *([] if where else [ANY])]
-        for name, value in self.table(where).items():
-            if name not in allowed:
-                why = "no such table" if isinstance(value, dict) else f"a flag stands below a table such as [{ANY}]"
-                raise self.error(where, name, f"{why}{nearest(name, allowed)}; tables: {', '.join(allowed)}")
-
-    def words(self, where: tuple[str, ...], key: str, value: object, flag: Argument) -> Words:
-        """A value as words, if its type is the flag's."""
-        import msgspec
-
-        try:
-            msgspec.convert(value, flag.hint, dec_hook=_path)
-        except msgspec.ValidationError as error:
-            choices = [str(each) for each in get_args(flag.hint)] if get_origin(flag.hint) is Literal else []
-            why = f"{value!r}{nearest(str(value), choices)}; allowed: {', '.join(choices)}" if choices else str(error)
-            raise self.error(where, key, why.replace("`array`", "a list").replace("`", "")) from error
-        if isinstance(value, list):
-            return tuple(map(str, value))
-        return (str(value).lower() if isinstance(value, bool) else str(value),)
-
-    def error(self, where: tuple[str, ...], key: str, why: str) -> ConfigError:
-        """The error for a key, with its line where the file has it as `key = value` below `[table]`."""
-        table, lines = "", []
-        for number, line in enumerate(self._text.splitlines(), start=1):
-            if head := re.match(r"\s*\[\s*([\w.\s-]+?)\s*\]", line):
-                table = re.sub(r"\s", "", head[1])
-                lines += [number] if table == ".".join((*where, key)) else []
-            elif table == ".".join(where) and re.match(rf"\s*{re.escape(key)}\s*=", line):
-                lines.append(number)
-        place = f"{self.path}:{lines[0]}" if lines else str(self.path)
-        below = f"[{'.'.join(where)}] " if where else ""
-        return ConfigError(f"{place}: {below}{key}: {why}")
+def _from_file(path: Path, tables: Mapping[str, Any], commands: Words, arguments: ArgumentCollection) -> None:
+    """Give the flags of a verb that have no value yet those of its table, then those of the table of all."""
+    flags = flags_of(arguments)
+    for where in (commands, (ANY,)):
+        table = _table(tables, where)
+        for key in table:
+            _check(f"{path}: [{'.'.join(where)}] {key}", f"--{key}", flags, where)
+        told = {key: str(value).lower() if isinstance(value, bool) else value for key, value in table.items()}
+        update_argument_collection(told, str(path), arguments, root_keys=where, allow_unknown=where == (ANY,))
 
 
-def _path(kind: type, value: object) -> object:
-    if not isinstance(value, str):
-        raise TypeError(f"Expected a path, got {type(value).__name__}")
-    return kind(value)
-
-
-def _flag(key: str) -> str:
-    return f"--{key}"
-
-
-# --------------------------------------------------------------------------------------------------------------- the environment
-
-
-def _from_environment(commands: tuple[str, ...], flags: Flags) -> dict[str, Words]:
-    """Return the defaults that environment variables set for the flags of a verb; a list is split as a shell splits words."""
-    found = {}
-    for where in ((ANY,), commands):
-        start = "_".join(("strobe", *where, "")).replace("-", "_").upper()
-        for name, value in environment(start).items():
-            flag = _flag(name.removeprefix(start).lower().replace("_", "-"))
-            known = flags.keys() if where == commands or flag in flags else every_flag()
-            if flag not in known:
-                variables = (start + each.removeprefix("--").replace("-", "_").upper() for each in known)
-                raise ConfigError(f"{name}: there is no flag {flag} for it{nearest(name, variables)}; unset it")
-            if flag in flags:
-                found[flag] = tuple(shlex.split(value)) if _is_list(flags[flag].hint) else (value,)
-    return found
-
-
-def _is_list(hint: object) -> bool:
-    return get_origin(hint) is tuple or any(map(_is_list, get_args(hint)))
+def _table(tables: Mapping[str, Any], where: Words) -> dict[str, Any]:
+    """A table; empty if it is not there."""
+    found: Any = tables
+    for name in where:
+        found = found.get(name, {})
+    return dict(found)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the verbs
 
 
-def verbs(commands: tuple[str, ...] = ()) -> tuple[str, ...]:
+def verbs(commands: Words = ()) -> Words:
     """Names of all verbs, or of those of a verb that has its own."""
     return tuple(name for name in _app(commands) if not name.startswith("-"))
 
 
-def every_verb() -> Iterator[tuple[tuple[str, ...], App]]:
+def every_verb() -> Iterator[tuple[Words, App]]:
     """Every verb that runs, such as `("bench", "attention")`; loads them all."""
     for name in verbs():
         inner = verbs((name,))
@@ -262,9 +209,7 @@ def every_flag() -> frozenset[str]:
     return frozenset(name for _, verb in every_verb() for name in flags_of(verb.assemble_argument_collection()))
 
 
-def _app(commands: tuple[str, ...]) -> App:
-    from strobe.cli.main import app
-
+def _app(commands: Words) -> App:
     found = app
     for name in commands:
         found = found[name]
@@ -277,11 +222,11 @@ def _app(commands: tuple[str, ...]) -> App:
 def _tell(used: Mapping[str, Mapping[str, Words]], others: Iterable[Path], *, quiet: bool) -> None:
     """Say which flags have their value from where, without the values: one may be a secret."""
     output = Output(quiet=quiet or bool(read_settings().rank))
-    for source, values in used.items():
+    for source, values in ((source, values) for source, values in used.items() if values):
         output.note(f"defaults of {source}: {', '.join(values)}")
     for path in others:
         output.note(f"{path} is passed over: it belongs to another user; --config {path} takes it")
 
 
-def _said(name: str, words: Words) -> tuple[str, ...]:
+def _said(name: str, words: Words) -> Words:
     return (f"{name}={words[0]}",) if len(words) == 1 else (name, *words)

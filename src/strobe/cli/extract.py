@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 extract = App(
-    name="extract", help="Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels."
+    name="extract",
+    help="Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
+    help_epilogue="Next: strobe speedup compares what two logs say.\n",
 )
 
 

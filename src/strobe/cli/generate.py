@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.model import ModelFlags, at_least, settings_notes
-from strobe.cli.pick import picked_for
 from strobe.cli.prompt_times import first_of, prompts_of, switches_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
 from strobe.cli.recipe import mismatches, read_recipe, start_image
@@ -42,8 +41,8 @@ class Engine(ModelFlags):
     """Flags of the engine: preset, model, seed and start image.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`; or realtime: the
-            best quality that holds the model's frame rate here, measured first as by `strobe presets pick`.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`; or realtime: the
+            best quality that holds the model's frame rate here, measured first, from the best quality down.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
         follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
@@ -121,7 +120,11 @@ class Engine(ModelFlags):
             return Chosen(model=self.load(), config=config)
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
-        model, picked = picked_for(self, prompt, None, (device, self.decode_device), advance)
+        from strobe.engine.pick import LADDER, pick
+
+        candidates = [replace(self.config(name), decode_device=self.decode_device) for name in LADDER]
+        where, model = resolve_device(device), self.load()
+        picked = pick(model, prompt, device=where, candidates=candidates, progress=advance)
         return Chosen(model=model, config=replace(picked.config, strength=strength), why=picked.why)
 
     def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, start: Tensor | None) -> Session:

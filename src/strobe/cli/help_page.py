@@ -16,6 +16,8 @@ from rich.text import Text
 
 _FENCE: Final = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
 _CODE: Final = re.compile(r"(`+)(.+?)\1")
+_MARKS: Final = re.compile(r"  #( (slow|gpus?|ray|network|needs-files))+$", re.M)
+"""What the project's tests need to know of an example."""
 _LIST: Final = re.compile(r"\n(?=[*-] )")
 
 
@@ -35,7 +37,7 @@ def document(text: str) -> RenderableType:
     parts: list[RenderableType] = []
     for index, part in enumerate(_FENCE.split(text)):
         if index % 2:
-            parts += [Padding(Text(part.rstrip(), style="cyan"), (0, 0, 0, 1), expand=False), Text()]
+            parts += [Padding(Text(_MARKS.sub("", part.rstrip()), style="cyan"), (0, 0, 0, 1), expand=False), Text()]
         elif part.strip():
             parts += [prose(part), Text()]
     return Group(*parts)

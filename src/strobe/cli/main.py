@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Final, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, ArgumentCollection, CycloptsError, UnknownOptionError
 
-import strobe
+from strobe.cli.app import HELP, app, command_line
 from strobe.cli.console import OUT, styled, terminal
 from strobe.cli.defaults import fill_in
-from strobe.cli.help_page import HelpPage
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated, WeightsError
@@ -28,7 +27,6 @@ BUG: Final = 70
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BROKEN_PIPE: Final = 141
-HELP: Final = ("--help", "-h")
 NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Why a folder cannot be made, or a file in it, whatever else the machine has."""
 GUIDANCE: Final = ("--negative", "--guidance", "--cfg")
@@ -45,7 +43,8 @@ def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollec
     for argument in arguments:
         for token in argument.tokens if _whole(argument.hint) else ():
             if "." in token.value:
-                raise ConfigError(f"{argument.name} {token.value}: give a whole number")
+                place = "" if token.source == "cli" else f" from {token.source}"
+                raise ConfigError(f"{argument.name} {token.value}{place}: give a whole number")
 
 
 def _whole(hint: object) -> bool:
@@ -54,61 +53,7 @@ def _whole(hint: object) -> bool:
     return hint is int or (bool(inside) and all(map(_whole, inside)))
 
 
-VERBS: Final = {
-    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
-    "generate": "Make a clip from a prompt, steered by prompt switches.",
-    "compare": "Measure presets, programs or commits against each other: interleaved, every sample kept, then the report.",
-    "report": "Write report.html, report.md and report.json of one or several runs.",
-    "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
-    "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
-    "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
-    "ablate": "Change one factor at a time around a preset; measure speed and quality of each value, cell by cell.",
-    "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
-    "`quality`.",
-    "bench": "Measure what the package ships.",
-    "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
-    "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
-    "log": "Write the optimisation log of recorded runs: configuration, latencies, rates, memory, quality, decision and why.",
-    "presets": "What each preset turns on, and which one holds a frame rate here.",
-    "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
-    "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
-    "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
-}
-"""The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
-
-
-def command_line(*, lists: bool = False) -> App:
-    """The command line, whose verbs are imported when they are run or described.
-
-    Args:
-        lists: the one that only lists the verbs.
-    """
-    app = App(
-        name="strobe",
-        help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond "
-        "went.",
-        help_epilogue=(
-            "Start with 'strobe demo'. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
-            "70 a bug (--debug shows the traceback), 130 interrupted, 143 terminated."
-        ),
-        help_format="plaintext",
-        help_formatter=HelpPage(),
-        version=lambda: f"strobe {strobe.__version__}",
-        version_flags=["--version"],
-        help_flags=HELP,
-        suppress_keyboard_interrupt=False,
-        config=(fill_in, whole_numbers),
-        default_parameter=Parameter(negative="", consume_multiple=True, show_default=lambda value: value if value else None),
-    )
-    for verb, line in VERBS.items():
-        name = verb.replace("-", "_")
-        app.command(f"strobe.cli.{name}:{name}", name=verb, help=line if lists else None)
-    line = "Let the shell complete words."
-    app.command("strobe.cli.completion:install_completion", name="--install-completion", help=line)
-    return app
-
-
-app = command_line()
+app.config = (fill_in, whole_numbers)
 
 
 def is_verb(line: App, words: Sequence[str]) -> bool:

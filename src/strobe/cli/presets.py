@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
 from strobe.cli.completion import DeviceName
 from strobe.cli.console import Output, styled
-from strobe.cli.pick import pick
 from strobe.core.errors import ConfigError
 
 ELSEWHERE: Final = {
@@ -52,12 +51,7 @@ class SideBySide:
             at = stop
 
 
-presets = App(name="presets", help="What each preset turns on, and which one holds a frame rate here.")
-presets.command(pick)
-
-
-@presets.command
-def show(
+def presets(
     *chosen: Annotated[str, Parameter(name="PRESET")],
     diff: bool = False,
     device: DeviceName = "auto",
@@ -66,8 +60,8 @@ def show(
     """Show every setting of the presets side by side, and what is off on this machine.
 
     ```
-    strobe presets show --diff
-    strobe presets show balanced turbo --json
+    strobe presets --diff
+    strobe presets balanced turbo --json
     ```
 
     Args:
@@ -100,9 +94,7 @@ def show(
         SideBySide(names=names, rows=shown), "", *(styled((name, "bold"), f": {meaning}") for name, meaning in meanings.items())
     )
     output.show(
-        styled(
-            (REALTIME, "bold"), ": the best quality that holds the model's frame rate here; `strobe presets pick` measures which"
-        )
+        styled((REALTIME, "bold"), ": the best quality that holds the model's frame rate here; `strobe generate` measures which")
     )
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))

@@ -16,16 +16,20 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
+    from strobe.bench.cells import Outcome
     from strobe.perf.analysis.runs.compare import Comparison
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.findings import Finding
     from strobe.perf.report.model import Ratio, Speedup
 
 GATE_FAILED = 1
+SECTIONS = 10
+"""First sections of a page of many runs whose tables a terminal shows."""
 
 
 def report(
     *folders: Annotated[Path, Parameter(name="RUN_DIR")],
+    log: Annotated[bool, Parameter(negative="")] = False,
     require: tuple[str, ...] = (),
     allow_different: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
@@ -36,10 +40,14 @@ def report(
     ```
     strobe report runs/20260101T120000Z-compare-1a2b3c
     strobe report runs/* --require "e2e>=1.5" --require "turbo:psnr>30" -o pages
+    strobe report runs grid --log -o log
     ```
 
     Args:
-        folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts.
+        folders: run folders, as `strobe compare` and `strobe demo` leave them; what an interrupted run finished counts. Or the
+            folder of one preset with settings changed (`strobe compare --vary`), by itself.
+        log: the optimisation log instead: every run at any depth of the folders is an entry, kept or dropped by a stated rule,
+            also one that failed or whose gate was red.
         require: a condition that must hold for every candidate, such as e2e>=1.5, or for one, such as turbo:psnr>30,
             one or several. It names a level (kernel, section, step, block, e2e), a quality metric, or joules, the GPU's energy
             for a frame block. A speedup holds it only if its whole 95 % interval does; e2e~>=1.5 asks for the point estimate
@@ -49,13 +57,71 @@ def report(
         out: the folder to write to, made if absent; by default the first run's own.
     """
     from strobe.core.errors import ConfigError
+    from strobe.perf.records.record import PLAN
 
     if not folders:
         raise ConfigError("name at least one run folder; `strobe compare` and `strobe demo` make them")
     requirements = [parse_requirement(text) for text in require]
+    if log or (len(folders) == 1 and (folders[0] / PLAN).is_file()):
+        if require or allow_different:
+            raise ConfigError(
+                "--require and --allow-different hold for the runs of one comparison; name their folders, without --log"
+            )
+        return page_of_many(folders, out or folders[0], output, log=log)
     code, document = write(folders, out or folders[0], requirements, output, allow_different=allow_different)
     output.emit(document)
     return code
+
+
+def page_of_many(
+    folders: Sequence[Path], into: Path, output: Output, outcome: Outcome | None = None, *, log: bool = False
+) -> int:
+    """Write the page of a preset with settings changed, or the optimisation log, and show its tables.
+
+    Args:
+        outcome: what was measured just now.
+
+    Returns:
+        the exit code: 1 if a run of the outcome failed.
+    """
+    failed = () if outcome is None else outcome.failed
+    for line in failed:
+        output.note(f"no numbers of {line}")
+    with output.progress("report"):
+        from strobe.perf.report.blocks.answer import answers_of
+        from strobe.perf.report.model import Table as Rows
+        from strobe.perf.report.write import write_report
+
+        if log:
+            from strobe.perf.report.blocks.optimisation_log import run_folders
+            from strobe.perf.report.log_page import log_report
+
+            report = log_report(run_folders(folders), into)
+        else:
+            from strobe.perf.report.ablation_page import ablation_report
+
+            report = ablation_report(folders[0])
+        into.mkdir(parents=True, exist_ok=True)
+        paths = write_report(report, into)
+    blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Rows)]
+    stops = [banner for banner in report.banners if banner.level == "stop"]
+    output.show(*banner_texts(stops), *(table_text(table, notes=False) for table in blocks))
+    output.show(*map(table_text, answers_of(report)[-1:]), " ".join(map(str, paths)))
+    output.emit(
+        {
+            "report": {path.suffix[1:]: str(path) for path in paths},
+            "measured": list(outcome.measured) if outcome else [],
+            "kept": list(outcome.kept) if outcome else [],
+            "failed": list(failed),
+            "stop": {banner.title: list(banner.items) for banner in stops},
+            "speedups": [
+                {"candidate": each.candidate, "reference": each.reference, "ratio": each.ratio.value, "low": each.ratio.low,
+                 "high": each.ratio.high}
+                for each in report.speedups
+            ],
+        }
+    )  # fmt: skip
+    return GATE_FAILED if failed else 0
 
 
 def write(

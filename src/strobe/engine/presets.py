@@ -105,8 +105,8 @@ def preset(name: str) -> EngineConfig:
     """
     if name == REALTIME:
         raise ConfigError(
-            f"preset {name!r} is found by measuring: run `strobe presets pick` and name the preset that it takes "
-            "(in Python: strobe.engine.pick.pick)"
+            f"preset {name!r} is found by measuring: run `strobe generate PROMPT --preset realtime` and name the preset that "
+            "it takes (in Python: strobe.engine.pick.pick)"
         )
     if name not in PRESETS:
         raise unknown_choice("preset", name, PRESETS)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse import layout, video_plan
+from strobe.attention.sparse import layout, video, video_plan
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
 from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
 from strobe.attention.sparse.video import video_sparse_attention
+from strobe.attention.sparse.video_plan import VideoOptions, filled, plan_of, written
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 
@@ -114,6 +115,39 @@ def test_what_a_graph_reads_outlives_the_caches() -> None:
     others = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in (30, 90, 128, 900, 1920, 3840) for _ in range(200)]
     graph.replay()
     assert torch.equal(found, expected) and not any(other.any() for other in others)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_the_operator_that_a_compiler_calls_finds_its_prepared_call_and_gives_the_same(return_lse: bool) -> None:
+    """Of new values, of other strides, which are not what was prepared, and in a graph that outlives what is kept."""
+    q, k, v, gate, cos, sin = operands()
+    options = VideoOptions(grid=(5, 9, 10), topk=4, impl="triton", return_lse=return_lse)
+    asked = video._call_of(q, k, v, gate, (cos, sin), options)
+    text = written(filled(asked.options, plan_of(asked, keep=True)))
+    video._READY.clear()
+
+    def compare(*tensors: Tensor) -> Tensor:
+        q, k, v, gate, cos, sin = tensors
+        out, lse, indices = torch.ops.strobe.video_sparse_attention.default(*tensors, text)
+        expected = video._attend(q, k, v, gate, (cos, sin), options)
+        assert torch.equal(out, expected.out) and torch.equal(indices, expected.selection.indices)
+        assert lse.numel() == 0 if expected.lse is None else torch.equal(lse, expected.lse)
+        return out
+
+    for tensors in ((q, k, v, gate, cos, sin), (q, k, v, gate, cos, sin), operands()):
+        compare(*tensors)
+        assert len(video._READY) == 1
+    compare(*(each.transpose(1, 2).contiguous().transpose(1, 2) for each in (q, k, v, gate)), cos, sin)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.ops.strobe.video_sparse_attention.default(q, k, v, gate, cos, sin, text)[0]
+    video._READY.clear()
+    layout._kept.cache_clear()
+    video_plan._kept.cache_clear()
+    video_plan._SEEN.clear()
+    gc.collect()
+    graph.replay()
+    assert torch.equal(found, compare(q, k, v, gate, cos, sin))
 
 
 def test_a_graph_follows_new_inputs() -> None:

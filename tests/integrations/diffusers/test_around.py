@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from strobe.integrations.diffusers import sparsify
 from tiny_pipelines import CASES, gates, hunyuan, ltx2, wan
 
 SOURCES = str(Path(strobe.__file__).parents[1])
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
 
 
 def add_lora(model: Any) -> None:

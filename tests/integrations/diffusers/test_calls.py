@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,11 +28,9 @@ STEP = "denoise_step"
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
+    yield
     torch._dynamo.reset()
 
 

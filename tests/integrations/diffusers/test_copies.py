@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -24,13 +23,6 @@ from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import restore, sparsify
 from strobe.integrations.diffusers.processors import SparseProcessor
 from tiny_pipelines import Case, gates, hunyuan, wan, wan_pipeline
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
 
 
 @pytest.fixture

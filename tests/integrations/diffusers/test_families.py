@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +13,6 @@ from tiny_pipelines import CASES, NUM_TOKENS, hunyuan, ltx2, masked_attention, w
 
 ALL_TILES = 1e-12
 """A sparsity that skips no tile, and still goes through tiles."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
 
 
 @pytest.mark.parametrize("name", CASES)

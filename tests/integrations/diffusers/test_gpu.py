@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ WIDE: dict[str, Callable[[], Case]] = {
 }
 """Heads as wide as the kernels take them."""
 OPTIONS: dict[str, Any] = {"sparsity": 0.7, "tile": (3, 2, 4)}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
 
 
 def moved(case: Case, dtype: torch.dtype = torch.float32) -> Case:

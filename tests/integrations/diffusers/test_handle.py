@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -21,11 +20,9 @@ from tiny_pipelines import gates, wan, wan_pipeline
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
+    yield
     torch._dynamo.reset()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline, FastWanScheduler
 from strobe.integrations.diffusers.processors import SparseProcessor
 from tiny_pipelines import gates, wan_pipeline
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
 
 
 def call(pipe: Any, **changes: Any) -> torch.Tensor:

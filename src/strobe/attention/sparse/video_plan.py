@@ -271,10 +271,10 @@ def _traced(faces: tuple[tuple[Any, ...], ...], options: tuple[Any, ...], rest: 
     q, k, v = (TensorMeta(*face) for face in faces)
     given = VideoOptions(*map(_dynamic, options))
     found = _kept(VideoCall((q, k, v), given._replace(impl="reference"), *rest))
-    return replace(found, text=written(_filled(given, found))) if found.plan.fused else found
+    return replace(found, text=written(filled(given, found))) if found.plan.fused else found
 
 
-def _filled(options: VideoOptions, found: VideoPlan) -> VideoOptions:
+def filled(options: VideoOptions, found: VideoPlan) -> VideoOptions:
     """Options of a call with all that its plan decides."""
     wish, q_tiles, kv_tiles = found.plan.wish, found.q_tiles, found.kv_tiles
     return options._replace(

@@ -1,4 +1,4 @@
-"""Grids of settings: what is varied, the cells of a grid, each measured as a comparison, and the steps of an optimisation log."""
+"""Grids of settings: what is varied, and the cells of a grid, each measured as a comparison."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from strobe.core.files import not_written, write_whole
 from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
-from strobe.engine.resolve import filled, lacking, resolve
+from strobe.engine.resolve import filled, resolve
 from strobe.engine.session import Session
 from strobe.perf.records import record
 from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
@@ -258,16 +257,6 @@ def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) ->
             refused = str(error)
         planned = PlannedCell(name=name, kind="leave-one-out", changes=changes, refused=refused)
         yield AblationCell(planned=planned, base=base, candidate=candidate)
-
-
-def one_in(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
-    """Yield a cell for every optimisation that has an effect here and that the base lacks, with it alone on."""
-    for each in fields(Knobs):
-        if value_of(base, each.name, defaults) == "off":
-            cell = _cell(base, {each.name: "on"}, defaults, device)
-            assert cell.candidate is not None
-            if getattr(resolve(cell.candidate.config, defaults, device).knobs, each.name) is True:
-                yield cell
 
 
 def base_alone(base: Setup) -> AblationCell:
@@ -561,65 +550,3 @@ def _measure(cell: AblationCell, job: Job, place: Path, say: Callable[[str], Non
 
     with closing(case):
         run_case(case, root=place.parent, plan=amount, progress=lambda _, __, what: say(what), open_run=open_run)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Length:
-    """Length of a clip of the log: latent frames without a switch, then prompt switches, two frame blocks each.
-
-    Raises:
-        ConfigError: fewer than one latent frame, or fewer than no switches.
-    """
-
-    latents: int
-    switches: int
-
-    def __post_init__(self) -> None:
-        if self.latents < 1 or self.switches < 0:
-            raise ConfigError(f"a clip has 1 latent frame or more and 0 switches or more; got {self.latents} and {self.switches}")
-
-
-QUICK: Final = Length(latents=100, switches=10)
-FULL: Final = Length(latents=1000, switches=50)
-"""Full length: four clips hold the 459 samples that a p99 of the steady state needs."""
-
-
-def script(length: Length, prompts: Sequence[str], defaults: ModelDefaults, seed: int) -> Script:
-    """Build the clip: steady frame blocks under the first prompt, then the other prompts, one every second frame block.
-
-    Raises:
-        ConfigError: switches are wanted and there is no second prompt.
-    """
-    first, *later = prompts
-    if length.switches and not later:
-        raise ConfigError("a prompt switch needs a second prompt; give --then, or --switches 0")
-    steady = -(-length.latents // defaults.frame_block)
-    turns = (*later, first)
-    switches = tuple(Switch(frame_block=steady + 2 * i, prompt=turns[i % len(turns)]) for i in range(length.switches))
-    return Script(prompt=first, switches=switches, num_blocks=steady + 2 * length.switches, seed=seed)
-
-
-def log_cells(
-    base: Setup, presets: Sequence[str], defaults: ModelDefaults, device: torch.device, *, knobs: bool
-) -> list[AblationCell]:
-    """Return a cell for every preset but the base's own and, if asked for, for every optimisation alone on the base.
-
-    Where no preset is named, those that the device lacks nothing for.
-
-    Raises:
-        ConfigError: a preset that there is not, or nothing to measure.
-        ImplUnavailableError: a preset that cannot run on the device.
-    """
-    named = (
-        tuple(presets)
-        if presets or knobs
-        else tuple(name for name, make in PRESETS.items() if not lacking(replace(make(), simulate=base.config.simulate), device))
-    )
-    factor = Factor(name="preset", values=named)
-    found = [
-        *one_at_a_time(base, [factor] if named else [], defaults, device),
-        *(one_in(base, defaults, device) if knobs else ()),
-    ]
-    if not found:
-        raise ConfigError(f"nothing to measure against {base.config.name}; name other presets, or give --knobs")
-    return found

@@ -129,7 +129,7 @@ class ProfiledKernels(Printed, frozen=True, kw_only=True):
 
 
 class Presets(Printed, frozen=True, kw_only=True):
-    """`strobe presets show`: the settings of each preset."""
+    """`strobe presets`: the settings of each preset."""
 
     device: Annotated[str, Meta(description="device that `off_here` and `lacking` are about")]
     presets: Annotated[dict[str, str], Meta(description="by preset: its description")]
@@ -137,24 +137,6 @@ class Presets(Printed, frozen=True, kw_only=True):
     off_here: Annotated[dict[str, dict[str, str]], Meta(description="by preset and optimisation: why it is off on this device")]
     lacking: Annotated[dict[str, str], Meta(description="by preset that cannot run on this device: the reason")]
     elsewhere: Annotated[dict[str, str], Meta(description="by setting that another page explains: that page")]
-
-
-class Picked(Printed, frozen=True, kw_only=True):
-    """`strobe presets pick`: the preset of best quality that holds a frame rate."""
-
-    preset: Annotated[str, Meta(description="name of the preset")]
-    holds: Annotated[bool, Meta(description="true: it holds the frame rate; false: it is the fastest preset, exit code 1")]
-    fps: Annotated[float | int, Meta(description="requested frame rate, frames per second")]
-    needed_fps: Annotated[float, Meta(description="frame rate that the slowest frame block must reach: `fps` and a margin")]
-    why: Annotated[str, Meta(description="reason for the choice")]
-    presets: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(
-            description="each preset tried: `preset`, `reason`, and where measured `frames`, `blocks_ns`, `slowest_fps`, "
-            "`median_fps`, `spread`, `cost_ns`"
-        ),
-    ]
-    model: Annotated[str, Meta(description="name of the model")]
 
 
 class Machine(Printed, frozen=True, kw_only=True):
@@ -211,8 +193,8 @@ class Linted(Printed, frozen=True, kw_only=True):
     ]
 
 
-class Ablated(Printed, frozen=True, kw_only=True):
-    """`strobe ablate` and `strobe log`: runs (cells) of changed settings, with their speedups."""
+class Varied(Printed, frozen=True, kw_only=True):
+    """`strobe compare --vary` and `strobe report --log`: many runs, of changed settings or of a log, with their speedups."""
 
     report: ReportPaths
     measured: Annotated[tuple[str, ...], Meta(description="names of the cells that this call measured")]
@@ -309,13 +291,11 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),
-    "compare": (Measured,),
-    "report": (Reported,),
+    "compare": (Measured, Varied),
+    "report": (Reported, Varied),
     "trace": (Traced,),
     "speedup": (Compared, Reported),
     "doctor": (Machine,),
-    "ablate": (Ablated,),
-    "log": (Ablated,),
     "bench shapes": (Scored,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),
@@ -325,8 +305,7 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "extract attention": (Timers,),
     "extract kernels": (Kernels,),
     "lint": (Linted,),
-    "presets show": (Presets,),
-    "presets pick": (Picked,),
+    "presets": (Presets,),
     "profile stream": (ProfiledStream,),
     "profile attention": (ProfiledAttention,),
     "profile kernels": (ProfiledKernels,),

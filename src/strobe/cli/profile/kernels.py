@@ -31,7 +31,7 @@ class What:
     """Flags of the run to profile.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets show --diff`.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`.
         model: shapes, or a folder of weights trained like it.
         device: auto, cpu, cuda or cuda:N.
         switches: prompt switches at the end of the stream.

@@ -143,7 +143,7 @@ def read_plan(folder: Path) -> Plan:
     try:
         return msgspec.json.decode(file_inside(folder, PLAN).read_bytes(), type=Plan)
     except OSError as error:
-        raise DataError(f"no ablation at {folder}: {file.name}: {error.strerror}; `strobe ablate` makes one") from error
+        raise DataError(f"no ablation at {folder}: {file.name}: {error.strerror}; `strobe compare --vary` makes one") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{file} is not the plan of an ablation: {error}") from error
 

@@ -97,7 +97,7 @@ def read_cells(folder: Path, plan: Plan) -> tuple[AblationCellRun, ...]:
     if not any(cell.entry is not None and not cell.reason for cell in found):
         reasons = "; ".join(f"{cell.planned.name}: {cell.reason}" for cell in found if cell.reason)
         raise DataError(
-            f"nothing was measured at {folder}{f': {reasons}' if reasons else ''}; run the same `strobe ablate` again"
+            f"nothing was measured at {folder}{f': {reasons}' if reasons else ''}; run the same `strobe compare` again"
         )
     return found
 

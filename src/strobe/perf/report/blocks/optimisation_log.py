@@ -180,9 +180,7 @@ def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
     found = {file.parent for path in paths if path.is_dir() for name in FILES for file in path.rglob(name)}
     kept = tuple(sorted(folder for folder in found if not superseded(folder)))
     if not kept:
-        raise DataError(
-            f"nothing was measured at {', '.join(map(str, paths))}; measure with `strobe compare` or `strobe log --quick`"
-        )
+        raise DataError(f"nothing was measured at {', '.join(map(str, paths))}; measure with `strobe compare`")
     return kept
 
 

@@ -7,6 +7,7 @@ it allocates, so calls on several streams or threads do not meet.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -49,8 +50,12 @@ def prepare(
     score_site, coarse_site = stages.score_sites(q, k, num_q, num_kv, wish)
     pitch = score_site.numbers[4]
     q_place, k_place, v_place = fine.places
-    q_mean, kv_mean = dense(batch, heads, num_q, width), dense(batch, kv_heads, num_kv, width)
-    scored, taken = dense(batch, heads, num_q, pitch), dense(batch, heads, num_q, most)
+    q_mean, kv_mean = batch * heads * num_q * width, batch * kv_heads * num_kv * width
+    # float32 of one allocation, behind each other: means of q, k and v, scores, the coarse output
+    (k_from, v_from, scores_from, added_from), room = _behind(
+        q_mean, kv_mean, kv_mean if coarse else 0, batch * heads * num_q * pitch, q_mean if coarse else 0
+    )
+    taken = dense(batch, heads, num_q, most)
     out_place = dense(batch, q_grid.num_tokens, heads, width)
 
     angles = None if cos is None else cos.dtype
@@ -96,29 +101,35 @@ def prepare(
         stream = stream_of()
         with span(ATTENTION_TILE):
             queries, keys, values = empty(*q_place, dtype), empty(*k_place, dtype), empty(*v_place, dtype)
-            q_means, k_means = empty(*q_mean, single), empty(*kv_mean, single)
-            v_means = empty(*kv_mean, single) if coarse else k_means
-            means = q_means.data_ptr(), k_means.data_ptr(), v_means.data_ptr()
-            given += queries.data_ptr(), keys.data_ptr(), values.data_ptr(), *means
+            work = empty(room, (1,), single)
+            q_means = work.data_ptr()
+            k_means, v_means, scores, sums = q_means + k_from, q_means + v_from, q_means + scores_from, q_means + added_from
+            given += queries.data_ptr(), keys.data_ptr(), values.data_ptr(), q_means, k_means, v_means if coarse else k_means
             for launch, rows in tile_launches:
                 launch(stream, *given, *rows, *turn)
         with span(ATTENTION_SELECT):
-            scores, indices, added = empty(*scored, single), empty(*taken, number), None
-            at = scores.data_ptr()
-            score(stream, means[0], means[1], at, kv_sizes)
+            indices = empty(*taken, number)
+            score(stream, q_means, k_means, scores, kv_sizes)
             if attend is not None:
-                added = empty(*q_mean, single)
-                attend(stream, at, means[2], added.data_ptr())
-            select(stream, at, *wanted, indices.data_ptr())
+                attend(stream, scores, v_means, sums)
+            select(stream, scores, *wanted, indices.data_ptr())
         with span(ATTENTION_KERNEL):
             attended, lse = fine.run(stream, queries, keys, values, indices)
         with span(ATTENTION_FINISH):
             out = empty(*out_place, dtype)
-            sums = None if added is None else added.data_ptr()
-            finish(stream, attended.data_ptr(), sums, weights, out.data_ptr(), *q_rows)
+            finish(stream, attended.data_ptr(), sums if coarse else None, weights, out.data_ptr(), *q_rows)
         return out, indices, None if lse is None else fine.lse(lse)
 
     return call
+
+
+def _behind(*numbers: int) -> tuple[tuple[int, ...], tuple[int]]:
+    """Where all but the first of some runs of float32 begin behind each other, bytes, and the room of all, elements.
+
+    Each begins at a multiple of 512 bytes, as what is allocated by itself.
+    """
+    ends = tuple(accumulate(-(-number // 128) * 128 for number in numbers))
+    return tuple(4 * end for end in ends[:-1]), (ends[-1],)
 
 
 def _kind(tensor: Tensor | None) -> torch.dtype | None:

@@ -1,0 +1,103 @@
+"""The command line `strobe VERB ...`: its verbs, in the groups of `strobe --help`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Final, get_args, get_origin
+
+from cyclopts import App, Group, Parameter
+
+import strobe
+from strobe.cli.help_page import HelpPage
+
+HELP: Final = ("--help", "-h")
+VERBS: Final = {
+    "speedup": "Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.",
+    "trace": "Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.",
+    "compare": "Measure presets, programs or commits against each other: interleaved, every sample kept, then the report.",
+    "report": "Write report.html, report.md and report.json of one or several runs.",
+    "profile": "Measure and trace one run or one operator: times, trace, roofline, what calls what.",
+    "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
+    "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
+    "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
+    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
+    "generate": "Make a clip from a prompt, steered by prompt switches.",
+    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
+    "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
+    "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
+    "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
+    "`quality`.",
+    "bench": "Measure what the package ships.",
+}
+"""The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
+GROUPS: Final = {
+    "Explain": ("speedup", "trace", "compare", "report", "profile", "lint", "quality", "extract"),
+    "Make": ("demo", "generate", "presets"),
+    "Serve": ("serve",),
+    "Maintain": ("doctor", "accept", "bench"),
+}
+"""The boxes of `strobe --help`, in order, and the verbs in each."""
+NEXT: Final = {
+    "speedup": "-o page writes the page; strobe trace looks into one side.",
+    "trace": "strobe speedup compares two traces.",
+    "compare": "strobe report RUN_DIR makes the page again, and --require makes it a gate.",
+    "report": "Open report.html; --require makes it a gate.",
+    "lint": "docs/lint.md says what each rule looks for.",
+    "quality": "strobe compare measures speed and quality together.",
+    "demo": "Open runs/*/report.html, then steer the model yourself: strobe serve.",
+    "generate": "strobe compare baseline turbo shows what a preset gains, strobe serve steers a stream while it plays.",
+    "presets": "strobe compare PRESET PRESET measures two of them.",
+    "serve": "strobe bench serve loads the server with viewers.",
+    "doctor": "strobe doctor --gate records on a GPU which implementations are right there.",
+    "accept": "strobe report DIR makes the page again.",
+}
+"""What a user does after a verb: the last line of its page. A verb that has verbs says it itself."""
+
+
+def _words(hint: Any, value: str, *, delimiter: str | None = None) -> list[str]:
+    """Split a variable of the environment as a shell splits words, where its flag takes a list."""
+    return shlex.split(value) if _is_list(hint) else [value]
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple or any(map(_is_list, get_args(hint)))
+
+
+def command_line(*, lists: bool = False) -> App:
+    """The command line, whose verbs are imported when they are run or described.
+
+    Args:
+        lists: the one that only lists the verbs.
+    """
+    app = App(
+        name="strobe",
+        help="Makes video diffusion fast and proves it: prompts in, frames out, and a report that says where every millisecond "
+        "went.",
+        help_epilogue=(
+            "Start with 'strobe demo'. Exit codes: 0 ok, 1 a gate or check failed, 2 usage, 3 something missing on this machine, "
+            "70 a bug (--debug shows the traceback), 130 interrupted, 143 terminated."
+        ),
+        help_format="plaintext",
+        help_formatter=HelpPage(),
+        version=lambda: f"strobe {strobe.__version__}",
+        version_flags=["--version"],
+        help_flags=HELP,
+        group_commands=Group("Flags", sort_key=9) if lists else None,
+        suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(
+            negative="", consume_multiple=True, env_var_split=_words, show_default=lambda value: value if value else None
+        ),
+    )
+    for place, (title, verbs) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=place)
+        for at, verb in enumerate(verbs):
+            options: dict[str, Any] = {"help_epilogue": f"Next: {NEXT[verb]}\n"} if verb in NEXT else {}
+            if lists:
+                options |= {"help": VERBS[verb], "group": group, "sort_key": at}
+            app.command(f"strobe.cli.{verb}:{verb}", name=verb, **options)
+    line = "Let the shell complete words."
+    app.command("strobe.cli.completion:install_completion", name="--install-completion", help=line)
+    return app
+
+
+app = command_line()

@@ -1,0 +1,110 @@
+"""`strobe compare --vary` and `strobe report --log` from the command to the page."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strobe.bench.cases import ablate as run
+from strobe.cli.main import main
+from terminal import Strobe
+
+ROOT = Path(__file__).parents[2]
+CLIP = ("--model", "tiny", "--device", "cpu", "--blocks", "8", "--switch", "block=2:a blue square moving up")
+SMALL = ("turbo", "--vary", "steps=1", "--rounds", "1", *CLIP)
+
+
+@pytest.fixture(scope="module")
+def ablated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """One cell of the bundled model, and the JSON that the command printed."""
+    folder = tmp_path_factory.mktemp("ablate") / "ablation"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["compare", *SMALL, "--out", str(folder), "--json", "--quiet"])
+    assert code == 0, out.getvalue()
+    return folder, json.loads(out.getvalue())
+
+
+def test_the_pages_pass_the_linter(strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, document = ablated
+    assert (document["measured"], document["failed"]) == (["steps-1"], [])
+    assert {Path(path).name for path in document["report"].values()} == {"report.html", "report.md", "report.json"}
+    assert strobe("report", folder, "--log", "--out", tmp_path / "log").code == 0
+    for page in (folder, tmp_path / "log"):
+        found = strobe("lint", page / "report.md", "--json")
+        assert (found.code, found.document["findings"]) == (0, [])
+
+
+def test_the_page_is_made_again_from_the_cells(strobe: Strobe, ablated: tuple[Path, Any]) -> None:
+    folder, document = ablated
+    before = (folder / "report.md").read_bytes()
+    result = strobe("report", folder, "--json")
+    assert result.code == 0 and result.document["speedups"] == document["speedups"]
+    assert (folder / "report.md").read_bytes() == before
+
+
+def test_a_finished_cell_is_kept(strobe: Strobe, ablated: tuple[Path, Any]) -> None:
+    result = strobe("compare", *SMALL, "--out", ablated[0], "--json")
+    assert (result.document["measured"], result.document["kept"]) == ([], ["steps-1"])
+    other = strobe("compare", *SMALL, "--out", ablated[0], "--seed", "7")
+    assert other.code == 2 and "differ in seed" in other.err
+
+
+def test_an_interruption_names_what_is_kept_and_what_goes_on(
+    strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_cells", stop)
+    some, nothing = (strobe("compare", *SMALL, "--out", folder) for folder in (ablated[0], tmp_path / "new"))
+    assert some.code == nothing.code == 130
+    assert some.err.startswith("the 1 finished cells are kept: the same command goes on from there, ")
+    assert f"strobe report {ablated[0]}" in some.err
+    assert nothing.err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize(("factor", "named"), [("preset=turbo,ultra", "ultra"), ("linear_format=fp8", "linear_format-fp8")])
+def test_what_cannot_run_here_is_told_before_anything_runs(strobe: Strobe, tmp_path: Path, factor: str, named: str) -> None:
+    result = strobe("compare", "balanced", "--vary", factor, "--device", "cpu", "--out", tmp_path / "out")
+    assert result.code == 3 and result.err.startswith(f"error: preset '{named}' cannot run: ")
+    assert "preset 'turbo'" in result.err and "--simulate" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("compare balanced --vary windw=6", "did you mean 'window'"),
+        ("compare balanced --vary window=12", "nothing to measure"),
+        ("compare balanced --vary window=6 --grid", "two factors or more"),
+        ("compare balanced --vary window=3", "smallest window"),
+        ("compare balanced --vary switch_at=99", "never take effect"),
+        ("compare balancd --leave-one-out", "did you mean 'balanced'"),
+        ("compare balanced turbo --vary window=6", "settings of one preset; 2 are named"),
+        ("compare --vary window=6", "settings of one preset; 0 are named"),
+        ("compare balanced --vary window=6 --require e2e>=1", "--require"),
+        ("report . --log --require e2e>=1", "without --log"),
+        ("report absent --log", "nothing was measured at absent"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(strobe: Strobe, tmp_path: Path, line: str, words: str) -> None:
+    device = ("--device", "cpu") if line.startswith("compare") else ()
+    result = strobe(*line.split(), *device, "--out", tmp_path / "out")
+    assert result.code == 2 and words in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["batch", "eight-low"])
+def test_published_settings_are_reported_by_their_folder(strobe: Strobe, tmp_path: Path, folder: str) -> None:
+    place = shutil.copytree(ROOT / "benchmarks/engine-h200" / folder, tmp_path / folder)
+    published = gzip.decompress((place / "report.md.gz").read_bytes())
+    assert strobe("report", place).code == 0
+    assert (place / "report.md").read_bytes() == published
