@@ -61,6 +61,7 @@ class Ring:
         q_rows: where the rows of this rank's queries are.
         kv_rows: likewise of its keys and values.
         all_rows: of the keys of all ranks, in tile order.
+        kv_sizes: valid tokens of each tile of each rank; None where all are whole.
         plan: of the stages, over the largest shard.
         text: the call in words.
         digest: of all that must be equal on every rank.
@@ -72,6 +73,7 @@ class Ring:
     q_rows: Grid
     kv_rows: Grid
     all_rows: Grid
+    kv_sizes: tuple[Tensor | None, ...]
     plan: Plan
     text: str
     digest: int
@@ -118,7 +120,7 @@ class Ring:
             counts=counts,
             block=self.tiles.block,
             q_sizes=self.q_rows.ragged_sizes if masked else None,
-            kv_sizes=None if self.tiles.whole else self.all_rows.sizes[start:stop],
+            kv_sizes=self.kv_sizes[source],
             finite_padding=True,
             known_bound=stop - start,
         )
@@ -372,8 +374,8 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     wish, start, stop = whole.plan.wish, bounds[rank], bounds[rank + 1]
     wish = replace(
         wish,
-        counts=wish.counts[..., start:stop].contiguous(),
-        forced=None if wish.forced is None else wish.forced[start:stop].contiguous(),
+        counts=wish.counts[..., start:stop].clone(memory_format=torch.contiguous_format),
+        forced=None if wish.forced is None else wish.forced[start:stop].clone(),
     )
     spec = replace(whole.plan.spec, q_len=numbers[rank] * tiles.block, kv_len=max(numbers) * tiles.block)
     fused = whole.plan.fused and stop > start and wish.parts == 1
@@ -387,6 +389,7 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
         q_rows=_cut(whole.q_rows, start, stop),
         kv_rows=_cut(whole.kv_rows, start, stop),
         all_rows=replace(whole.kv_rows, tokens=None, rows=None, tiled=True),
+        kv_sizes=tuple(None if tiles.whole else whole.kv_rows.sizes[i:j].clone() for i, j in pairwise(bounds)),
         plan=Plan(wish=wish, spec=spec, choice=chosen_impl(replace(spec, uniform=False), options.impl), fused=fused),
         text=f"video_sparse_attention q {shape}, kv heads {spec.num_kv_heads}, {str(spec.dtype).removeprefix('torch.')}, "
         f"tiles {list(numbers)}, {', '.join(f'{name}={each}' for name, each in said.items())}"
@@ -419,8 +422,8 @@ def _cut(rows: Grid, start: int, stop: int) -> Grid:
         rows,
         num_tiles=stop - start,
         num_tokens=mine.numel(),
-        sizes=rows.sizes[start:stop].contiguous(),
-        ragged_sizes=None if rows.ragged_sizes is None else rows.ragged_sizes[start:stop].contiguous(),
+        sizes=rows.sizes[start:stop].clone(),  # a kernel may read from a multiple of 16 bytes on
+        ragged_sizes=None if rows.ragged_sizes is None else rows.ragged_sizes[start:stop].clone(),
         tokens=tokens,
         rows=mine,
     )
