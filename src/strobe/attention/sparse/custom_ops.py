@@ -186,17 +186,16 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
 
 
-def gradients(
-    impl: str,
-    grads: tuple[Tensor, Tensor],
-    tensors: tuple[Tensor, Tensor, Tensor],
-    state: tuple[Tensor, Tensor],
-    selection: BlockSelection,
-    softmax_scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v by one of `DIFFERENTIABLE`; `state` may be that over more keys than these."""
-    q, k, v = tensors
-    return _kernels(impl).backward(grads, q, k, v, state, _for_impl(impl, selection, k), softmax_scale)
+def gradients(impl: str, grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...], state: tuple[Tensor, ...], *seen: Any) -> Any:
+    """Return the gradients of q, k and v by one of `DIFFERENTIABLE`, which may be those of a part of the keys.
+
+    Args:
+        grads: of out and lse.
+        tensors: q, k and v.
+        state: out and lse over all keys.
+        seen: the selection among these keys, known to be of them, and the softmax scale.
+    """
+    return _kernels(impl).backward(grads, *tensors, state, *seen)
 
 
 def prepare(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> Prepared | None:

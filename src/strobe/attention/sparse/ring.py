@@ -127,12 +127,7 @@ class Ring:
 
 
 def attend(
-    call: VideoCall,
-    tensors: Tensors,
-    rope: Rope,
-    gate: Tensor | None,
-    group: ProcessGroup | None,
-    shards: Sequence[int] | None,
+    call: VideoCall, tensors: Tensors, rope: Rope, gate: Tensor | None, group: ProcessGroup | None, shards: Sequence[int] | None
 ) -> tuple[Attended, Ring]:
     """Attend over the tiles of all ranks of a group; the result is that of this rank's queries.
 
@@ -157,12 +152,7 @@ def planned(call: VideoCall, group: ProcessGroup | None, shards: Sequence[int] |
 
 
 def _run(
-    call: VideoCall,
-    tensors: Tensors,
-    rope: Rope,
-    gate: Tensor | None,
-    group: ProcessGroup | None,
-    shards: Sequence[int] | None,
+    call: VideoCall, tensors: Tensors, rope: Rope, gate: Tensor | None, group: ProcessGroup | None, shards: Sequence[int] | None
 ) -> tuple[Attended, Ring]:
     ring, comm = planned(call, group, shards)
     plan, stages = ring.plan, stages_of(ring.plan)
@@ -172,8 +162,8 @@ def _run(
             tiled = stages.tile(*tensors, ring.q_rows, ring.kv_rows, rope, plan.wish)
         with span(ATTENTION_SELECT):
             chosen = _select(ring, flow, tiled)
-        inputs = tiled.q, tiled.k, tiled.v, chosen.indices, chosen.counts
-        fine = _forward(ring, flow, *inputs) if not plan.spec.needs_grad else _differentiable(ring, flow, *inputs)
+        forward = _differentiable if plan.spec.needs_grad else _forward
+        fine = forward(ring, flow, tiled.q, tiled.k, tiled.v, chosen.indices, chosen.counts)
         with span(ATTENTION_FINISH):
             out = stages.finish(fine.out, chosen.coarse, gate, ring.q_rows)
         selection = selection_of(plan, chosen.indices, ring.q_rows.ragged_sizes, ring.all_rows, chosen.counts)
@@ -203,7 +193,8 @@ def _select(ring: Ring, flow: CollectiveCall, tiled: Tiled) -> Selected:
             queries, keys, values = tiled.means
         runs = [keys.unflatten(2, (ring.kv_rows.num_tiles, parts))]  # [B, H_kv, N, parts, D]
         if values is not None:
-            runs += [pool(tiled.k, kv_sizes, block).unsqueeze(3)] * (parts > 1) + [values.unsqueeze(3)]
+            runs += [pool(tiled.k, kv_sizes, block).unsqueeze(3)] if parts > 1 else []
+            runs.append(values.unsqueeze(3))
         whole: Tensor = _Gathered.apply(torch.cat(runs, dim=3), ring, flow)  # type: ignore[no-untyped-call]
         keys = whole[:, :, :, :parts].flatten(2, 3).contiguous()
         values = None if values is None else whole[:, :, :, -1].contiguous()

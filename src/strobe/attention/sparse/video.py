@@ -144,23 +144,14 @@ def video_sparse_attention(
 
 
 def _over_ranks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    rope: Rope,
-    options: VideoOptions,
-    group: ProcessGroup,
-    shards: Sequence[int] | None,
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions, group: ProcessGroup, shards: Any
 ) -> VideoAttentionOutput:
     from strobe.attention.sparse import ring  # loads torch.distributed
 
-    call = _call_of(q, k, v, gate, rope, options)
+    call, spread = _call_of(q, k, v, gate, rope, options), None if gate is None else _spread(gate, q)
     if rope is not None:
         _check_rope(rope, q)
-    (out, fine, selection, _), here = ring.attend(
-        call, (q, k, v), rope, None if gate is None else _spread(gate, q), group, shards
-    )
+    (out, fine, selection, _), here = ring.attend(call, (q, k, v), rope, spread, group, shards)
     lse = _in_order(fine.lse, here.q_rows) if options.return_lse and fine.lse is not None else None
     return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=None, q_tiles=here.tiles, kv_tiles=here.tiles)
 
