@@ -321,7 +321,7 @@ def _show(
 ) -> None:
     """Print the answer: what became faster and why not more, the levels, the parts of the time; with details all tables."""
     from strobe.perf.report import model
-    from strobe.perf.report.blocks.answer import ANSWER
+    from strobe.perf.report.blocks.answer import ANSWER, limit
     from strobe.perf.report.speedup_page.build import story
 
     blocks = {section.id: section.blocks for section in report.sections}
@@ -342,6 +342,8 @@ def _show(
         output.show(lead, "")
     parts = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
     output.show(*(table_text(table, notes=details) for table in parts if isinstance(table, model.Table)))
+    if study.answer is not None and study.comparable and not details:
+        output.show(limit("candidate", study.answer))
     _show_texts(blocks[ANSWER], output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), *([" ".join(written)] if written else []))
     if not (details or written):
