@@ -186,7 +186,9 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
 
 
-def gradients(impl: str, grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...], state: tuple[Tensor, ...], *seen: Any) -> Any:
+def gradients(
+    impl: str, grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...], state: tuple[Tensor, ...], *seen: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v by one of `DIFFERENTIABLE`, which may be those of a part of the keys.
 
     Args:
