@@ -34,7 +34,6 @@ from strobe.attention.tree.strategies import pass_on
 from strobe.bench.tree.rank import MarkRecorder
 from strobe.core.tolerances import tolerance
 
-
 MOST_OTHER_TILES = 1e-4
 """Share of tiles that may be others than one device's: scores that are equal up to their last bits."""
 
