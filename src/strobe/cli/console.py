@@ -47,12 +47,14 @@ class Output:
         quiet: no progress and no notes on stderr; errors still show.
         debug: show the traceback of an error.
         config: file of defaults of flags, in place of the strobe.toml that is found.
+        details: print every table and note, not the answer alone.
     """
 
     json: bool = False
     quiet: Annotated[bool, Parameter(alias="-q")] = False
     debug: bool = False
     config: Path | None = None
+    details: bool = False
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless quiet."""

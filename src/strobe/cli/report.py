@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.findings import Finding
     from strobe.perf.report.model import Ratio, Speedup
+    from strobe.perf.report.model import Table as Answer
 
 GATE_FAILED = 1
 SECTIONS = 10
@@ -124,6 +125,18 @@ def page_of_many(
     return GATE_FAILED if failed else 0
 
 
+def _show_answers(answers: Sequence[Answer], output: Output) -> None:
+    """Print what each candidate saves and what bounds it now, and the parts of the last; with details everything."""
+    if output.details:
+        output.show(*map(table_text, answers))
+        return
+    for table in answers:
+        last = table is answers[-1]
+        output.show(table_text(table, notes=False) if last else table.caption, *(f"* {note}" for note in table.notes[1:2]), "")
+    if answers:
+        output.show("All parts and notes: --details prints them, and the page has them.")
+
+
 def write(
     folders: Sequence[Path],
     into: Path,
@@ -166,8 +179,8 @@ def write(
     if own:
         output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
     elif shown:
-        output.show(_clip_table(findings, found.obstacles), _table(shown))
-    output.show(*(table_text(table) for table in answers))
+        output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
+    _show_answers(answers, output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),

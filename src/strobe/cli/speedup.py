@@ -69,13 +69,11 @@ class Result:
         store: also copy the logs and traces into that folder.
         require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
-        details: print every account and note, not the answer alone.
     """
 
     out: Annotated[Path | None, Parameter(alias=OUT)] = None
     store: bool = False
     require: tuple[str, ...] = ()
-    details: bool = False
 
 
 _LOGS_END: Final = (".log", ".txt")
@@ -144,7 +142,7 @@ def speedup(
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
-    _show(study, report, failed, list(written.values()), output, result.details)
+    _show(study, report, failed, list(written.values()), output)
     output.emit({**document, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
 
@@ -316,14 +314,13 @@ def _figures(report: Report) -> dict[str, Figure | None]:
     return {level: found.get(level) for level in LEVELS}
 
 
-def _show(
-    study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output, details: bool
-) -> None:
+def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
     """Print the answer: what became faster and why not more, the levels, the parts of the time; with details all tables."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER, limit
     from strobe.perf.report.speedup_page.build import story
 
+    details = output.details
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)
     output.show(story(study) or lead, "")

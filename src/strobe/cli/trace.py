@@ -44,9 +44,6 @@ class Analysis:
         window: this part only: a range or module (ProfilerStep#3, "attention[2]"), steps (3..7) or a time (100ms..200ms).
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
         section: device time around a focal event, "LEFT -> FOCAL -> RIGHT" with edges such as memcpy:end, one or several.
-        details: print every table, not the answer alone, and read every operator and synchronisation, for GPU time by operator,
-            the device's peaks and the critical path: reading then takes up to twice as long, and some 40 bytes for each
-            operator. Files of up to 16 MB are read so by default.
     """
 
     top: int = 30
@@ -54,7 +51,6 @@ class Analysis:
     window: str | None = None
     steps: str | None = None
     section: tuple[str, ...] = ()
-    details: bool = False
 
 
 _DEFAULTS: Final = Analysis()
@@ -110,6 +106,10 @@ def trace(
     strobe trace traces_of_64_ranks/ --executor local -o pages
     ```
 
+    With --details every operator and synchronisation is read too, for GPU time by operator, the device's peaks and the
+    critical path: reading then takes up to twice as long, and some 40 bytes for each operator. Files of up to 16 MB are
+    read so by default.
+
     Args:
         files: traces of torch.profiler, JAX or Ascend (.json or .json.gz) or exports of Nsight Systems (.sqlite), or
             folders that hold some; one per rank.
@@ -141,7 +141,7 @@ def trace(
 
         output.write(render(report, format[0]))
     else:
-        output.show(*_summary(report, analysis), *([" ".join(written.values())] if written else []))
+        output.show(*_summary(report, analysis, output), *([" ".join(written.values())] if written else []))
     if output.json:
         output.emit({**_data(study), "written": written})
 
@@ -157,7 +157,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
 
         options = TraceOptions(
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
-            details=analysis.details or None,
+            details=output.details or None,
         )  # fmt: skip
         study = load_trace_study(files, options, megabytes(advance), readers.reading())
     for reason in study.skipped:
@@ -196,7 +196,7 @@ def _data(study: TraceStudy) -> dict[str, Any]:
     return to_json(trace_document(study))
 
 
-def _summary(report: model.Report, analysis: Analysis) -> Iterator[Text | str]:
+def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterator[Text | str]:
     """Yield what fits a screen: the answer, the banners and the tables that were asked for; with details the main tables."""
     from strobe.perf.report.model import Notes, Table
     from strobe.perf.report.trace_page.build import ANSWER
@@ -206,7 +206,7 @@ def _summary(report: model.Report, analysis: Analysis) -> Iterator[Text | str]:
     yield from banner_texts(report.banners)
     asked = {name for name, given in (("sections", analysis.section), ("steps", analysis.steps)) if given}
     rest = [section for section in report.sections if section.id != ANSWER]
-    shown = rest if analysis.details or not first else [section for section in rest if section.id in asked]
+    shown = rest if output.details or not first else [section for section in rest if section.id in asked]
     for section in shown:
         tables = [block for block in section.blocks if isinstance(block, Table)]
         yield from (

@@ -445,15 +445,22 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
 
 
 def headline(finding: Finding, found: ClipAnswer) -> str:
-    """Return one line with the speedup and its interval, the time of a frame block, and the share of it that is explained."""
+    """Return one line: speedup of a clip, speedup and times of a frame block, and the share that is explained."""
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
-    said = f"{names[0]} against {names[1]}"
+    said = f"{names[0]} against {names[1]}: "
     if e2e is not None:
         interval = f" [{e2e.interval.low:.2f}, {e2e.interval.high:.2f}]" if e2e.interval else ""
-        said += f": {e2e.ratio:.2f}x{interval} end to end"
-    times = significant(float(found.candidate_ns) / 1e6), significant(float(found.baseline_ns) / 1e6)
+        said += f"a whole clip {faster(e2e.ratio, interval)}, "
+    times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
+    ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
-    return f"{said}. A {found.unit} takes {times[0]} ms instead of {times[1]} ms. {explained(found)}{' ' if words else ''}{words}"
+    said += f"a {found.unit} {faster(ratio)}: {times[0]} -> {times[1]} ms"
+    return f"{said}. {explained(found)}{' ' if words else ''}{words}"
+
+
+def faster(ratio: float, interval: str = "") -> str:
+    """Return a speedup in words: `1.70x [1.67, 1.73] faster`, or `0.84x as fast`."""
+    return f"{ratio:.2f}x{interval} {'faster' if ratio >= 1 else 'as fast'}"
 
 
 def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:

@@ -14,7 +14,7 @@ from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, Leve
 from strobe.perf.analysis.ledger.traces import Account
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
-from strobe.perf.report.blocks.answer import ANSWER, Drop, explained, limit, line_name, part_fields, rest_words, waterfall
+from strobe.perf.report.blocks.answer import ANSWER, Drop, explained, faster, limit, line_name, part_fields, rest_words, waterfall
 from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.model import (
@@ -352,11 +352,12 @@ def story(study: SpeedupStudy) -> str:
     if not study.comparable or found is None or len(known) < _LEVELS:
         return ""
     inner, outer = known[0], known[-1]
-    said = f"The {_NAMES[inner.level]} is {_faster(inner.ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+    whole = f"the {_NAMES[outer.level]} {faster(float(outer.ratio or 0))}"
+    said = f"The {_NAMES[inner.level]} is {faster(float(inner.ratio or 0))}, {whole}."
     attention = next((line for line in found.lines if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
         ratio = attention.baseline_ns / attention.candidate_ns
-        said = f"The attention kernels are {_faster(ratio)}, the {_NAMES[outer.level]} {_faster(outer.ratio)}."
+        said = f"The attention kernels are {faster(float(ratio))}, {whole}."
     lines = sorted(found.lines, key=lambda line: -abs(line.saved_ns))
     gains = [line for line in lines if line.saved_ns > 0][:_TOLD]
     losses = [line for line in lines if line.saved_ns < 0][:_TOLD]
@@ -392,11 +393,6 @@ def _name(line: PartLine) -> str:
 
 def _ms(ns: Fraction) -> str:
     return significant(float(ns) / 1e6)
-
-
-def _faster(ratio: Fraction | float | None) -> str:
-    times = float(ratio or 0)
-    return f"{times:.2f}x faster" if times >= 1 else f"{times:.2f}x as fast"
 
 
 def changed_most(study: SpeedupStudy) -> str:
