@@ -84,9 +84,10 @@ gpu-row:
 hunt: setup
 	HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest --tier all $$(grep -rlE '@given|run_state_machine_as_test' tests) tests/attention/sparse/test_compiled_ahead.py
 
-# Tree attention on 2,000 random layouts, in processes that send over gloo, against float64 (minutes).
+# Tree attention on 2,000 random layouts and video-sparse attention on 1,000, in processes that send over gloo (half an hour).
 layouts: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/random_layouts.py
+	PYTHONPATH=tests/support $(BIN)/python tools/random_layouts.py --kind sparse --layouts 1000
 
 # kill -9, full disks, damaged and hostile files: tries them all and writes its table of docs/testing.md (about 10 minutes).
 # KINDS="'kill -9' 'damaged records'" tries some.

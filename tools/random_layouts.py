@@ -1,7 +1,9 @@
-"""Tree attention on random layouts over real gloo processes, against float64: `python tools/random_layouts.py`.
+"""Attention on random layouts over real gloo processes, against one device: `python tools/random_layouts.py`.
 
-Two, three and four ranks, every strategy, multi-head and grouped heads, every dtype, placement, mask and order of memory, with
-gradients in float32 and float64. The processes stay from one layout to the next: 2,000 layouts take some minutes on two cores.
+Two, three and four ranks. Tree attention, against float64: every strategy, multi-head and grouped heads, every dtype, placement,
+mask and order of memory, with gradients in float32 and float64. With `--kind sparse` video-sparse attention, against one device:
+uneven and empty shards, grids, tiles, gates, rotary embeddings, raster and tile order, forced tiles, parts, with gradients.
+The processes stay from one layout to the next: 2,000 layouts take some minutes on two cores.
 """
 
 from __future__ import annotations
@@ -10,16 +12,20 @@ import argparse
 import sys
 from collections import Counter
 from random import Random
+from typing import Any
 
 import tree_work as work
-from tree_cases import ROUNDING, Case, check, check_alike, check_gradients
+from ring_cases import RingCase, attend, check_ring, draw_ring_case
+from tree_cases import Case, check, check_alike, check_gradients
 from tree_draws import draw_case
 from tree_ranks import Processes
 
 
-def compare(groups: dict[int, Processes], case: Case) -> tuple[float, float]:
+def compare(groups: dict[int, Processes], case: Case | RingCase) -> tuple[float, float]:
     """Run a case on the group of its number of ranks; return the largest error of an output, as `check` does."""
     ranks = groups[case.num_ranks]
+    if isinstance(case, RingCase):
+        return check_ring(case, ranks.run(attend, case))
     found = ranks.run(work.attend, case)
     worst = check(case, found)
     check_alike(case, found)
@@ -35,13 +41,14 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Check random layouts; print how many were right, and the largest error of each dtype."""
-    parser = argparse.ArgumentParser(description="Compare tree attention on random layouts over gloo processes with float64.")
+    parser = argparse.ArgumentParser(description="Compare attention on random layouts over gloo processes with one device.")
+    parser.add_argument("--kind", choices=("tree", "sparse"), default="tree", help="tree or video-sparse attention, default tree")
     parser.add_argument("--layouts", type=int, default=2_000, help="how many, default 2000")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other layouts, default 0")
     options = parser.parse_args()
-    random = Random(options.seed)
-    drawn = [draw_case(random, range(2, 5)) for _ in range(options.layouts)]
-    wrong, errors = 0, dict.fromkeys(ROUNDING, (0.0, 0.0))
+    random, draw = Random(options.seed), draw_case if options.kind == "tree" else draw_ring_case
+    drawn: list[Any] = [draw(random, range(2, 5)) for _ in range(options.layouts)]
+    wrong, errors = 0, {case.dtype: (0.0, 0.0) for case in drawn}
     with Processes(2) as two, Processes(3) as three, Processes(4) as four:
         for number, case in enumerate(drawn, 1):
             try:
@@ -54,7 +61,7 @@ def main() -> int:
             if number % 100 == 0:
                 sys.stderr.write(f"{number} of {len(drawn)} layouts, {wrong} wrong\n")
     say(f"{len(drawn)} layouts ({len(set(drawn))} different), {wrong} wrong")
-    for what in ("strategy", "num_ranks"):
+    for what in ("strategy", "num_ranks") if options.kind == "tree" else ("num_ranks", "layout", "gate", "rope", "parts"):
         counts = Counter(getattr(case, what) for case in drawn)
         say(f"{what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     multi_head = sum(case.heads == case.kv_heads for case in drawn)

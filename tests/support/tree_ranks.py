@@ -83,7 +83,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 def _start_server() -> None:
     """Start the process that ranks are forked from, with what they import; it finds modules where this process does."""
-    _CONTEXT.set_forkserver_preload(["torch.distributed.device_mesh", "strobe.attention.tree", "tree_work"])
+    _CONTEXT.set_forkserver_preload(["torch.distributed.device_mesh", "strobe.attention.tree", "tree_work", "ring_cases"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, block_scores, budget, coarse_attention, select_blocks
+from strobe.attention.sparse.coarse import Estimator, block_scores, budget, coarse_attention, pool, select_blocks
 from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, ShapeError
@@ -46,7 +46,7 @@ def one_by_one(tensors: list[Tensor], lengths: list[tuple[int, int]], parts: int
             fine = block_sparse_attention(*padded, selection, impl="reference", return_lse=True)
             assert fine.lse is not None
             means = block_scores(padded[0], padded[1], sizes[0], sizes[1], 64, scale, Estimator())
-            coarse = coarse_attention(means, padded[2], sizes[1], 64).repeat_interleave(64, dim=2)[0].transpose(0, 1)
+            coarse = coarse_attention(means, pool(padded[2], sizes[1], 64)).repeat_interleave(64, dim=2)[0].transpose(0, 1)
             outs.append(fine.out[0, :q_length] + coarse[:q_length] * gate[at_q : ends[0]])
             lses.append(fine.lse[0, :, :q_length])
         else:

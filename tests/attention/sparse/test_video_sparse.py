@@ -336,7 +336,7 @@ def test_no_option_is_forgotten_between_the_call_and_the_operator_of_a_compiler(
     """A field that is added has a parameter of the same default, reaches the options of the call, its key and its text."""
     values, usual = OTHERS._asdict(), VideoOptions(grid=GRID)
     parameters = inspect.signature(video_sparse_attention).parameters
-    assert set(parameters) - {"q", "k", "v", "gate", "rope"} == set(values)
+    assert set(parameters) - {"q", "k", "v", "gate", "rope", "group", "shards"} == set(values)
     defaults = {name: each.default for name, each in parameters.items() if name in VideoOptions._field_defaults}
     assert defaults == VideoOptions._field_defaults
 

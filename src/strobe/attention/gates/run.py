@@ -163,7 +163,7 @@ def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateMessage:
+class _GateMessage:
     """One progress message from the process that runs a gate.
 
     Args:
@@ -196,14 +196,14 @@ def tell(line: Connection, cases: Sequence[Case]) -> None:
     """Run cases up to the first that fails; send one message before each case and one at the end."""
     last = ""
     for number, case in enumerate(cases):
-        line.send(GateMessage(done=number, total=len(cases), name=case.name, last=last))
+        line.send(_GateMessage(done=number, total=len(cases), name=case.name, last=last))
         with _Watched() as watched:
             case.run()
         if watched.failed:
-            line.send(GateMessage(done=number, total=len(cases), failed=f"{case.name}: {watched.failed}"))
+            line.send(_GateMessage(done=number, total=len(cases), failed=f"{case.name}: {watched.failed}"))
             return
         last = "refused" if watched.refused else "passed"
-    line.send(GateMessage(done=len(cases), total=len(cases), last=last))
+    line.send(_GateMessage(done=len(cases), total=len(cases), last=last))
 
 
 class _Watched:

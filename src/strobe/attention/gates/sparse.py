@@ -15,8 +15,10 @@ from strobe.attention.explain import explain
 from strobe.attention.gates.case import Case, RefusedError, hold, near, room_for, same_bits
 from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, Shape, draw, outside, upstream
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.custom_ops import DIFFERENTIABLE, gradients
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
-from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.selection import BlockSelection, shard_lists
+from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
@@ -79,6 +81,7 @@ def cases(impl: str, device: torch.device) -> Iterator[Case]:
         ("nothing selected and nothing selectable", _nothing),
         ("views are read in place or copied", _views),
         ("large scores do not overflow", _large_scores),
+        ("shards of the keys make the whole", _shards),
         ("the same bits in every run", _same_bits),
         ("packed sequences", _packed),
     )
@@ -232,6 +235,40 @@ def _large_scores(of: _Of, block: int) -> None:
     operands = (q * 30, k * 30, v, selection)  # scores of about 10,000
     of.takes(operands)
     near(of(operands, return_lse=True).out, _reference(operands, return_lse=True).out, _HALF, "out")
+
+
+def _shards(of: _Of, block: int) -> None:
+    """Check attention over shards of the keys merged by lse, and gradients of each given the whole out and lse, as on ranks."""
+    q, k, v, selection = draw(Shape(block=block, num_kv=9, ragged=False), of.device)
+    mask, wide = selection.mask(9), _wide((q, k, v, selection))
+    of.takes((q, k, v, selection), needs_grad=of.impl in DIFFERENTIABLE, return_lse=False)
+    whole = BlockSelection.from_mask(mask, block=block)
+    whole = replace(whole, indices=whole.indices.masked_fill(~whole.used(9), 9).sort(dim=-1).values)
+    parts = []
+    for start, stop in ((0, 4), (4, 5), (5, 9)):
+        indices, counts = shard_lists(whole.indices, whole.counts, start, stop)
+        rows = slice(start * block, stop * block)
+        parts.append(
+            (rows, BlockSelection(indices=indices, counts=counts, block=block, finite_padding=True, known_bound=stop - start))
+        )
+    with torch.no_grad():
+        found = merge([of((q, k[:, rows], v[:, rows], part), return_lse=True) for rows, part in parts])
+    leaves = [each.clone().requires_grad_() for each in wide[:3]]
+    expected = _reference((*leaves, whole), return_lse=True)  # type: ignore[arg-type]
+    _same(found, expected, q.dtype)
+    if of.impl not in DIFFERENTIABLE:
+        return
+    d_out, d_lse = upstream(found.out, q.dtype)
+    wanted = torch.autograd.grad(expected.out, leaves, d_out.float())
+    hold(found.lse is not None, "merge returns the lse")
+    state = found.out, found.lse
+    each = [
+        gradients(of.impl, (d_out, torch.zeros_like(d_lse)), (q, k[:, rows], v[:, rows]), state, part, q.shape[3] ** -0.5)  # type: ignore[arg-type]
+        for rows, part in parts
+    ]
+    d_q = torch.stack([grads[0].float() for grads in each]).sum(dim=0).to(q.dtype)
+    d_k, d_v = (torch.cat([grads[side] for grads in each], dim=1) for side in (1, 2))
+    _same_gradients((d_q, d_k, d_v), wanted, q.dtype)
 
 
 def _same_bits(of: _Of, block: int) -> None:

@@ -127,17 +127,17 @@ def pooled_scores(
     return torch.logsumexp(runs, dim=(-3, -1))
 
 
-def coarse_attention(scores: Tensor, v: Tensor, kv_sizes: Tensor | None, block: int) -> Tensor:
+def coarse_attention(scores: Tensor, values: Tensor) -> Tensor:
     """Attend tile over tile: `softmax(scores) V`, one row per query tile.
 
     Args:
         scores: of `block_scores` with the mean estimator.
-        v: `[B, N_kv * block, H_kv, D]` in tile order.
+        values: of `pool`, `[B, H_kv, N_kv, D]`.
 
     Returns:
         `[B, H, N_q, D]`, dtype of the scores.
     """
-    values = pool(v, kv_sizes, block).to(scores.dtype).repeat_interleave(scores.shape[1] // v.shape[2], dim=1)
+    values = values.to(scores.dtype).repeat_interleave(scores.shape[1] // values.shape[1], dim=1)
     out: Tensor = torch.softmax(scores, dim=-1) @ values
     return out
 

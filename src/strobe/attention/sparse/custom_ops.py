@@ -25,6 +25,8 @@ from strobe.attention.types import AttentionOutput
 _LIBRARIES: Final = ("cudnn", "fa4")
 PREPARING: Final = ("cudnn", "triton")
 """Impls whose module has a `prepare`."""
+DIFFERENTIABLE: Final = (*_LIBRARIES, "triton", "cpu")
+"""Impls whose module has a `backward`."""
 
 
 class _Kernels(Protocol):
@@ -182,6 +184,20 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     else:
         out, lse = _kernels(impl).forward(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
+
+
+def gradients(
+    impl: str, grads: tuple[Tensor, ...], tensors: tuple[Tensor, ...], state: tuple[Tensor, ...], *seen: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v by one of `DIFFERENTIABLE`, which may be those of a part of the keys.
+
+    Args:
+        grads: of out and lse.
+        tensors: q, k and v.
+        state: out and lse over all keys.
+        seen: the selection among these keys, known to be of them, and the softmax scale.
+    """
+    return _kernels(impl).backward(grads, *tensors, state, *seen)
 
 
 def prepare(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> Prepared | None:

@@ -91,6 +91,11 @@ class TileLayout:
         """Return the token of each row in tile order, `num_tokens` for padding, int64 `[num_rows]`."""
         return _tables(self, torch.device(device)).tokens
 
+    def tokens_of(self, start: int, stop: int) -> Tensor:
+        """Return the tokens of the tiles from `start` to below `stop` in raster order, int64: those of a rank that has these."""
+        tiles = self.rows() // self.block
+        return ((tiles >= start) & (tiles < stop)).nonzero().squeeze(1)
+
     def to_tiles(self, raster: Tensor) -> Tensor:
         """Reorder `[B, num_tokens, ...]` into tile order `[B, num_rows, ...]`; padding rows are 0.
 

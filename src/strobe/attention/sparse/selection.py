@@ -87,6 +87,21 @@ class BlockSelection:
         return found.scatter_(-1, target, True)[..., :num_kv_blocks]
 
 
+def shard_lists(indices: Tensor, counts: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Return the entries from `start` to below `stop` of ascending lists, numbered from `start`, and how many they are.
+
+    Args:
+        indices: int32 `[B, H, N_q, K]`, ascending in each row up to its count.
+        counts: int32 `[B, H, N_q]`.
+    """
+    most = indices.shape[-1]
+    used = torch.arange(most, device=indices.device) < counts.unsqueeze(-1)
+    before = (used & (indices < start)).sum(dim=-1, keepdim=True)
+    inside = (used & (indices >= start) & (indices < stop)).sum(dim=-1, dtype=torch.int32)
+    at = before + torch.arange(min(most, stop - start), device=indices.device)
+    return indices.gather(-1, at.clamp(max=most - 1)) - start, inside
+
+
 def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[int, int]:
     """Check a selection against q `[B, S_q, H, D]` and k `[B, S_kv, H_kv, D]`, without reading device memory.
 

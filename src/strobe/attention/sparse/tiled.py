@@ -114,7 +114,8 @@ def _fused_stages() -> _Stages:
     return import_module("strobe.attention.sparse.stages.impl.triton")
 
 
-def _stages(plan: Plan) -> _Stages:
+def stages_of(plan: Plan) -> _Stages:
+    """The stages around the fine stage, fused or in PyTorch."""
     return _fused_stages() if plan.fused else reference
 
 
@@ -137,7 +138,7 @@ def attend(
         q, k, v = (each.float() for each in tensors)
         attended = attend(plan, (q, k, v), grids, rope, gate)
         return attended._replace(out=attended.out.to(tensors[0].dtype))
-    stages, (q_rows, kv_rows) = _stages(plan), grids
+    stages, (q_rows, kv_rows) = stages_of(plan), grids
     with span(ATTENTION_TILE):
         tiled = stages.tile(*tensors, q_rows, kv_rows, rope, plan.wish)
     fine, chosen, selection = select_and_attend(plan, tiled, q_rows, kv_rows)
@@ -179,7 +180,7 @@ def prepare(
 def tile_queries(plan: Plan, q: Tensor, q_rows: Grid) -> tuple[Tensor, Tensor]:
     """Queries in tile order and the means of their tiles, for keys whose means are known."""
     with span(ATTENTION_TILE):
-        return _stages(plan).tile_queries(q, q_rows, plan.wish)
+        return stages_of(plan).tile_queries(q, q_rows, plan.wish)
 
 
 def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -213,7 +214,7 @@ def graded(*tensors: Tensor | None) -> bool:
 def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> tuple[AttentionOutput, Selected, BlockSelection]:
     """The fine stage over what the coarse stage takes; the padding queries of its result may hold anything finite."""
     with span(ATTENTION_SELECT):
-        chosen = _stages(plan).select(tiled, q_rows, kv_rows, plan.wish)
+        chosen = stages_of(plan).select(tiled, q_rows, kv_rows, plan.wish)
     selection = selection_of(plan, chosen.indices, q_rows.ragged_sizes, kv_rows, chosen.counts)
     # padding queries that the last stage drops are 0 here, and need no masking
     masked = not plan.fused or q_rows.tiled or q_rows.ragged_sizes is None

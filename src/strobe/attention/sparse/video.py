@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from strobe.attention.sparse.launch import empty_on
 from strobe.attention.sparse.layout import TileLayout, held
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.sparse.stages.types import Call, Grid
+from strobe.attention.sparse.stages.types import Call, Grid, Rope
 from strobe.attention.sparse.tiled import attend, graded, prepare, selection_of
 from strobe.attention.sparse.video_plan import (
     Layout,
@@ -37,6 +37,9 @@ from strobe.attention.sparse.video_plan import (
 )
 from strobe.attention.types import AttentionOutput, TensorMeta, expect, scale_of
 from strobe.core.errors import ConfigError, ShapeError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _FREE: Final = Forced()
 _MEANS: Final = Estimator()
@@ -86,6 +89,8 @@ def video_sparse_attention(
     impl: str = "auto",
     return_lse: bool = False,
     probe: int = 0,
+    group: ProcessGroup | None = None,
+    shards: Sequence[int] | None = None,
 ) -> VideoAttentionOutput:
     """Attend over a video: every tile of queries sees the key tiles that a coarse pass ranks highest.
 
@@ -115,18 +120,40 @@ def video_sparse_attention(
         impl: of the fine stage, as in `block_sparse_attention`.
         return_lse: also return the lse of the fine stage.
         probe: queries per head, evenly spaced, to measure the recall with; 0 for none.
+        group: the ranks over which the sequence lies; all call it together, and backward too. Each gives and gets the rows of its
+            own tiles, in raster order those of `TileLayout.tokens_of`; `grid` is that of all. They wait for each other as long as
+            the group's own timeout.
+        shards: tiles of each rank, in tile order; 0 is allowed. By default as even as can be, the first ranks one more.
 
     Raises:
         ShapeError: the arguments do not fit together.
         ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
+        CollectiveError: ranks disagree, or one of them is gone or does not answer in time.
     """
     options = VideoOptions(
         grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk, sparsity=sparsity, coarse=coarse, forced=forced,
         estimator=estimator, softmax_scale=softmax_scale, q_layout=q_layout, kv_layout=kv_layout, impl=impl,
         return_lse=return_lse, probe=probe,
     )  # fmt: skip
-    return _attend(q, k, v, gate, rope, options)
+    if group is None:
+        if shards is not None:
+            raise ConfigError(f"shards: got {shards!r} without group=, expected a process group with it")
+        return _attend(q, k, v, gate, rope, options)
+    return _over_ranks(q, k, v, gate, rope, options, group, shards)
+
+
+def _over_ranks(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: Rope, options: VideoOptions, group: ProcessGroup, shards: Any
+) -> VideoAttentionOutput:
+    from strobe.attention.sparse import ring  # loads torch.distributed
+
+    call, spread = _call_of(q, k, v, gate, rope, options), None if gate is None else _spread(gate, q)
+    if rope is not None:
+        _check_rope(rope, q)
+    (out, fine, selection, _), here = ring.attend(call, (q, k, v), rope, spread, group, shards)
+    lse = _in_order(fine.lse, here.q_rows) if options.return_lse and fine.lse is not None else None
+    return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=None, q_tiles=here.tiles, kv_tiles=here.tiles)
 
 
 def _attend(
@@ -310,13 +337,22 @@ def explain_video(
     Args:
         options: the other arguments of `video_sparse_attention`, with the same defaults.
     """
+    group, shards = options.pop("group", None), options.pop("shards", None)
     call = _call_of(q, k, v, gate, rope, VideoOptions(**options))
-    plan = plan_of(call, keep=True).plan
+    said = []
+    if group is None:
+        plan = plan_of(call, keep=True).plan
+    else:
+        from strobe.attention.sparse import ring  # loads torch.distributed
+
+        here, _ = ring.planned(call, group, shards)
+        plan, sent = here.plan, [size for _, _, size in here.sent()]
+        said.append(f"a rank sends {sum(sent) / 1e6:.1f} MB forward in {len(sent)} messages")
     stages = "fused, in Triton"
     if not plan.fused:
         stages = "in PyTorch: a gradient is asked for" if call.plain else "in PyTorch"
     words = [f"the stages around it run {stages}", *([plan.choice.note] if plan.choice.note else [])]
-    return replace(plan.choice, note="; ".join(words))
+    return replace(plan.choice, note="; ".join([*words, *said]))
 
 
 def _call_of(

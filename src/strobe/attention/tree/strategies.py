@@ -138,7 +138,7 @@ def ring_attention(
     state = empty_state(q.to(wide), shard.v.shape[3])
     for step in range(call.size):
         source = (call.rank - step) % call.size
-        travelling = _pass_on(call, held, shapes, source) if step + 1 < call.size else None
+        travelling = pass_on(call, held, shapes, source) if step + 1 < call.size else None
         here = Shard(k=held[..., :head_dim], v=held[..., head_dim:], segments=segments[source])
         with span(LOCAL):
             part = local_attention(q, here, spec.mask, queries, spec.softmax_scale)
@@ -149,7 +149,7 @@ def ring_attention(
     return AttentionOutput(out=state.out.to(q.dtype), lse=state.lse)
 
 
-def _pass_on(call: CollectiveCall, held: Tensor, shapes: Sequence[tuple[int, ...]], source: int) -> Exchange:
+def pass_on(call: CollectiveCall, held: Tensor, shapes: Sequence[tuple[int, ...]], source: int) -> Exchange:
     """Send the held keys to the right neighbour and receive those of the left one."""
     nothing = (0, *shapes[source][1:])
     left, right = (call.rank - 1) % call.size, (call.rank + 1) % call.size

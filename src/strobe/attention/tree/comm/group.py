@@ -136,6 +136,11 @@ class Comm:
         backend = self.backend(device.type)
         return backend == "gloo" or (backend == "nccl" and self._blocking)
 
+    def timeout_s(self, device: torch.device) -> float:
+        """Return how long the group itself waits for a message of this device."""
+        timeout: timedelta = self.group._get_backend(device).options._timeout
+        return timeout.total_seconds()
+
     def check_exchange(self, device: torch.device) -> None:
         """Refuse an exchange of CUDA tensors by gloo, which fails on different sizes with an error about a closed connection.
 

@@ -35,7 +35,9 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
     if not wish.coarse:
         return Selected(indices=indices, counts=counts, coarse=None)
     means = scores if wish.parts == 1 else block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator())
-    return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, tiled.v, sizes[1], kv_grid.block))
+    values = None if tiled.means is None else tiled.means[2]
+    values = pool(tiled.v, sizes[1], kv_grid.block) if values is None else values
+    return Selected(indices=indices, counts=counts, coarse=coarse_attention(means, values))
 
 
 def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Tensor:
