@@ -547,8 +547,7 @@ def tile_of(moments: Ints, tiles: Intervals) -> Ints:
 # Activity of each device: busy and idle time, overlap, exposed communication and copies, causes of idle time; all exact.
 #
 # `busy` is the union over the streams of a device, `idle = span - busy`, `overlap = sum - busy`. Exclusive times add up to
-# `busy`,
-# idle causes to `idle`. Every figure is cut to the window.
+# `busy`, idle causes to `idle`. Every figure is cut to the window.
 
 CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
 """Classes of a device's moments: the kind of the event that owns it, or the cause of idle time."""

@@ -185,9 +185,8 @@ def _split(name: str) -> tuple[str, str]:
 # Kinds of kernels, by their names: attention, matrix products, or others.
 #
 # Libraries name their matrix products by a few words (GEMM, nvjet, Tensile's Cijk) and attention by fewer; what PyTorch's
-# compiler
-# fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel with an unknown
-# name is counted with the others, so the kinds always add up.
+# compiler fuses into pointwise and reduction kernels carries the names of other operators and is neither. A kernel with an
+# unknown name is counted with the others, so the kinds always add up.
 
 _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_")
 _ATTENTION: Final = re.compile(r"flash|fmha|attn|attention|attend|sdpa", re.IGNORECASE)
@@ -219,8 +218,7 @@ def kernel_kind(raw: str) -> KernelKind:
 # Kernel table of any trace: device events by the time they own.
 #
 # Every event that overlaps the window counts, cut to the window. Exclusive times add up to the device's busy time exactly; sums
-# of
-# durations do not wherever events overlap.
+# of durations do not wherever events overlap.
 
 
 class KernelMember(NamedTuple):

@@ -543,18 +543,14 @@ def _binned(moments: Ints, took: Ints, chosen: NDArray[np.bool_], edges: Ints) -
 # Gaps between kernels of a device, by the kernels before and after.
 #
 # A gap is a stretch in which no kernel (compute or communication) runs on any stream of the device, between one that ended and
-# one
-# that starts. Memory copies and memsets do not end a gap: what they take of it is listed beside the idle causes, so that
+# one that starts. Memory copies and memsets do not end a gap: what they take of it is listed beside the idle causes, so that
 #
 #     sum of gaps = idle in them + copies in them + memsets in them
 #
 # exactly, and `kernels + gaps + head + tail = span`, where `kernels` is the union of kernel time, `head` what lies before the
-# first
-# kernel and `tail` what lies after the last one. Of several kernels that end together, the one that started last gives the gap
-# its
-# name, of several that start together the longest. Where copies and memsets overlap inside a gap, the priority of the view
-# decides
-# what owns the time. At the edge of a window a gap is cut.
+# first kernel and `tail` what lies after the last one. Of several kernels that end together, the one that started last gives the
+# gap its name, of several that start together the longest. Where copies and memsets overlap inside a gap, the priority of the
+# view decides what owns the time. At the edge of a window a gap is cut.
 
 _DEVICE_TO_DEVICE: Final = re.compile(r"DtoD|Device -> Device|DeviceToDevice")
 _PEER: Final = re.compile(r"PtoP|Peer")

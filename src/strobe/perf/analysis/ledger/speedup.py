@@ -23,8 +23,7 @@ from strobe.perf.trace.events import Trace
 # Times of two sides, level by level: kernel, section, attention call, step, stage, end to end.
 #
 # Each side consists of its traces and its log. A level that cannot be computed is missing, with the reason. The sides were
-# measured
-# at different times: an interval is Welch's, and drift between them is unknown.
+# measured at different times: an interval is Welch's, and drift between them is unknown.
 
 LevelName = Literal["kernel", "section", "attention", "step", "stage", "e2e"]
 LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step", "stage", "e2e")

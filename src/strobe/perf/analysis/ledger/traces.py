@@ -52,8 +52,7 @@ from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 #
 # Where work overlaps, the first of `PRIORITY` owns the time: focal kernel, other work of its section, other kernels, memsets,
 # communication, copies. Where nothing runs, the cause of the gap does. So the labels of a step add up to its length. The order is
-# a
-# convention: a label is exposed only with respect to those before it, which is why the time that each label covers by itself is
+# a convention: a label is exposed only with respect to those before it, which is why the time that each label covers by itself is
 # there too.
 
 PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
@@ -652,10 +651,8 @@ def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
 # Account from one focal kernel to the stage: the time that each level adds, from separate measurements of each level.
 #
 # The kernel and its section come from traces, the attention call and the stage from logs of runs without a profiler. A level is
-# the
-# mean of its measurements; a line is what a level takes beyond the one below it. Without the number of calls in a stage the
-# account
-# ends at one call.
+# the mean of its measurements; a line is what a level takes beyond the one below it. Without the number of calls in a stage the
+# account ends at one call.
 
 NEARLY: Final = Fraction(1, 10_000)
 """Largest relative difference at which two different quantities are taken for a copy or a coincidence."""

@@ -48,9 +48,8 @@ from strobe.perf.trace.events import DEVICE_KINDS, HostEvent, HostEvents, Region
 # Timeline of a trace: the label that owns each moment.
 #
 # On a CPU it is the timeline of the thread that runs the frame blocks: a label is the path of our spans at that moment and
-# whether
-# an operator runs. On a GPU it is that of the device: a label is the path of our spans *at the launch* and the kind of work, and
-# where nothing runs, why not.
+# whether an operator runs. On a GPU it is that of the device: a label is the path of our spans *at the launch* and the kind of
+# work, and where nothing runs, why not.
 
 OP: Final = "op"
 GAP: Final = "gap"
@@ -519,10 +518,8 @@ def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[S
 # Labels for kernels of CUDA graphs: those of the same kernels without graphs, matched by order.
 #
 # A replay is one launch call: no region lies inside it. But each stream of a graph runs its nodes in the order of the capture,
-# and
-# that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is the
-# n-th
-# kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. In a graph with
+# and that is the order in which a pass without the graph launches its kernels. So the n-th kernel of a replay on one stream is
+# the n-th kernel of such a pass, as long as the names agree, and belongs to the piece that launched that one. In a graph with
 # branches, each stream is matched with the kernels of the pass that longer streams have left.
 
 LEAST: Final = Fraction(9, 10)
@@ -838,14 +835,11 @@ def _matched(streams: _Streams, one: Pass) -> _Match:
 # Labels of attention kernels inside passes compiled by torch.compile, by those of the same pass uncompiled.
 #
 # No region lies inside what a compiler generated. But attention operators are not fused with anything: a compiled pass launches
-# the
-# same attention kernels as the pass uncompiled. It may reorder those that do not depend on each other, such as attention of video
-# and audio. So the n-th launch of a kernel over one grid is the n-th of that launch uncompiled, if the pass holds all of them as
-# often. What an operator does besides, such as copies to another layout, may be fused with its neighbours; where it is launched
-# as
-# often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself what its
-# kernels
-# are. All other kernels are labelled by the kind of work in their names.
+# the same attention kernels as the pass uncompiled. It may reorder those that do not depend on each other, such as attention of
+# video and audio. So the n-th launch of a kernel over one grid is the n-th of that launch uncompiled, if the pass holds all of
+# them as often. What an operator does besides, such as copies to another layout, may be fused with its neighbours; where it is
+# launched as often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself
+# what its kernels are. All other kernels are labelled by the kind of work in their names.
 
 KINDS: Final[dict[KernelKind, str]] = {
     KernelKind.ATTENTION: "attention kernels", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels",

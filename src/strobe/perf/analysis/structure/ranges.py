@@ -379,8 +379,7 @@ def _close(open_scopes: list[int], open_ends: list[int]) -> int:
 # Device time of each range and module of the host: the work of the launch calls inside it, on its own thread.
 #
 # A graph's kernels belong to the range that launched the graph, and to the module path that they carry themselves. Device times
-# are
-# cut to the window, host times are not: they are those of the calls that launched work in it.
+# are cut to the window, host times are not: they are those of the calls that launched work in it.
 
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")

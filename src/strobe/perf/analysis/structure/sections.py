@@ -36,13 +36,10 @@ from strobe.perf.trace.events import DEVICE_KINDS, Trace
 # Sections: device time between two boundaries around a focal event, by a definition that can be stored and compared.
 #
 # `memcpy:end -> flash_fwd -> gather:end` is the time from the end of the last copy before each `flash_fwd` kernel to the end of
-# the
-# first gather after it. A boundary is `WHAT:start` or `WHAT:end`, on the stream of the focal event, or on any stream of its
-# device
-# with `@any` behind it. `WHAT` is a kind (`kernel`, `comm`, `memset`, `memcpy`), a regular expression that is searched in the
-# names
-# of device events (`name:` before it where it could be read otherwise), `range:NAME` or `module:NAME`, where `NAME` is a regular
-# expression for the whole name (without `strobe::`, `#3` or `_3` as well).
+# the first gather after it. A boundary is `WHAT:start` or `WHAT:end`, on the stream of the focal event, or on any stream of its
+# device with `@any` behind it. `WHAT` is a kind (`kernel`, `comm`, `memset`, `memcpy`), a regular expression that is searched in
+# the names of device events (`name:` before it where it could be read otherwise), `range:NAME` or `module:NAME`, where `NAME` is
+# a regular expression for the whole name (without `strobe::`, `#3` or `_3` as well).
 
 Source = Literal["kind", "name", "range", "module"]
 Moment = Literal["start", "end"]

@@ -49,10 +49,9 @@ from strobe.perf.trace.events import Trace
 # Finds repetitions in a sequence of kernel names: an anchor that occurs once in every period.
 #
 # A name (or a name right after another one) that occurs at even distances cuts the sequence into candidates for a period. They
-# are
-# one if the kernels in them are the same: the counts of every name are compared with the median over all periods. Of the anchors
-# that explain the sequence about equally well the one with the longest period is the best, because the layers of a step repeat
-# too.
+# are one if the kernels in them are the same: the counts of every name are compared with the median over all periods. Of the
+# anchors that explain the sequence about equally well the one with the longest period is the best, because the layers of a step
+# repeat too.
 
 PERIODS_FEWEST: Final = 3
 """Fewest occurrences of an anchor in a repetition."""
@@ -689,8 +688,7 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
 # Repeated parts of one call: the layers of a model or the steps of a loop; the first against the later ones.
 #
 # Layers are calls of equal name (numbers aside: `WanBlock_0` to `WanBlock_29`, `attention` 30 times) in one call of the same
-# range
-# or module. Where no names repeat, they are what the kernels of a step repeat.
+# range or module. Where no names repeat, they are what the kernels of a step repeat.
 
 LAYERS_FEWEST: Final = 3
 """Fewest calls of one name in an enclosing call that count as layers."""
