@@ -24,6 +24,7 @@ for tier, examples in (("first", 50), ("rest", 200), ("all", 200)):
     settings.register_profile(tier, max_examples=examples, derandomize=True, deadline=None, suppress_health_check=SLOW)
 settings.register_profile("hunt", max_examples=5_000, deadline=None, suppress_health_check=SLOW)
 os.environ["STROBE_CONFIG"] = os.devnull  # no test depends on a strobe.toml of who runs it
+os.environ.pop("COLUMNS", None)  # nor on the width of a terminal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -119,7 +119,7 @@ def test_without_leave_the_kernel_does_not_stand_for_a_section(strobe: Strobe, g
     unlike = flags(guide, "--section-baseline", "elementwise:end -> gemm:start", "--section-candidate", SECTION)
     refused = strobe(*unlike)
     assert refused.code == 2 and "--allow-unlike" in refused.err and refused.err.count("\n") == 1
-    shown = strobe(*unlike, "--allow-unlike")
+    shown = strobe(*unlike, "--allow-unlike", "--details")
     assert shown.code == 0 and shown.out.count("unlike: elementwise:end -> gemm:start of the baseline against") >= 3
 
 
@@ -194,7 +194,7 @@ def test_a_side_that_was_traced_on_the_host_alone(strobe: Strobe, guide: dict[st
     both = strobe("speedup", "--baseline-trace", host, "--candidate-trace", faster, "--json")
     step = both.document["levels"]["step"]
     assert both.code == 0 and step["ratio"] == pytest.approx(2.0) and "on the host" in json.dumps(step)
-    assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed).out
+    assert "host: its traces hold no device events, only the host's" in strobe("speedup", *mixed, "--details").out
 
 
 def test_what_differs_is_not_comparable_unless_it_is_meant_to(strobe: Strobe, guide: dict[str, Path]) -> None:
@@ -367,7 +367,7 @@ def test_a_report_can_be_made_again_from_what_it_stored(strobe: Strobe, guide: d
 def test_lines_that_match_no_pattern_are_told(strobe: Strobe, tmp_path: Path) -> None:
     log = tmp_path / "new.log"
     log.write_text("start\n>>>> VSA time: 12.5 parsecs\n")
-    result = strobe("speedup", "--baseline-log", log, "--candidate-log", log)
+    result = strobe("speedup", "--baseline-log", log, "--candidate-log", log, "--details")
     assert result.code == 0
     said = "Log of the baseline: 1 lines look like a timing and match no pattern; line 2: >>>> VSA time: 12.5 parsecs"
     assert said in result.out

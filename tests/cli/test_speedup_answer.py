@@ -168,9 +168,10 @@ def test_a_coincidence_is_a_caution_above_the_answer(strobe: Strobe, tmp_path: P
     result = strobe(
         "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--baseline-trace", guide["fa_trace"],
         "--candidate-trace", guide["vsa_trace"], "--focal-baseline", FA, "--focal-candidate", VSA, "--section", SECTION,
+        "--details",
     )  # fmt: skip
     said = "the baseline's kernel equals the candidate's attention call to 4e-05: a copy or a coincidence"
-    assert result.out.count(said) == 1 and result.out.index(said) < result.out.index("candidate against baseline: 1.25x")
+    assert result.out.count(said) == 1 and result.out.index(said) < result.out.index("What a step is spent on.")
     assert "1.25x [1.25, 1.25] for the stage; 1.51x [1.51, 1.51] for the traced step" in result.out
 
 
@@ -230,9 +231,12 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
         """The first step alone, without its range."""
         return [each for each in events if each["args"].get("correlation", 99) < 10 or each["cat"] == "cpu_op"]
 
-    alone = changed(plain, "b", once)
-    sides = ("--baseline-trace", alone, "--candidate-trace", alone)
-    result = strobe("speedup", *sides, *(("--focal-baseline", "flash", "--focal-candidate", "flash") if focal else ()))
+    def other(events: list[Event]) -> list[Event]:
+        """The same without a kernel of attention."""
+        return [{**each, "name": each["name"].replace("flash", "mystery")} for each in once(events)]
+
+    alone = changed(plain, "b", once if focal else other)
+    result = strobe("speedup", alone, alone, "--details")
     assert result.code == 0, result.err
     answer = result.out[result.out.rindex("candidate against baseline") :]
     assert "No step was recognised on both sides (" in answer and f"so the times are of {unit}." in answer

@@ -16,7 +16,7 @@ PRESETS = Path(__file__).parents[2] / "benchmarks" / "presets-h200"
 
 def against(strobe: Strobe, sides: tuple[Path, Path], *more: object) -> Result:
     focal = ("--focal-baseline", "flash", "--focal-candidate", "flash")
-    return strobe("speedup", "--baseline-trace", sides[0], "--candidate-trace", sides[1], *focal, *more)
+    return strobe("speedup", "--baseline-trace", sides[0], "--candidate-trace", sides[1], *focal, *more, "--details")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def check_document(arguments: tuple[str, ...], out: str) -> None:
     )
     printed = json.loads(out)
     kinds = DOCUMENTS[verb]
-    kind = next(kind for kind in kinds if set(printed) <= set(kind.__struct_fields__))
+    kind = next((kind for kind in kinds if set(printed) <= set(kind.__struct_fields__)), kinds[-1])
     msgspec.convert(printed, kind)
 
 
