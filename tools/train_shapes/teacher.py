@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +20,15 @@ from train_shapes.world import (
     PromptTable,
     draw_block,
     draw_scenes,
+    hand_over,
     start_from_noise,
     switch_scenes,
 )
 
-STEPS = 3600
+STEPS = 4000
+SECONDS = 380
 BATCH = 96
-SAVE_EVERY = 1000
+SAVE_EVERY = 30.0  # seconds
 BLOCKS = 4
 """Frame blocks of a clip: as many as the largest window holds, so every relative position of a stream is seen."""
 
@@ -59,15 +60,16 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 9]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes
-    centre, radius = start_from_noise(noise[:, :FRAME_BLOCK])
+    places, radius = start_from_noise(noise[:, :FRAME_BLOCK], scenes)
     frames, shown = [], []
     for block in range(BLOCKS):
         length = vae.config.stride.frames(block * FRAME_BLOCK, FRAME_BLOCK)
-        pictures, centre = draw_block(scenes, previous, centre, radius, length)
+        before, places = hand_over(scenes, previous, places)
+        pictures, places = draw_block(scenes, before, places, radius, length)
         frames.append(pictures)
         shown.append(scenes)
         previous, scenes = scenes, switch_scenes(scenes, SWITCH_SHARE)
@@ -132,7 +134,7 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = nn.ModuleDict({"dit": dit, "text": text})
-    trainer = Trainer(models, total=max(1, int(STEPS * scale)), peak=1e-3)
+    trainer = Trainer(models, total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=1e-3)
     checkpoint = folder / "teacher.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -140,18 +142,16 @@ def train(
     masks = [block_causal_mask(policy, BLOCKS, side * side).to(device) for policy in POLICIES]
     prompts = PromptTable(text, device)
     compile_for_training(dit)
-    began = time.monotonic()
-    while trainer.step < trainer.total:
+    while trainer.done() < 1:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         mask = masks[0 if trainer.step % 2 else 1 + trainer.step // 2 % 2]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss((dit, text, vae), prompts, mask)
         trainer.update(loss)
-        if trainer.step % 50 == 0 or trainer.step == trainer.total:
+        if trainer.step % 50 == 0 or trainer.done() == 1:
             values = {"loss": loss.item()}
-            seconds = time.monotonic() - began
-            yield Progress(stage="teacher", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
-        if trainer.step % SAVE_EVERY == 0:
+            yield trainer.progress("teacher", values)
+        if trainer.due(SAVE_EVERY):
             trainer.save(checkpoint)
     trainer.use_average()
     trainer.save(checkpoint)
