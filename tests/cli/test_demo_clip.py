@@ -57,7 +57,6 @@ def test_the_oracle_reads_the_same_and_what_was_asked(made: Tensor, stored: Tens
         block = defaults.frame_block
         begin = defaults.stride.frames(0, first * block) + (4 if first else 0)  # the first frames after a switch cross-fade
         end = defaults.stride.frames(0, last * block)
-        read, expected = (detect(clip[begin:end].permute(0, 3, 1, 2)[None].float() / 255) for clip in (made, stored))
-        assert torch.equal(read.labels, expected.labels)
-        right = read.right(torch.tensor(parse(prompt).attributes))
-        assert right.nanmean() >= 0.95 and right.isfinite().double().mean() >= 0.5
+        labels, expected = (detect(clip[begin:end].permute(0, 3, 1, 2)[None].float() / 255).labels for clip in (made, stored))
+        assert torch.equal(labels, expected)
+        assert (labels == torch.tensor(parse(prompt).attributes)).all(-1).double().mean() >= 0.95

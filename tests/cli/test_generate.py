@@ -180,7 +180,7 @@ def test_bad_input_leaves_no_file(strobe: Strobe, tmp_path: Path, arguments: lis
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("prompt", ["a circle moving left", "a red circle and a red square moving left"])
+@pytest.mark.parametrize("prompt", ["a circle moving left", "a red circle and a blue square moving left"])
 def test_a_prompt_that_the_model_cannot_draw_makes_no_frame(strobe: Strobe, tmp_path: Path, prompt: str) -> None:
     good = "a red circle moving left"
     for given in ([prompt], [good, "--switch", f"block=1:{prompt}"]):

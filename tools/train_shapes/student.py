@@ -50,10 +50,6 @@ SCHEDULES = (TIMESTEPS, (1000.0, 500.0, 250.0), (1000.0, 250.0))
 LENGTHS = (1, 1, 2, 4, 8, 16, 48)
 """Frame blocks of a round. Many are short: the first frame block is the hardest, for only there the context decides nothing."""
 
-SHOWN = 0.4
-"""Share of the rounds whose context begins with the true first frame block. There the model learns to go on from a clear picture while
-its own first ones are still none."""
-
 SWITCH_RATE = 0.15
 """Chance that a frame block begins with new prompts for part of the batch."""
 
@@ -71,8 +67,8 @@ class Models:
 class Streams:
     """A batch of streams in lockstep: cache, scenes, places and the last latents."""
 
-    def __init__(self, models: Models, policy: RingPolicy, schedule: tuple[float, ...], *, shown: bool) -> None:
-        self.models, self.shown = models, shown
+    def __init__(self, models: Models, policy: RingPolicy, schedule: tuple[float, ...]) -> None:
+        self.models = models
         self.sigmas = [shifted_sigma(timestep, SHIFT) for timestep in schedule]
         dit, device = models.dit, models.dit.device
         side = SIZE // models.vae.config.stride.space
@@ -106,12 +102,11 @@ class Streams:
         if switch and recache and self.cache.end:
             self._recache(text)
         noise = torch.randn(self.latent_shape, device=self.radius.device)
-        first = self.cache.end == 0
-        if first:
+        if self.cache.end == 0:
             self.places, self.radius = start_from_noise(noise, self.scenes)
         target, true = self._target()
         x0, loss = self._denoise(noise, target, text)
-        self._finish(target if first and self.shown else x0, true, text)
+        self._finish(x0, true, text)
         return loss
 
     @torch.no_grad()
@@ -177,9 +172,7 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = Models(dit=dit, text=text, vae=vae, prompts=PromptTable(text, device))
-    trainer = Trainer(
-        nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=4e-4
-    )
+    trainer = Trainer(nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=4e-4)
     checkpoint = folder / "student.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -188,7 +181,7 @@ def train(
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         rng = random.Random(seed * 1_000_003 + trainer.step)
         policy, schedule, blocks = plan_round(rng)
-        streams = Streams(models, policy, schedule, shown=rng.random() < SHOWN)
+        streams = Streams(models, policy, schedule)
         for _ in range(blocks):
             switch = rng.choice((0.5, 1.0)) if rng.random() < SWITCH_RATE else 0.0
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

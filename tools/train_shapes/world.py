@@ -105,7 +105,7 @@ def switch_scenes(scenes: Tensor, share: float) -> Tensor:
 def start_from_noise(noise: Tensor, scenes: Tensor) -> tuple[Tensor, Tensor]:
     """Derive the places and the size of a stream's objects from the noise of its first frame block.
 
-    The means of five channels over the block are Gaussian; their normal distribution functions are uniform and give the numbers.
+    The means of seven channels over the block are Gaussian; their normal distribution functions are uniform and give the numbers.
     This couples noise and data without changing either's distribution, so that the first block, the only one whose content the
     context does not determine, is a function of its noise (conditional flow matching with a coupling, Tong et al. 2023).
 
@@ -116,22 +116,22 @@ def start_from_noise(noise: Tensor, scenes: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         places `[B, 6]`, and the radius in pixels `[B]`.
     """
-    channels = noise[:, :, :5].float()
+    channels = noise[:, :, :7].float()
     mean = channels.mean(dim=(1, 3, 4)) * math.sqrt(channels[0, :, 0].numel())
-    uniform = torch.erf(mean / math.sqrt(2))  # [B, 5] in [-1, 1]
+    uniform = torch.erf(mean / math.sqrt(2))  # [B, 7] in [-1, 1]
     radius = sum(RADII) / 2 + (RADII[1] - RADII[0]) / 2 * uniform[:, 2]
     two = scenes[:, 5] >= 0
     x = torch.where(two, 36 + 12 * uniform[:, 0], SIZE / 2 + 30 * uniform[:, 0])
     y, other_y = (56 + 28 * uniform[:, at] for at in (1, 4))
     other_x = 92 + 12 * uniform[:, 3]
-    still = torch.zeros_like(x)  # every stream begins before the same landscape
-    return torch.stack((x, y, other_x, other_y, still, still), dim=1), radius
+    scrolls = ((uniform[:, 5] + 1) / 2 * TILE, (uniform[:, 6] + 1) / 2 * HILL)
+    return torch.stack((x, y, other_x, other_y, *scrolls), dim=1), radius
 
 
 def hand_over(scenes: Tensor, previous: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Say which object of the new scenes goes on from which of the old: one of the same colour from that, else in their order.
 
-    An object that is new beside another one appears half a picture beside that, as far from the bottom as that is from the top.
+    An object that is new beside another one appears half a picture beside that and as far from the bottom as that is from the top.
 
     Returns:
         the old scenes and the places with their objects in the order of the new scenes.
@@ -185,23 +185,21 @@ def read_places(seen: Tensor, scenes: Tensor, places: Tensor, radius: Tensor) ->
     """
     true = render(scenes.unsqueeze(1), places.unsqueeze(1), radius)[:, 0]
     both = torch.stack((seen.float(), true))
-    objects = [_read_object(both, scenes[:, column], places[:, at : at + 2]) for column, at in ((0, 0), (5, 2))]
-    ground = places[:, 4:5] + _scroll_shift(both, _ground_wave, TILE)
-    hills = places[:, 5:] + _scroll_shift(both, _hill_wave, HILL)
-    return torch.cat((*objects, ground.remainder(TILE), hills.remainder(HILL)), dim=1)
+    objects = [_object_shift(both, scenes[:, at]) for at in (0, 5)]
+    scrolls = [_scroll_shift(both, _ground_wave, TILE), _scroll_shift(both, _hill_wave, HILL)]
+    moved = places + torch.cat((*objects, *scrolls), dim=1)
+    return torch.cat((moved[:, :4], moved[:, 4:5].remainder(TILE), moved[:, 5:].remainder(HILL)), dim=1)
 
 
-def _read_object(both: Tensor, colour: Tensor, place: Tensor) -> Tensor:
-    """Read where the object of a colour is in the first of both pictures; it is at `place` `[B, 2]` in the second."""
+def _object_shift(both: Tensor, colour: Tensor) -> Tensor:
+    """Return by how much the object of that colour is elsewhere in the first of both pictures than in the second, `[B, 2]`."""
     colours = palette(both.device)[colour.clamp(min=0)]
     weight = torch.stack([likeness(picture, colours) for picture in both])  # [2, B, Y, X]
     area = weight.sum((2, 3))
     pixels = torch.arange(SIZE, device=both.device, dtype=torch.float32)
     centre = torch.stack(((weight.sum(2) * pixels).sum(2), (weight.sum(3) * pixels).sum(2)), dim=2) / area.clamp(min=1)[..., None]
-    alike = (area[1] > LEAST_SEEN) & (area[0] < 2 * area[1]) & (area[1] < 2 * area[0])
-    found = torch.where(alike.unsqueeze(1), place + centre[0] - centre[1], centre[0])
-    seen = (area[0] > LEAST_SEEN) & (colour >= 0)
-    return torch.where(seen.unsqueeze(1), found, place)
+    usable = (area > LEAST_SEEN).all(0) & (area[0] < 2 * area[1]) & (area[1] < 2 * area[0]) & (colour >= 0)
+    return (centre[0] - centre[1]).clamp(-8, 8) * usable.unsqueeze(1)
 
 
 def _ground_wave(pictures: Tensor) -> Tensor:
@@ -223,7 +221,7 @@ def _hill_wave(pictures: Tensor) -> Tensor:
 
 
 def _scroll_shift(both: Tensor, wave: Callable[[Tensor], Tensor], period: float) -> Tensor:
-    """Return by how much the first of both pictures has scrolled further than the second, `[B, 1]`, at most half a period."""
+    """Return by how much the first of both pictures has scrolled further than the second, `[B, 1]`, at most four pixels."""
     seen, true = wave(both)
     shift = torch.angle(seen * true.conj()) * period / (2 * math.pi)
-    return (shift * (seen.abs() > 0.3 * true.abs())).unsqueeze(1)
+    return (shift.clamp(-4, 4) * (seen.abs() > 0.3 * true.abs())).unsqueeze(1)

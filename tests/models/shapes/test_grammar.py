@@ -24,7 +24,6 @@ from strobe.models.shapes.grammar import (
 
 DIRECTION_WORDS = {word for direction in CHOICES["direction"] for word in SYNONYMS[direction]}
 
-
 def test_every_object_before_every_background_reads_back_from_its_sentences() -> None:
     rng = random.Random(1)
     for numbers in itertools.product(*(range(len(values)) for values in CHOICES.values())):
@@ -111,10 +110,7 @@ def said(scene: Scene) -> tuple[str, ...]:
         ("a red circle and a blue star and a green cross moving up", "names 3 objects; the model draws one or two"),
         ("a red circle at dusk and a blue star at night moving up", r"gives the background twice \('navy', then 'night'\)"),
         ("a circle moving left and a blue star", "gives no colour; add one of: red"),
-        (
-            "a red circle and a blue star",
-            r"gives no direction; .* for example .a red circle moving left and a blue star moving left",
-        ),
+        ("a red circle and a blue star", r"gives no direction; .* for example .a red circle moving left and a blue star moving left"),
         ("a red circle moving left and blue moving up", "gives no shape; add one of: circle"),
     ],
 )

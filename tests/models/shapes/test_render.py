@@ -138,9 +138,7 @@ def test_the_sky_is_a_gradient_and_the_ground_scrolls_faster_than_the_hills() ->
         assert (down >= -1e-6).all() and down.max() < 0.02 and down.sum() > 0.02
         near = slice(SIZE - 1, SIZE)
         torch.testing.assert_close(moved[:, near, :-16], still[:, near, 16:], rtol=0, atol=tolerance("moved picture", "float32"))
-        ridge, moved_ridge = (
-            (each[:, HORIZON - 1, 0, None, None] - each).abs().amax(0)[:HORIZON] < 1e-6 for each in (still, moved)
-        )
+        ridge, moved_ridge = ((each[:, HORIZON - 1, 0, None, None] - each).abs().amax(0)[:HORIZON] < 1e-6 for each in (still, moved))
         assert torch.equal(moved_ridge[:, :-16], ridge[:, 16:]) and not torch.equal(moved_ridge, ridge)
 
 
@@ -194,9 +192,7 @@ def test_chunks_and_batches_do_not_change_the_picture() -> None:
 
 def test_advance_follows_direction_and_speed_frame_by_frame() -> None:
     left_slow, down_fast = [0, 0, 0, 0, 0, *NONE], [0, 0, 3, 1, 0, 1, 1, 1, 1]
-    ways = advance(
-        torch.tensor([[-17.5, 142.0, 10.0, 20.0, 62.0, 63.5]]), torch.tensor([[left_slow, left_slow, down_fast, down_fast]])
-    )
+    ways = advance(torch.tensor([[-17.5, 142.0, 10.0, 20.0, 62.0, 63.5]]), torch.tensor([[left_slow, left_slow, down_fast, down_fast]]))
     torch.testing.assert_close(ways[0, :, :2], torch.tensor([[145.5, 142.0], [144.5, 142.0], [144.5, 145.0], [144.5, -16.0]]))
     torch.testing.assert_close(ways[0, :, 2:4], torch.tensor([[10.0, 20.0], [10.0, 20.0], [13.0, 20.0], [16.0, 20.0]]))
     torch.testing.assert_close(ways[0, :, 4:], torch.tensor([[63.0, 63.75], [0.0, 0.0], [1.0, 0.25], [2.0, 0.5]]))

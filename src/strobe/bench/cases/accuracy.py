@@ -136,9 +136,7 @@ def _prompts(run: _Run) -> Iterator[Figure]:
         prompts = {at: [scene.prompt(rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
         clips = run.clips(run.trial.seed, prompts, range(SWITCH_AT + 2))
         settled = clips[SETTLED[0] : SETTLED[1] + 1]
-        definition = (
-            f"share of frames with everything in sight, of frame blocks {SETTLED[0]} to {SETTLED[1]}, that are as prompted"
-        )
+        definition = f"share of frames with everything in sight, of frame blocks {SETTLED[0]} to {SETTLED[1]}, that are as prompted"
         right = [_right(clip, first) for clip in settled]
         yield _share(f"prompt accuracy, {kind}", run.preset, right, definition, 0.95 if kind == "seen" else 0.8)
         yield _share(f"first frame block, {kind}", run.preset, [_right(clips[0], first)], "the same over frame block 0", None)

@@ -21,7 +21,7 @@ from strobe.quality.temporal import border_jump
 SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
 SEEN: Final = 0.5
-"""Least share of frames with a visible object that passes the gate: on part of its way an object is outside the picture."""
+"""Least share of frames with a visible object that passes the gate: an object is outside the picture for up to a third of its way."""
 SEEN_AT_ONCE: Final = tuple(at for at, name in enumerate(COLUMNS) if name in ("colour", "shape", "background"))
 """Columns that a single frame shows; direction and speed take several."""
 
@@ -180,10 +180,8 @@ def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], wo
     ]
     start = work.frames_first_block
     change = right[-1][:, -size:].nanmean(1) - right[0][:, start : start + size].nanmean(1)
-    definition = (
-        "share of frames, of those with everything in sight, with colours, shapes and background as prompted: last frame \
+    definition = "share of frames, of those with everything in sight, with colours, shapes and background as prompted: last frame \
 block minus second; mean over clips"
-    )
     return _score(variant, "drift", change, definition, "higher")
 
 

@@ -64,8 +64,8 @@ class Detection:
     def right(self, attributes: Tensor) -> Tensor:
         """Compare with the attributes that were asked for, int `[N, F or 1, 9]`: 1 where all labels of a frame are right, else 0.
 
-        NaN where fewer objects are seen than were asked for, or one of them is cut off all the clip: it may be on its way
-        outside the picture, or behind the other.
+        NaN where fewer objects are seen than were asked for, or one of them is cut off all the clip: it may be on its way outside the
+        picture, or behind the other.
         float64 `[N, F]`.
         """
         right = (self.labels == attributes).all(-1).double()
@@ -91,9 +91,8 @@ class Accuracy:
 
 
 def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
-    """Compare with the attributes that were asked for, int `[N, 9]` or `[N, F, 9]`. A label of -1 is wrong.
-
-    If no frame counts, every share is 0.
+    """Compare with the attributes that were asked for, int `[N, 9]` or `[N, F, 9]`. A label of -1 is wrong; so is all, if no frame
+    counts.
 
     Raises:
         ShapeError: `attributes` has another number of clips or frames, or there is nothing to compare.
@@ -106,10 +105,10 @@ def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
     wanted = wanted.to(labels.device)
     right = labels == wanted
     counted = detection.right(wanted).isfinite()
-    columns = {name: [at for at, each in enumerate(COLUMNS) if each == name] for name in CHOICES} | {
-        "every": [*range(len(COLUMNS))]
+    columns = {name: [at for at, each in enumerate(COLUMNS) if each == name] for name in CHOICES} | {"every": [*range(len(COLUMNS))]}
+    shares = {
+        name: right[..., at].all(-1)[counted].double().mean().nan_to_num().item() for name, at in columns.items()
     }
-    shares = {name: right[..., at].all(-1)[counted].double().mean().nan_to_num().item() for name, at in columns.items()}
     return Accuracy(**shares, seen=counted.double().mean().item())
 
 
@@ -150,7 +149,7 @@ def detect(frames: Tensor) -> Detection:
 
 
 def likeness(pixels: Tensor, colour: Tensor) -> Tensor:
-    """Say how far each pixel `[M, 3, Y, X]` has the hue of an object of a colour `[M, 3]` in some light, in [0, 1] `[M, Y, X]`."""
+    """Say how far each pixel `[M, 3, Y, X]` has the hue of an object of a colour `[M, 3]` in some light: 1 yes, 0 no, `[M, Y, X]`."""
     base = colour[:, :, None, None]
     light = ((pixels * base).sum(1, keepdim=True) / base.square().sum(1, keepdim=True)).clamp(DARKEST, 1.1)
     distance = (pixels - light * base).square().sum(1).sqrt()
@@ -205,7 +204,7 @@ def _read(pixels: Tensor) -> tuple[Tensor, ...]:
 
 
 def _extents(cover: Tensor) -> Tensor:
-    """Return first and last column and row of an object, `(left, right, top, bottom)` `[M, 2, 4]`; NaN where a border cuts."""
+    """Return the first and last column and row of an object, `(left, right, top, bottom)` `[M, 2, 4]`; NaN where a border cuts."""
     sides = []
     for profile in (cover.sum(2), cover.sum(3)):
         inside = (profile > 1.5).float()
@@ -256,7 +255,8 @@ def _usual_shape(colour: Tensor, shape: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw templates of half the size, shape-major: transforms of them and of their squares, and the sums of these `[K]`."""
+    """Draw templates of half the size, shape-major over `TEMPLATE_RADII`: transforms of them and of their squares, and the sums
+    of these `[K]`."""
     shape = torch.arange(len(SHAPES), device=device).repeat_interleave(len(TEMPLATE_RADII))
     radius = torch.tensor(TEMPLATE_RADII, device=device).repeat(len(SHAPES))
     offset = (torch.arange(2 * FIELD, device=device, dtype=torch.float32) - FIELD - 0.5).expand(len(shape), 2 * FIELD)

@@ -32,7 +32,7 @@ TILE, HILL = 64.0, 64.0  # pixels after which the nearest row of the ground and 
 SHADOW_ROW = 112.0  # where shadows fall
 
 PLACES = 6
-"""Numbers that say where everything is: `(x, y)` of the first and the second object, scrolls of the ground and the hills."""
+"""Numbers that say where everything is: `(x, y)` of the first and the second object, scroll of the ground, scroll of the hills."""
 
 LANDSCAPES: Final[dict[str, tuple[Rgb, Rgb, Rgb, Rgb, Rgb, Rgb]]] = {
     "black": ((2, 4, 16), (18, 26, 58), (10, 14, 32), (14, 18, 36), (26, 30, 50), (26, 30, 38)),
@@ -116,7 +116,7 @@ def wrapped(difference: Tensor, size: float = WAY) -> Tensor:
 
 @lru_cache(maxsize=8)
 def tiles(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the perspective of the ground's rows: pixels of the nearest row for one of each, and the sign of its tiles."""
+    """Return the ground's perspective: pixels of the nearest row for one of each row, and the sign of its tiles, `[rows]` each."""
     rows = torch.arange(HORIZON, SIZE, device=device, dtype=torch.float32)
     depth = (SIZE - 1 - HORIZON + 12) / (rows - HORIZON + 12)
     return depth, torch.tanh(3 * torch.cos(2 * math.pi * 1.25 * (depth - 1)))
