@@ -300,7 +300,7 @@ def test_the_picture_is_framed_and_grows_by_whole_pixels(page: Any) -> None:
 
 
 def test_the_page_says_what_the_model_knows_and_what_its_words_mean(page: Any) -> None:
-    assert "one or two coloured shapes" in page.inner_text("#model-note") and "Wan checkpoint" in page.inner_text("#model-note")
+    assert "coloured shapes on a torus" in page.inner_text("#model-note") and "Wan checkpoint" in page.inner_text("#model-note")
     assert page.get_attribute("#guide", "href").endswith("howto_checkpoint.md")
     assert page.locator("#mode option").all_inner_texts() == ["hard cut (recache)", "drift (soft)", "blend (interpolate)"]
     offers = page.locator("#preset option").all_inner_texts()

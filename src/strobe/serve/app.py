@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 from strobe.core.errors import ConfigError
 from strobe.engine.load import Model
 from strobe.engine.presets import PRESETS
-from strobe.models.shapes.grammar import CHOICES, TIMES
+from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
 from strobe.serve.guard import Guard, is_loopback, refuse
 from strobe.serve.hub import Hub, describe
@@ -43,11 +43,11 @@ PAGE: Final[dict[str, tuple[str, str]]] = {
 """Paths of the page's files, and what they are: no path of a request ever reaches the disk."""
 EXAMPLES: Final = (
     "a red circle moving left on navy",
-    "a green star moving right and a white cross moving up in fog",
-    "a yellow triangle moving down in the morning",
+    "a green star moving right on gray",
+    "a yellow triangle moving down on forest",
     "a blue square moving up fast on gray",
-    "an orange star gliding up and a cyan circle drifting right at dusk",
-    "a purple triangle drifting right fast at night",
+    "an orange star gliding slowly up on forest",
+    "a cyan circle drifting right fast on black",
 )
 """Prompts of the bundled model to begin with."""
 NEEDS_A_SOCKET: Final = (
@@ -176,7 +176,6 @@ class Server:
         hub.begin(worker)
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
-            self.words["background"] += TIMES
         found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
         if found is not None:
             self.metrics.suspend.observe(found.suspend_ms / 1e3)

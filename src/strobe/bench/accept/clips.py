@@ -62,7 +62,7 @@ def check_oracle(clips: Sequence[tuple[str, Tensor]], skipped: int) -> Iterator[
         "prompt",
         "prompt_accuracy",
         min(shares),
-        "share of frames, of those with everything in sight, whose objects and background are as prompted, the first frame block left out; "
+        "share of frames whose colour, shape, direction, speed and background are as prompted, the first frame block left out; "
         "the lowest of the clips",
         "measured: 1.000 over 64 streams, where 0.95 was the target (docs/shapes.md)",
         bounds=(ACCURACY, None),

@@ -136,11 +136,11 @@ def _prompts(run: _Run) -> Iterator[Figure]:
         prompts = {at: [scene.prompt(rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
         clips = run.clips(run.trial.seed, prompts, range(SWITCH_AT + 2))
         settled = clips[SETTLED[0] : SETTLED[1] + 1]
-        definition = f"share of frames with everything in sight, of frame blocks {SETTLED[0]} to {SETTLED[1]}, that are as prompted"
+        definition = f"share of frames of frame blocks {SETTLED[0]} to {SETTLED[1]} with all five attributes as prompted"
         right = [_right(clip, first) for clip in settled]
         yield _share(f"prompt accuracy, {kind}", run.preset, right, definition, 0.95 if kind == "seen" else 0.8)
         yield _share(f"first frame block, {kind}", run.preset, [_right(clips[0], first)], "the same over frame block 0", None)
-        soon = torch.stack([_right(clip, second).nanmean(1) >= SHOWN for clip in clips[SWITCH_AT:]]).any(0)
+        soon = torch.stack([_right(clip, second).mean(1) >= SHOWN for clip in clips[SWITCH_AT:]]).any(0)
         definition = f"share of streams whose frame block 0 or 1 after it is >= {SHOWN:.0%} frames of the whole new prompt"
         yield _share(f"switch visible within 2 frame blocks, {kind}", run.preset, [soon.double()], definition, 0.95)
         if kind == "seen":
@@ -155,7 +155,7 @@ def _long(run: _Run) -> Iterator[Figure]:
     if not wanted:
         return
     clips = run.clips(run.trial.seed + 1, {0: [scene.prompt(rng) for scene in scenes]}, wanted)
-    values = [float(_right(clip, scenes).nanmean()) for clip in clips]
+    values = [float(_right(clip, scenes).mean()) for clip in clips]
     for block, value in zip(wanted, values, strict=True):
         first = block == wanted[0]
         yield Figure(
@@ -165,18 +165,18 @@ def _long(run: _Run) -> Iterator[Figure]:
             target="" if first else f"within 0.05 of frame block {wanted[0]}",
             reached=None if first else value >= values[0] - 0.05,
             n=run.trial.streams,
-            definition="share of its frames, where everything is in sight, that are as prompted; one prompt from the start",
+            definition="share of its frames with all five attributes as prompted; one prompt from the start",
         )
 
 
 def _right(clip: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """Mark the frames that show all that was prompted with 1, others 0, NaN where not all is in sight; float64 `[N, F]`."""
+    """Mark the frames that show every prompted attribute with 1, others 0; float64 `[N, F]`."""
     wanted = torch.tensor([scene.attributes for scene in scenes], device=clip.device)
-    return oracle.detect(clip).right(wanted.unsqueeze(1))
+    return (oracle.detect(clip).labels == wanted.unsqueeze(1)).all(-1).double()
 
 
 def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goal: float | None) -> Figure:
-    value = float(torch.cat([part.flatten() for part in right]).nanmean())
+    value = float(torch.cat([part.flatten() for part in right]).mean())
     return Figure(
         name=name,
         preset=preset,
@@ -190,7 +190,7 @@ def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goa
 
 def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> Figure:
     """Measure accuracy against another stream's prompt. Chance is how often two of these prompts ask for the same."""
-    value = float(torch.cat([part.flatten() for part in right]).nanmean())
+    value = float(torch.cat([part.flatten() for part in right]).mean())
     pairs = [(a, b) for number, a in enumerate(scenes) for b in scenes[number + 1 :]]
     chance = sum(a == b for a, b in pairs) / max(1, len(pairs))
     limit = chance + 3 * (max(chance, 1 / len(scenes)) / len(scenes)) ** 0.5

@@ -196,8 +196,7 @@ def _read(pixels: Tensor) -> tuple[Tensor, ...]:
     positions = torch.arange(SIZE, device=pixels.device, dtype=torch.float32)
     mass = torch.stack(((cover.sum(2) * positions).sum(2), (cover.sum(3) * positions).sum(2)), 2) / area[..., None]
     shape, iou, share, centre = torch.zeros_like(colour), torch.zeros_like(area), torch.zeros_like(area), torch.zeros_like(mass)
-    if found.any():
-        shape[found], iou[found], share[found], centre[found] = _match_shape(cover[found], 1 - cover.flip(1)[found])
+    shape[found], iou[found], share[found], centre[found] = _match_shape(cover[found], 1 - cover.flip(1)[found])
     centre = torch.where((share > 0.98)[..., None], mass, centre)
     shape = torch.where(found & (share >= MIN_SHARE), shape, -1)
     return colour, shape, background, centre, _extents(cover), rgb, iou

@@ -271,7 +271,7 @@ function gallery(message) {
 }
 
 const INK = { red: "#e62828", green: "#28c83c", blue: "#325af0", yellow: "#f5e132", orange: "#ff8c14", purple: "#a53cd7", cyan: "#28d7e1", white: "#f5f5f5" };
-const GROUND = { black: "#000", navy: "#0c1460", gray: "#606060", forest: "#105024", night: "#000", dusk: "#0c1460", fog: "#606060", morning: "#105024" };
+const GROUND = { black: "#000", navy: "#0c1460", gray: "#606060", forest: "#105024" };
 const OUTLINE = {
   circle: "M12 5a7 7 0 1 0 .01 0z",
   square: "M5 5h14v14h-14z",
@@ -282,15 +282,11 @@ const OUTLINE = {
 
 function drawn(text) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const named = (list, words = text) => list[words.split(" ").find((word) => word in list)];
+  const named = (list) => list[text.split(" ").find((word) => word in list)];
   svg.setAttribute("viewBox", "0 0 24 24");
   svg.setAttribute("aria-hidden", "true");
   draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND) ?? GROUND.black });
-  const objects = text.split(" and ");
-  objects.forEach((words, at) => {
-    const transform = objects.length > 1 ? `translate(${11 * at} ${at ? 9 : 1}) scale(.55)` : "";
-    draw(svg, "path", { d: named(OUTLINE, words) ?? OUTLINE.circle, fill: named(INK, words) ?? INK.white, transform });
-  });
+  draw(svg, "path", { d: named(OUTLINE) ?? OUTLINE.circle, fill: named(INK) ?? INK.white });
   return svg;
 }
 
