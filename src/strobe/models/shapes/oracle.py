@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,34 +11,32 @@ from torch import Tensor
 from torch.nn import functional
 
 from strobe.core.errors import ShapeError
-from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLUMNS, SHAPES
-from strobe.models.shapes.render import DARKEST, PLACES, SIZE, coverage, palette, render, wrapped
+from strobe.models.shapes.grammar import CHOICES, SHAPES
+from strobe.models.shapes.render import DARKEST, SIZE, coverage, palette, wrapped
 
-MIN_AREA = 100.0  # pixels of an object in the picture, below which it is not seen; whole ones cover 450 .. 950
-MIN_SHARE = 0.45  # of an object in the picture, below which its shape is not read
+CONTRAST = 0.2  # RGB distance to the background from which a pixel may belong to an object; the least between two colours is 0.49
+MIN_AREA, MAX_AREA = 300, SIZE * SIZE // 3  # pixels of an object; real ones cover 1000 .. 2700
 MIN_MOTION = 0.3  # pixels per frame, below which nothing moves
 FAST_FROM = 2.0  # pixels per frame, halfway between slow (1) and fast (3)
-TEMPLATE_RADII = (15.5, 17.5)
-FIELD = 96  # side of the field that templates are moved over, in pixels of the halved picture: it and a template's size around it
-CHUNK = 64
+CROP = 80  # side of the window that a centred object is compared in; the largest template is 75 pixels wide
+TEMPLATE_RADII = tuple(range(20, 31))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """What `detect` read from N clips of F frames: of the two largest objects in each frame, in the order of their colours.
-
-    Numbers are positions in `grammar.CHOICES`, -1 where nothing could be read.
+    """Labels that `detect` read from N clips of F frames: positions in `grammar.CHOICES`, -1 where nothing could be read.
 
     Args:
-        colour: int64 `[N, F, 2]`; -1: no such object is seen.
-        shape: int64 `[N, F, 2]`; where too little of the object is in the picture, what the clip's other frames show.
-        direction: int64 `[N, F, 2]`, the same in all frames of a clip that show a colour.
-        speed: int64 `[N, F, 2]`, likewise.
+        colour: int64 `[N, F]`.
+        shape: int64 `[N, F]`.
+        direction: int64 `[N]`, one for the clip.
+        speed: int64 `[N]`, one for the clip.
         background: int64 `[N, F]`.
-        centre: `(x, y)` in pixels, float32 `[N, F, 2, 2]`; meaningless where no object is.
-        velocity: median step `(x, y)` of the object's edges in pixels per frame, float32 `[N, F, 2, 2]`; NaN where unknown.
-        colour_rgb: mean colour of the object, float32 `[N, F, 2, 3]`; meaningless where no object is.
-        shape_iou: overlap with the best template, float32 `[N, F, 2]` in [0, 1].
+        valid: whether an object was found, bool `[N, F]`.
+        centre: `(x, y)` in pixels, float32 `[N, F, 2]`; meaningless where not valid.
+        velocity: median step `(x, y)` in pixels per frame, float32 `[N, 2]`; NaN where no two neighbouring frames are valid.
+        colour_rgb: mean colour of the object's inner pixels, float32 `[N, F, 3]`; meaningless where not valid.
+        shape_iou: overlap with the best template, float32 `[N, F]` in [0, 1].
     """
 
     colour: Tensor
@@ -45,41 +44,22 @@ class Detection:
     direction: Tensor
     speed: Tensor
     background: Tensor
+    valid: Tensor
     centre: Tensor
     velocity: Tensor
     colour_rgb: Tensor
     shape_iou: Tensor
 
     @property
-    def seen(self) -> Tensor:
-        """Number of objects that are seen, int64 `[N, F]`."""
-        return (self.colour >= 0).sum(-1)
-
-    @property
     def labels(self) -> Tensor:
-        """Labels in the order of `grammar.COLUMNS`, int64 `[N, F, 9]`."""
-        things = torch.stack((self.colour, self.shape, self.direction, self.speed), -1)  # [N, F, 2, 4]
-        return torch.cat((things[..., 0, :], self.background[..., None], things[..., 1, :]), -1)
-
-    def right(self, attributes: Tensor) -> Tensor:
-        """Compare with the attributes that were asked for, int `[N, F or 1, 9]`: 1 where all labels of a frame are right, else 0.
-
-        NaN where fewer objects are seen than were asked for, or one of them is cut off all the clip: it may be on its way outside the
-        picture, or behind the other.
-        float64 `[N, F]`.
-        """
-        right = (self.labels == attributes).all(-1).double()
-        hidden = self.seen < (attributes[..., [0, 5]] >= 0).sum(-1)
-        cut = (self.colour >= 0) & ((self.shape < 0) | self.velocity.isnan().all(-1))
-        return torch.where(hidden | cut.any(-1), torch.nan, right)
+        """Labels in the order of `grammar.CHOICES`, int64 `[N, F, 5]`; every frame has the direction and speed of its clip."""
+        clip = torch.stack((self.direction, self.speed), -1)[:, None].expand(*self.colour.shape, 2)
+        return torch.cat((torch.stack((self.colour, self.shape), -1), clip, self.background[..., None]), -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """Share of frames, in [0, 1], whose label is right, per attribute and of both objects where there are two.
-
-    `every` counts frames where all are. `seen` is the share of frames with all objects in sight; the others count nowhere else.
-    """
+    """Share of frames, in [0, 1], whose label is right, per attribute; `every` counts frames where all five are."""
 
     colour: float
     shape: float
@@ -87,12 +67,10 @@ class Accuracy:
     speed: float
     background: float
     every: float
-    seen: float
 
 
 def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
-    """Compare with the attributes that were asked for, int `[N, 9]` or `[N, F, 9]`. A label of -1 is wrong; so is all, if no frame
-    counts.
+    """Compare with the attributes that were asked for, int `[N, 5]` or `[N, F, 5]`. A label of -1 is wrong.
 
     Raises:
         ShapeError: `attributes` has another number of clips or frames, or there is nothing to compare.
@@ -100,24 +78,19 @@ def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
     labels = detection.labels
     wanted = attributes[:, None] if attributes.ndim == 2 else attributes
     fits = wanted.ndim == 3 and wanted.shape[0] == labels.shape[0] and wanted.shape[1] in (1, labels.shape[1])
-    if not fits or labels.numel() == 0 or wanted.shape[2] != len(COLUMNS):
+    if not fits or labels.numel() == 0:
         raise ShapeError(f"accuracy: attributes {list(attributes.shape)} do not fit detected labels {list(labels.shape)}")
-    wanted = wanted.to(labels.device)
-    right = labels == wanted
-    counted = detection.right(wanted).isfinite()
-    columns = {name: [at for at, each in enumerate(COLUMNS) if each == name] for name in CHOICES} | {"every": [*range(len(COLUMNS))]}
-    shares = {
-        name: right[..., at].all(-1)[counted].double().mean().nan_to_num().item() for name, at in columns.items()
-    }
-    return Accuracy(**shares, seen=counted.double().mean().item())
+    right = labels == wanted.to(labels.device)
+    shares = [*right.double().mean((0, 1)).tolist(), right.all(-1).double().mean().item()]
+    return Accuracy(**dict(zip((*CHOICES, "every"), shares, strict=True)))
 
 
 def detect(frames: Tensor) -> Detection:
     """Read clips. Colour, shape and background are read frame by frame, direction and speed from the motion over the whole clip.
 
-    Background: the nearest sky of 4. Objects: the two of 8 hues with most pixels, if there are enough. Shape: the best soft
-    intersection over union with templates of several radii at every place, over what neither a border nor the other object hides.
-    Motion: the median over the clip of the steps of those edges that no border cuts.
+    Background: the median colour, nearest of 4. Object: how far each pixel is from the background, relative to the object's own
+    distance. Colour: mean of its inner pixels, nearest of 8. Shape: the best soft intersection over union with templates of all
+    radii at the object's centre. Motion: the median over the clip of the centre's step from frame to frame on the torus.
 
     Args:
         frames: float `[N, F, 3, 128, 128]` in [0, 1], on any device. Cut a clip where its prompt changes.
@@ -125,27 +98,57 @@ def detect(frames: Tensor) -> Detection:
     Raises:
         ShapeError: another size.
     """
-    if frames.ndim != 5 or frames.shape[2:] != (3, SIZE, SIZE) or not frames.is_floating_point():
-        raise ShapeError(f"the oracle reads float frames [N, F, 3, {SIZE}, {SIZE}], given {frames.dtype} {list(frames.shape)}")
-    clip = frames.shape[:2]
-    parts = [_read(part.float()) for part in frames.detach().flatten(0, 1).split(CHUNK)]
-    colour, shape, background, centre, extents, rgb, iou = (
-        torch.cat(column).unflatten(0, clip) for column in zip(*parts, strict=True)
-    )
-    velocity = _velocity(colour, extents)
-    shape = torch.where((colour >= 0) & (shape < 0), _usual_shape(colour, shape), shape)
-    direction, speed = _headings(velocity)
+    num_clips, num_frames = _check(frames)
+    pixels = frames.detach().flatten(0, 1).float()  # [M, 3, Y, X]
+    backdrop, distance = _distance_to_background(pixels)
+    colours = palette(pixels.device)
+
+    mask = (distance > CONTRAST).float()
+    area = mask.sum((1, 2))
+    contrast = (distance * mask).sum((1, 2)) / area.clamp(min=1)
+    cover = distance / contrast.clamp(min=CONTRAST)[:, None, None]  # about 1 inside, 0 outside, in between at the outline
+    inner = (cover > 0.8).float()
+    rgb = torch.einsum("mcyx,myx->mc", pixels, inner) / inner.sum((1, 2)).clamp(min=1)[:, None]
+    cover = ((cover - 0.25) * 2).clamp(0, 1)  # steeper: neither noise outside nor shading inside counts
+    centre = _centre(cover)
+    shape, iou = _match_shape(cover, centre)
+    valid = (area >= MIN_AREA) & (area <= MAX_AREA)
+
+    def per_frame(values: Tensor) -> Tensor:
+        return values.reshape(num_clips, num_frames, *values.shape[1:])
+
+    direction, speed, velocity = _motion(per_frame(centre), per_frame(valid))
+    nowhere = torch.full_like(shape, -1)
     return Detection(
-        colour=colour,
-        shape=shape,
+        colour=per_frame(torch.where(valid, torch.cdist(rgb, colours).argmin(1), nowhere)),
+        shape=per_frame(torch.where(valid, shape, nowhere)),
         direction=direction,
         speed=speed,
-        background=background,
-        centre=centre,
+        background=per_frame(torch.cdist(backdrop, backgrounds).argmin(1)),
+        valid=per_frame(valid),
+        centre=per_frame(centre),
         velocity=velocity,
-        colour_rgb=rgb,
-        shape_iou=iou,
+        colour_rgb=per_frame(rgb),
+        shape_iou=per_frame(iou),
     )
+
+
+def centroids(frames: Tensor) -> Tensor:
+    """Locate the object: `(x, y)` in pixels, float32 `[N, F, 2]`, NaN where there is none. Much cheaper than `detect`.
+
+    Args:
+        frames: float `[N, F, 3, 128, 128]` in [0, 1].
+
+    Raises:
+        ShapeError: another size.
+    """
+    num_clips, num_frames = _check(frames)
+    _, distance = _distance_to_background(frames.detach().flatten(0, 1).float())
+    weight = (distance - CONTRAST).clamp_(min=0)
+    area = (weight > 0).sum((1, 2))
+    found = (area >= MIN_AREA) & (area <= MAX_AREA)
+    centre = torch.where(found[:, None], _centre(weight), torch.nan)
+    return centre.reshape(num_clips, num_frames, 2)
 
 
 def likeness(pixels: Tensor, colour: Tensor) -> Tensor:
@@ -157,134 +160,78 @@ def likeness(pixels: Tensor, colour: Tensor) -> Tensor:
 
 
 def flicker(detection: Detection) -> Tensor:
-    """Measure the mean absolute second time difference of the objects' mean colour, float32 `[N]`; 0 if steady or evenly fading.
+    """Measure the mean absolute second time difference of the object's mean colour, float32 `[N]`; 0 if steady or evenly fading.
 
-    NaN where a clip has no three neighbouring frames with the same object.
+    NaN where a clip has no three neighbouring frames with an object.
     """
-    rgb, colour = detection.colour_rgb, detection.colour
-    bend = (rgb[:, 2:] - 2 * rgb[:, 1:-1] + rgb[:, :-2]).abs().mean(-1)  # [N, F - 2, 2]
-    same = (colour[:, 2:] >= 0) & (colour[:, 2:] == colour[:, 1:-1]) & (colour[:, 2:] == colour[:, :-2])
-    return torch.where(same, bend, torch.nan).flatten(1).nanmean(1)
+    rgb, valid = detection.colour_rgb, detection.valid
+    bend = (rgb[:, 2:] - 2 * rgb[:, 1:-1] + rgb[:, :-2]).abs().mean(-1)  # [N, F - 2]
+    return torch.where(valid[:, 2:] & valid[:, 1:-1] & valid[:, :-2], bend, torch.nan).nanmean(1)
+
+
+def _check(frames: Tensor) -> tuple[int, int]:
+    if frames.ndim != 5 or frames.shape[2:] != (3, SIZE, SIZE) or not frames.is_floating_point():
+        raise ShapeError(f"the oracle reads float frames [N, F, 3, {SIZE}, {SIZE}], given {frames.dtype} {list(frames.shape)}")
+    return frames.shape[0], frames.shape[1]
+
+
+def _distance_to_background(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the background colour `[M, 3]`, a median over every 4th pixel, and each pixel's RGB distance to it `[M, Y, X]`."""
+    backdrop = pixels[:, :, ::4, ::4].flatten(2).median(2).values
+    return backdrop, (pixels - backdrop[:, :, None, None]).square_().sum(1).sqrt_()
+
+
+def _centre(weight: Tensor) -> Tensor:
+    """Compute the centre of mass on the torus, `(x, y)` `[M, 2]` in [0, 128): circular mean plus the mean offset from it."""
+    profiles = torch.stack((weight.sum(1), weight.sum(2)), 1)  # [M, 2, 128] along x, along y
+    profiles = profiles / profiles.sum(2, keepdim=True).clamp(min=1e-9)
+    positions = torch.arange(SIZE, device=weight.device, dtype=torch.float32)
+    turn = positions * (2 * math.pi / SIZE)
+    angle = torch.atan2((profiles * turn.sin()).sum(2), (profiles * turn.cos()).sum(2))
+    centre = angle * (SIZE / (2 * math.pi))  # [M, 2]
+    offset = (profiles * wrapped(positions - centre[..., None])).sum(2)
+    return torch.remainder(centre + offset, SIZE)
 
 
 @lru_cache(maxsize=8)
-def _skies(device: torch.device) -> Tensor:
-    """Return the colour of every fourth row of each background's sky, `[4, rows, 3]`."""
-    rows = torch.full((len(BACKGROUNDS), 1, len(COLUMNS)), -1, device=device)
-    rows[:, 0, COLUMNS.index("background")] = torch.arange(len(BACKGROUNDS), device=device)
-    places, radius = torch.zeros(len(BACKGROUNDS), 1, PLACES, device=device), torch.ones(len(BACKGROUNDS), device=device)
-    return _sky(render(rows, places, radius)[:, 0])
+def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Draw centred templates `[K, CROP * CROP]`, shape-major over `TEMPLATE_RADII`, and sum their squares `[K]`."""
+    shape = torch.arange(len(SHAPES), device=device).repeat_interleave(len(TEMPLATE_RADII))
+    radius = torch.tensor(TEMPLATE_RADII, device=device, dtype=torch.float32).repeat(len(SHAPES))
+    offset = (torch.arange(CROP, device=device, dtype=torch.float32) - CROP // 2).expand(len(shape), CROP)
+    templates = coverage(shape, offset, offset, radius).flatten(1)
+    return templates, templates.square().sum(1)
 
 
-def _sky(pixels: Tensor) -> Tensor:
-    return pixels[:, :, :64:4].median(3).values.transpose(1, 2)
+def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best shape `[M]` and its soft IoU `[M]`: a.b / (a.a + b.b - a.b), coverages a (seen) and b (template)."""
+    corner = centre.floor()
+    window = torch.arange(-(CROP // 2), CROP // 2 + 1, device=cover.device)
+    index = torch.remainder(corner.long()[:, :, None] + window, SIZE)  # [M, 2, CROP + 1]
+    frame = torch.arange(len(cover), device=cover.device)[:, None, None]
+    crop = cover[frame, index[:, 1, :, None], index[:, 0, None, :]]  # [M, CROP + 1, CROP + 1]
+    rest_x, rest_y = (centre - corner)[:, :, None, None].unbind(1)
+    crop = torch.lerp(crop[:, :-1], crop[:, 1:], rest_y)
+    crop = torch.lerp(crop[:, :, :-1], crop[:, :, 1:], rest_x).flatten(1)  # the centre now lies on pixel CROP // 2
+    templates, template_squares = _templates(cover.device)
+    common = functional.linear(crop, templates)  # [M, K]
+    iou = common / (crop.square().sum(1, keepdim=True) + template_squares - common)
+    best = iou.reshape(-1, len(SHAPES), len(TEMPLATE_RADII)).amax(2).max(1)
+    return best.indices, best.values
 
 
-def _read(pixels: Tensor) -> tuple[Tensor, ...]:
-    """Read single frames `[M, 3, Y, X]`: colour, shape, background, centre, extents, mean colour and overlap."""
-    colours, count = palette(pixels.device), len(pixels)
-    background = (_sky(pixels)[:, None] - _skies(pixels.device)).abs().sum(3).median(2).values.argmin(1)
-    some = pixels[:, :, ::2, ::2]  # enough to count by
-    areas = torch.stack([4 * likeness(some, each.expand(count, 3)).sum((1, 2)) for each in colours], 1)  # [M, 8]
-    most = areas.topk(2, dim=1)
-    colour = torch.where(most.values >= MIN_AREA, most.indices, len(colours)).sort(1).values
-    found = colour < len(colours)
-    colour = torch.where(found, colour, -1)
-    cover = torch.stack([likeness(pixels, colours[each.clamp(min=0)]) for each in colour.unbind(1)], 1) * found[..., None, None]
-    area = cover.sum((2, 3)).clamp(min=1)
-    rgb = torch.einsum("mcyx,mkyx->mkc", pixels, cover) / area[..., None]
-    positions = torch.arange(SIZE, device=pixels.device, dtype=torch.float32)
-    mass = torch.stack(((cover.sum(2) * positions).sum(2), (cover.sum(3) * positions).sum(2)), 2) / area[..., None]
-    shape, iou, share, centre = torch.zeros_like(colour), torch.zeros_like(area), torch.zeros_like(area), torch.zeros_like(mass)
-    shape[found], iou[found], share[found], centre[found] = _match_shape(cover[found], 1 - cover.flip(1)[found])
-    centre = torch.where((share > 0.98)[..., None], mass, centre)
-    shape = torch.where(found & (share >= MIN_SHARE), shape, -1)
-    return colour, shape, background, centre, _extents(cover), rgb, iou
-
-
-def _extents(cover: Tensor) -> Tensor:
-    """Return the first and last column and row of an object, `(left, right, top, bottom)` `[M, 2, 4]`; NaN where a border cuts."""
-    sides = []
-    for profile in (cover.sum(2), cover.sum(3)):
-        inside = (profile > 1.5).float()
-        first, last = inside.argmax(2).float(), SIZE - 1 - inside.flip(2).argmax(2).float()
-        sides += [torch.where(first > 1, first, torch.nan), torch.where(last < SIZE - 2, last, torch.nan)]
-    return torch.stack(sides, 2)
-
-
-def _velocity(colour: Tensor, extents: Tensor) -> Tensor:
-    """Estimate the velocity `[N, F, 2, 2]` of each object, over all steps of a clip between frames that show its colour."""
-    velocity = torch.full((*colour.shape, 2), torch.nan, device=colour.device)
-    for number in range(len(CHOICES["colour"])):
-        here = colour == number
-        if not here.any():
-            continue
-        edges = torch.where(here[..., None], extents, 0).sum(2)  # [N, F, 4]
-        edges = torch.where(here.any(2)[..., None], edges, torch.nan)
-        steps = wrapped(edges.diff(dim=1)).unflatten(2, (2, 2))  # [N, F - 1, axis, side]
-        if steps.shape[1]:
-            pace = steps.transpose(1, 2).flatten(2).nanmedian(2).values  # [N, 2]
-            velocity = torch.where(here[..., None], pace[:, None, None], velocity)
-    return velocity
-
-
-def _headings(velocity: Tensor) -> tuple[Tensor, Tensor]:
-    """Return direction and speed of velocities `[..., 2]`; an axis along which nothing is known does not count."""
-    x, y = velocity.nan_to_num(0).unbind(-1)
+def _motion(centre: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from centres `[N, F, 2]`, over steps with two valid frames."""
+    steps = wrapped(centre.diff(dim=1))
+    steps = torch.where((valid[:, 1:] & valid[:, :-1])[..., None], steps, torch.nan)
+    if steps.shape[1] == 0:
+        steps = steps.new_full((len(centre), 1, 2), torch.nan)
+    velocity = steps.nanmedian(1).values
+    x, y = velocity.unbind(1)
     across = torch.where(x < 0, 0, 1)  # left, right
     along = torch.where(y < 0, 2, 3)  # up, down
     pace = torch.maximum(x.abs(), y.abs())
+    moves = pace >= MIN_MOTION  # false for NaN
     direction = torch.where(x.abs() >= y.abs(), across, along)
-    moves = pace >= MIN_MOTION
-    return torch.where(moves, direction, -1), torch.where(moves, (pace >= FAST_FROM).long(), -1)
-
-
-def _usual_shape(colour: Tensor, shape: Tensor) -> Tensor:
-    """Return, for each object, the shape that most frames of its clip show in its colour, int64 `[N, F, 2]`; -1 if none does."""
-    colours, shapes = len(CHOICES["colour"]), len(SHAPES)
-    read = shape >= 0
-    number = torch.where(read, colour * shapes + shape, colours * shapes).flatten(1)
-    votes = torch.zeros(len(colour), colours * shapes + 1, device=colour.device).scatter_add_(
-        1, number, torch.ones_like(number, dtype=torch.float32)
-    )
-    most = votes[:, :-1].unflatten(1, (colours, shapes)).max(2)
-    usual = torch.where(most.values > 0, most.indices, -1)  # [N, 8]
-    return usual.gather(1, colour.clamp(min=0).flatten(1)).view_as(colour)
-
-
-@lru_cache(maxsize=8)
-def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw templates of half the size, shape-major over `TEMPLATE_RADII`: transforms of them and of their squares, and the sums
-    of these `[K]`."""
-    shape = torch.arange(len(SHAPES), device=device).repeat_interleave(len(TEMPLATE_RADII))
-    radius = torch.tensor(TEMPLATE_RADII, device=device).repeat(len(SHAPES))
-    offset = (torch.arange(2 * FIELD, device=device, dtype=torch.float32) - FIELD - 0.5).expand(len(shape), 2 * FIELD)
-    drawn = functional.avg_pool2d(coverage(shape, offset, offset, radius), 2).roll((-FIELD // 2, -FIELD // 2), (1, 2))
-    return torch.fft.rfft2(drawn).conj(), torch.fft.rfft2(drawn.square()).conj(), drawn.square().sum((1, 2))
-
-
-def _match_shape(cover: Tensor, open_: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Find each object's template and its place.
-
-    Args:
-        cover: how far each pixel is the object's, `[K, Y, X]`.
-        open_: how far nothing else can hide it there, `[K, Y, X]`.
-
-    Returns:
-        the best shape `[K]`; its soft IoU `[K]`, a.b / (a.a + b.b - a.b) of coverages a (seen) and b (template) over what is open;
-        the share of the template that is open `[K]`; its centre `(x, y)` in pixels `[K, 2]`.
-    """
-    templates, squares, whole = _templates(cover.device)
-    small, clear = (functional.avg_pool2d(each, 2) for each in (cover, open_))
-    size = (FIELD, FIELD)
-    common = torch.fft.irfft2(torch.fft.rfft2(small, s=size)[:, None] * templates, s=size)  # [K, T, FIELD, FIELD]
-    shown = torch.fft.irfft2(torch.fft.rfft2(clear, s=size)[:, None] * squares, s=size)
-    own = small.square().sum((1, 2))[:, None, None, None]
-    iou = common / (own + shown - common).clamp(min=1e-3)
-    iou = torch.where(shown >= 0.15 * whole[:, None, None], iou, 0)
-    best = iou.flatten(1).max(1)
-    share = (shown / whole[:, None, None]).flatten(1).gather(1, best.indices[:, None])[:, 0]
-    place = best.indices % FIELD**2
-    where = torch.stack((place % FIELD, place // FIELD), 1)
-    where = torch.where(where > SIZE // 2 + (FIELD - SIZE // 2) // 2, where - FIELD, where)
-    return best.indices // FIELD**2 // len(TEMPLATE_RADII), best.values, share, 2 * where + 0.5
+    speed = (pace >= FAST_FROM).long()
+    return torch.where(moves, direction, -1), torch.where(moves, speed, -1), velocity
