@@ -2,15 +2,15 @@
 
 Each round rolls a batch of streams over the ring cache as inference does: few steps with fresh noise, commit pass, prompt
 switches with recache, windows and step counts of every preset in the mix. After every frame block the next true pictures are
-drawn from where the model's *own* last frame shows everything, and each denoise step learns to reach them (imitation of an expert
+drawn from where the model's *own* last frame shows the object, and each denoise step learns to reach them (imitation of an expert
 on the learner's own states: DAgger, Ross et al. 2011). So errors do not accumulate, and every target is a function of what the
 model sees.
 """
 
 from __future__ import annotations
 
-import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
-from strobe.models.shapes.render import PLACES, SIZE
+from strobe.models.shapes.oracle import centroids
+from strobe.models.shapes.render import SIZE
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
@@ -36,16 +37,13 @@ from train_shapes.world import (
     PromptTable,
     draw_block,
     draw_scenes,
-    hand_over,
-    read_places,
     start_from_noise,
     switch_scenes,
 )
 
-STEPS = 6000
-SECONDS = 640
+STEPS = 4600
 BATCH = 96
-SAVE_EVERY = 30.0  # seconds
+SAVE_EVERY = 1000
 SCHEDULES = (TIMESTEPS, (1000.0, 500.0, 250.0), (1000.0, 250.0))
 LENGTHS = (1, 1, 2, 4, 8, 16, 48)
 """Frame blocks of a round. Many are short: the first frame block is the hardest, for only there the context decides nothing."""
@@ -65,7 +63,7 @@ class Models:
 
 
 class Streams:
-    """A batch of streams in lockstep: cache, scenes, places and the last latents."""
+    """A batch of streams in lockstep: cache, scenes, object centres and the last latents."""
 
     def __init__(self, models: Models, policy: RingPolicy, schedule: tuple[float, ...]) -> None:
         self.models = models
@@ -85,11 +83,9 @@ class Streams:
         self.cache = RingCache(shape, policy, device=device, dtype=dtype, positions="rebased", rotate=rotate)
         self.scenes = draw_scenes(BATCH, device)
         self.previous = self.scenes
-        self.places, self.radius = torch.zeros(BATCH, PLACES, device=device), torch.zeros(BATCH, device=device)
+        self.centre, self.radius = torch.zeros(BATCH, 2, device=device), torch.zeros(BATCH, device=device)
         self.history = torch.zeros(BATCH, 0, *self.latent_shape[2:], device=device)
         self.tokens = models.prompts.draw(self.scenes)
-        self.error = torch.zeros((), device=device)
-        """Mean square error of the last picture made."""
 
     def block(self, *, switch: float, recache: bool) -> Tensor:
         """Generate one frame block, the first pass of each step with gradients; returns the loss."""
@@ -103,22 +99,20 @@ class Streams:
             self._recache(text)
         noise = torch.randn(self.latent_shape, device=self.radius.device)
         if self.cache.end == 0:
-            self.places, self.radius = start_from_noise(noise, self.scenes)
-        target, true = self._target()
+            self.centre, self.radius = start_from_noise(noise)
+        target, centre = self._target()
         x0, loss = self._denoise(noise, target, text)
-        self._finish(x0, true, text)
+        self._finish(x0, centre, text)
         return loss
 
     @torch.no_grad()
     def _target(self) -> tuple[Tensor, Tensor]:
-        """Draw the true latents of this frame block and its last picture; moves the places on."""
+        """Draw the true latents of this frame block and the object's centre in its last frame."""
         vae, first = self.models.vae, self.cache.end == 0
         frames = vae.config.stride.frames(self.cache.end, FRAME_BLOCK)
-        before = None
-        if self.scenes is not self.previous:
-            before, self.places = hand_over(self.scenes, self.previous, self.places)
-        pictures, self.places = draw_block(self.scenes, before, self.places, self.radius, frames)
-        return vae.encode(pictures) if first else vae.encode_groups(pictures), pictures[:, -1]
+        before = None if self.scenes is self.previous else self.previous
+        pictures, centre = draw_block(self.scenes, before, self.centre, self.radius, frames)
+        return vae.encode(pictures) if first else vae.encode_groups(pictures), centre
 
     def _denoise(self, noise: Tensor, target: Tensor, text: TextKV) -> tuple[Tensor, Tensor]:
         dit, first = self.models.dit, self.cache.end
@@ -144,15 +138,15 @@ class Streams:
         dit.commit(latents, self._clean(), text, dit.rope(step.positions, dit.grid(latents)), step)
 
     @torch.no_grad()
-    def _finish(self, x0: Tensor, true: Tensor, text: TextKV) -> None:
-        """Run the commit pass, then read from the last decoded frame where everything is."""
+    def _finish(self, x0: Tensor, centre: Tensor, text: TextKV) -> None:
+        """Run the commit pass, then locate the object in the last decoded frame; unseen objects keep the expected centre."""
         dit, vae = self.models.dit, self.models.vae
         step = self.cache.at(self.cache.end - FRAME_BLOCK, FRAME_BLOCK)
         dit.commit(x0, self._clean(), text, dit.rope(step.positions, dit.grid(x0)), step)
         self.history = torch.cat((self.history, x0), dim=1)[:, -self.cache.policy.window :]
-        last = vae.decode_groups(x0[:, -2:])[0][:, -1].float().clamp(0, 1)
-        self.error = (last - true).square().mean()
-        self.places = read_places(last, self.scenes, self.places, self.radius)
+        last = vae.decode_groups(x0[:, -2:])[0][:, -1:].float().clamp(0, 1)
+        seen = centroids(last)[:, -1]
+        self.centre = torch.where(seen.isnan(), centre, seen)  # where nothing is seen, where it should be
 
     def _clean(self) -> Modulation:
         return self.models.dit.modulation(torch.zeros(1, 1, device=self.radius.device))
@@ -172,12 +166,13 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = Models(dit=dit, text=text, vae=vae, prompts=PromptTable(text, device))
-    trainer = Trainer(nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=4e-4)
+    trainer = Trainer(nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), peak=4e-4)
     checkpoint = folder / "student.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
     compile_for_training(dit)
-    while trainer.done() < 1:
+    began = time.monotonic()
+    while trainer.step < trainer.total:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         rng = random.Random(seed * 1_000_003 + trainer.step)
         policy, schedule, blocks = plan_round(rng)
@@ -187,13 +182,13 @@ def train(
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = streams.block(switch=switch, recache=rng.random() < 0.75)
             trainer.update(loss)
-            if trainer.step % 50 == 0 or trainer.done() == 1:
+            if trainer.step % 50 == 0 or trainer.step == trainer.total:
                 values = {"loss": loss.item(), "blocks": streams.cache.end / FRAME_BLOCK, "steps": len(schedule)}
-                values["psnr"] = -10 * math.log10(max(streams.error.item(), 1e-9))
-                yield trainer.progress("student", values)
-            if trainer.due(SAVE_EVERY):
+                seconds = time.monotonic() - began
+                yield Progress(stage="student", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
+            if trainer.step % SAVE_EVERY == 0:
                 trainer.save(checkpoint)
-            if trainer.done() == 1:
+            if trainer.step == trainer.total:
                 break
     trainer.use_average()
     trainer.save(checkpoint)

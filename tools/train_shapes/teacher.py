@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +21,13 @@ from train_shapes.world import (
     PromptTable,
     draw_block,
     draw_scenes,
-    hand_over,
     start_from_noise,
     switch_scenes,
 )
 
-STEPS = 4000
-SECONDS = 380
+STEPS = 3600
 BATCH = 96
-SAVE_EVERY = 30.0  # seconds
+SAVE_EVERY = 1000
 BLOCKS = 4
 """Frame blocks of a clip: as many as the largest window holds, so every relative position of a stream is seen."""
 
@@ -60,16 +59,15 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 9]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes
-    places, radius = start_from_noise(noise[:, :FRAME_BLOCK], scenes)
+    centre, radius = start_from_noise(noise[:, :FRAME_BLOCK])
     frames, shown = [], []
     for block in range(BLOCKS):
         length = vae.config.stride.frames(block * FRAME_BLOCK, FRAME_BLOCK)
-        before, places = hand_over(scenes, previous, places)
-        pictures, places = draw_block(scenes, before, places, radius, length)
+        pictures, centre = draw_block(scenes, previous, centre, radius, length)
         frames.append(pictures)
         shown.append(scenes)
         previous, scenes = scenes, switch_scenes(scenes, SWITCH_SHARE)
@@ -134,7 +132,7 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = nn.ModuleDict({"dit": dit, "text": text})
-    trainer = Trainer(models, total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=1e-3)
+    trainer = Trainer(models, total=max(1, int(STEPS * scale)), peak=1e-3)
     checkpoint = folder / "teacher.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -142,16 +140,18 @@ def train(
     masks = [block_causal_mask(policy, BLOCKS, side * side).to(device) for policy in POLICIES]
     prompts = PromptTable(text, device)
     compile_for_training(dit)
-    while trainer.done() < 1:
+    began = time.monotonic()
+    while trainer.step < trainer.total:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         mask = masks[0 if trainer.step % 2 else 1 + trainer.step // 2 % 2]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss((dit, text, vae), prompts, mask)
         trainer.update(loss)
-        if trainer.step % 50 == 0 or trainer.done() == 1:
+        if trainer.step % 50 == 0 or trainer.step == trainer.total:
             values = {"loss": loss.item()}
-            yield trainer.progress("teacher", values)
-        if trainer.due(SAVE_EVERY):
+            seconds = time.monotonic() - began
+            yield Progress(stage="teacher", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
+        if trainer.step % SAVE_EVERY == 0:
             trainer.save(checkpoint)
     trainer.use_average()
     trainer.save(checkpoint)

@@ -7,41 +7,25 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT
-from strobe.models.shapes.render import HILL, MARGIN, RADII, TILE, WAY, advance, render
+from strobe.models.shapes.render import RADII, SIZE, advance, render
 from strobe.models.vae.tiny import TinyVAE
 
 SIZES = tuple(len(values) for values in CHOICES.values())
 FADE = (0.75, 0.5, 0.25)
 """Weight of the old picture in the first frames after a prompt switch."""
 
-TWO = 0.4
-"""Share of the scenes that show two objects."""
-
 
 def draw_scenes(count: int, device: torch.device) -> Tensor:
-    """Draw random seen scenes, int64 `[count, 9]`; two objects have different colours."""
-    first, second = _draw_objects(count, device), _draw_objects(count, device)
-    lone = (torch.rand(count, device=device) >= TWO) | (first[:, 0] == second[:, 0])
-    background = torch.randint(SIZES[4], (count, 1), device=device)
-    return torch.cat((first, background, torch.where(lone[:, None], -1, second)), dim=-1)
-
-
-def _draw_objects(count: int, device: torch.device) -> Tensor:
+    """Draw random seen scenes, int64 `[count, 5]`."""
     pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
     pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
-    rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:4]]
+    rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
     return torch.cat((pair, torch.stack(rest, dim=-1)), dim=-1)
 
 
 def draw_radius(count: int, device: torch.device) -> Tensor:
     """Draw object sizes in pixels, float `[count]`."""
     return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
-
-
-def draw_places(count: int, device: torch.device) -> Tensor:
-    """Draw where everything is, anywhere, float `[count, 6]`."""
-    drawn = torch.rand(count, 6, device=device)
-    return torch.cat((drawn[:, :4] * WAY - MARGIN, drawn[:, 4:5] * TILE, drawn[:, 5:] * HILL), dim=1)
 
 
 def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
@@ -54,9 +38,9 @@ def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
     weights = torch.zeros(count, frames, device=device)
     for step, weight in enumerate(FADE):
         weights = torch.where(since == step, weight, weights)
-    places = advance(draw_places(count, device), attributes)
+    centres = advance(SIZE * torch.rand(count, 2, device=device), attributes)
     previous = first.unsqueeze(1).expand_as(attributes)
-    return render(attributes, places, draw_radius(count, device), fade=weights, previous=previous)
+    return render(attributes, centres, draw_radius(count, device), fade=weights, previous=previous)
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
-"""The procedural world: one or two moving coloured shapes before a landscape, and the small English that describes it."""
+"""The procedural world: one moving coloured shape, and the small English that describes it."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strobe.core.errors import ConfigError, unknown_choice
@@ -24,19 +24,16 @@ COLOURS: dict[str, Rgb] = {
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # (x, y), y down
 SPEEDS: dict[str, int] = {"slow": 1, "fast": 3}  # pixels per frame
-BACKGROUNDS = ("black", "navy", "gray", "forest")
+BACKGROUNDS: dict[str, Rgb] = {"black": (0, 0, 0), "navy": (12, 20, 96), "gray": (96, 96, 96), "forest": (16, 80, 36)}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS),
     "shape": SHAPES,
     "direction": tuple(DIRECTIONS),
     "speed": tuple(SPEEDS),
-    "background": BACKGROUNDS,
+    "background": tuple(BACKGROUNDS),
 }
-"""The attributes of a scene, each with its values in the order of their numbers."""
-
-COLUMNS = (*CHOICES, "colour", "shape", "direction", "speed")
-"""The attribute of each column of a scene's tensors: the first object, the background, the second object; -1: no such object."""
+"""The attributes of a scene in the order of its tensors, each with its values in the order of their numbers."""
 
 HELD_OUT = frozenset(
     (CHOICES["colour"].index(colour), SHAPES.index(shape))
@@ -56,9 +53,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "fast": ("fast", "quickly"),
     "gray": ("gray", "grey"),
 }
-TIMES = {"night": "black", "dusk": "navy", "fog": "gray", "morning": "forest"}
-"""The same backgrounds by another name: `at night`, `at dusk`, `in fog`, `in the morning`."""
-
 VERBS = ("moving", "gliding", "drifting", "sliding", "going")
 FILLERS = ("a", "an", "the", "on", "over", "to", "is", "in", "with", "and", "at", "speed", "background", "backdrop")
 
@@ -73,29 +67,23 @@ def _meanings() -> dict[str, tuple[str, int]]:
     }
 
 
-_FIRST_WORDS = _meanings()
-MEANINGS = _FIRST_WORDS | {word: ("background", BACKGROUNDS.index(value)) for word, value in TIMES.items()}
-VOCABULARY: tuple[str, ...] = (*_FIRST_WORDS, *VERBS, *FILLERS, *TIMES)
+MEANINGS = _meanings()
+VOCABULARY: tuple[str, ...] = (*MEANINGS, *VERBS, *FILLERS)
 """Every word of the language. The position of a word is its number in the text encoder: append, never reorder."""
 
-MOST_WORDS = 24
-"""Words of the longest prompt."""
-
-# {adverb} may be empty.
+# {adverb} and {place} may be empty; no sentence has more than 15 words.
 _TEMPLATES = (
-    "{name} {verb} {direction} {adverb}",
-    "{name} {adverb} {verb} {direction}",
-    "{name} is {adverb} {verb} {direction}",
+    "{article} {colour} {shape} {verb} {direction} {adverb} {place}",
+    "{article} {colour} {shape} {adverb} {verb} {direction} {place}",
+    "{article} {colour} {shape} {verb} {direction} {place} {adverb}",
+    "{place} {article} {colour} {shape} {verb} {direction} {adverb}",
+    "{article} {colour} {shape} is {adverb} {verb} {direction} {place}",
 )
 _PLACES = ("on a {0} background", "over a {0} background", "on a {0} backdrop", "on {0}")
-_MOMENTS = {"night": "at night", "dusk": "at dusk", "fog": "in fog", "morning": "in the morning"}
 
 
-NOTHING = (-1, -1, -1, -1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Thing:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
     """One moving shape. Each field is the position of its value in `CHOICES[field]`.
 
     Raises:
@@ -106,98 +94,42 @@ class Thing:
     shape: int
     direction: int
     speed: int
-
-    def __post_init__(self) -> None:
-        for attribute, number in zip(CHOICES, self.numbers, strict=False):
-            _check_number(attribute, number)
-
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """The four numbers in the order of `CHOICES`."""
-        return self.colour, self.shape, self.direction, self.speed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
-    """One or two moving shapes of different colours, in the order of their colours, before a background.
-
-    Raises:
-        ConfigError: a number has no value, or the objects are not one or two of different colours, in order.
-    """
-
-    things: tuple[Thing, ...]
     background: int
 
     def __post_init__(self) -> None:
-        _check_number("background", self.background)
-        colours = [thing.colour for thing in self.things]
-        if len(colours) not in (1, 2) or colours != sorted(set(colours)):
-            raise ConfigError(f"scene has objects of colours {colours}; allowed: one, or two of ascending numbers")
+        for (attribute, values), number in zip(CHOICES.items(), self.attributes, strict=True):
+            if not 0 <= number < len(values):
+                raise ConfigError(f"scene {attribute} {number} does not exist; allowed: 0 .. {len(values) - 1}")
 
     @property
-    def attributes(self) -> tuple[int, ...]:
-        """The nine numbers in the order of `COLUMNS`, -1 where there is no second object: a row of the tensors in `render`."""
-        first, *second = (thing.numbers for thing in self.things)
-        return (*first, self.background, *(second[0] if second else NOTHING))
+    def attributes(self) -> tuple[int, int, int, int, int]:
+        """The five numbers in the order of `CHOICES`: a row of the tensors in `render` and `oracle`."""
+        return self.colour, self.shape, self.direction, self.speed, self.background
 
-    @classmethod
-    def of(cls, attributes: Sequence[int]) -> Scene:
-        """Return the scene of a row of nine numbers."""
-        rows = [row for row in (tuple(attributes[:4]), tuple(attributes[5:])) if row[0] >= 0]
-        things = sorted(Thing(**dict(zip(CHOICES, row, strict=False))) for row in rows)
-        return cls(things=tuple(things), background=attributes[4])
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The five values by name, e.g. `("red", "circle", "left", "slow", "navy")`."""
+        return tuple(values[number] for values, number in zip(CHOICES.values(), self.attributes, strict=True))
 
     def prompt(self, rng: random.Random) -> str:
         """Describe the scene in a random sentence that `parse` reads back; defaults are left out half of the time."""
-        sentence = self._sentence(rng)
-        while len(sentence.split()) > MOST_WORDS:
-            sentence = self._sentence(rng)
-        return sentence
-
-    def _sentence(self, rng: random.Random) -> str:
-        things = rng.sample(self.things, len(self.things))
-        parts = [describe(thing, rng) for thing in things]
-        if len(things) == 2 and things[0].numbers[2:] == things[1].numbers[2:] and rng.random() < 0.5:
-            parts[0] = name(things[0])  # the second says where both go
-        sides = [" and ".join(parts), describe_background(self.background, rng)]
-        if rng.random() < 0.25:
-            sides.reverse()
-        return " ".join(" ".join(sides).split())
-
-
-def _check_number(attribute: str, number: int) -> None:
-    if not 0 <= number < len(CHOICES[attribute]):
-        raise ConfigError(f"scene {attribute} {number} does not exist; allowed: 0 .. {len(CHOICES[attribute]) - 1}")
-
-
-def name(thing: Thing) -> str:
-    """Return colour and shape, such as `a red circle`."""
-    return f"{_article(CHOICES['colour'][thing.colour])} {CHOICES['colour'][thing.colour]} {SHAPES[thing.shape]}"
-
-
-def describe(thing: Thing, rng: random.Random) -> str:
-    """Describe one object in random words; slow speed is left out half of the time."""
-    direction, speed = CHOICES["direction"][thing.direction], CHOICES["speed"][thing.speed]
-    headings = SYNONYMS[direction]
-    if direction in ("left", "right"):
-        headings += (f"to the {direction}",)
-    said = speed != DEFAULTS["speed"] or rng.random() < 0.5
-    adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
-    return rng.choice(_TEMPLATES).format(
-        name=name(thing),
-        verb=rng.choice(VERBS),
-        direction=rng.choice(headings),
-        adverb=rng.choice(adverbs) if said else "",
-    )
-
-
-def describe_background(number: int, rng: random.Random) -> str:
-    """Describe the background in random words; the default is left out half of the time."""
-    value = BACKGROUNDS[number]
-    if value == DEFAULTS["background"] and rng.random() < 0.5:
-        return ""
-    word = rng.choice((*SYNONYMS.get(value, (value,)), *(each for each, other in TIMES.items() if other == value)))
-    return _MOMENTS[word] if word in _MOMENTS else rng.choice(_PLACES).format(word)
+        colour, shape, direction, speed, background = self.words
+        headings = SYNONYMS[direction]
+        if direction in ("left", "right"):
+            headings += (f"to the {direction}",)
+        said_speed = speed != DEFAULTS["speed"] or rng.random() < 0.5
+        said_background = background != DEFAULTS["background"] or rng.random() < 0.5
+        adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
+        sentence = rng.choice(_TEMPLATES).format(
+            article=_article(colour),
+            colour=colour,
+            shape=shape,
+            verb=rng.choice(VERBS),
+            direction=rng.choice(headings),
+            adverb=rng.choice(adverbs) if said_speed else "",
+            place=rng.choice(_PLACES).format(rng.choice(SYNONYMS.get(background, (background,)))) if said_background else "",
+        )
+        return " ".join(sentence.split())
 
 
 def split_words(prompt: str) -> list[str]:
@@ -214,88 +146,53 @@ def split_words(prompt: str) -> list[str]:
 
 
 def parse(prompt: str) -> Scene:
-    """Read a prompt: one object, or two with `and` between them. Within an object, order does not matter; case and punctuation
-    never do. Of two objects, one without a direction goes with the other. The speed defaults to slow, the background to black.
+    """Read a prompt. Order, case and punctuation do not matter; speed defaults to slow, the background to black.
 
     Raises:
-        ConfigError: an unknown word, an attribute given twice, no colour, shape or direction, more than two objects, or two of
-            one colour; with a prompt that would do.
+        ConfigError: an unknown word, an attribute given twice, or no colour, shape or direction; with a prompt that would do.
     """
-    parts = _objects(split_words(prompt))
-    found: list[dict[str, int]] = [{} for _ in parts]
-    background: dict[str, int] = {}
-    wrong = f"names {len(parts)} objects; the model draws one or two" if len(parts) > 2 else ""
-    for part, values in zip(parts, found, strict=True):
-        for word in part:
-            if word not in MEANINGS:
-                continue
-            attribute, number = MEANINGS[word]
-            into = background if attribute == "background" else values
-            if attribute in into:
-                first = CHOICES[attribute][into[attribute]]
-                wrong = wrong or f"gives the {attribute} twice ({first!r}, then {word!r}) for one object"
-            into.setdefault(attribute, number)
-    for values, other in zip(found, reversed(found), strict=True):
-        if "direction" not in values and "direction" in other:  # it goes with the other
-            values.update({attribute: other[attribute] for attribute in ("direction", "speed") if attribute in other} | values)
-    colours = [values.get("colour") for values in found]
-    if not wrong and len(colours) == 2 and colours[0] is not None and colours[0] == colours[1]:
-        wrong = f"gives both objects the colour {CHOICES['colour'][colours[0]]!r}; give them two"
-    missing = [attribute for values in found for attribute in ("colour", "shape", "direction") if attribute not in values]
-    if wrong or missing:
-        lacking = "; ".join(f"gives no {each}; add one of: {', '.join(CHOICES[each])}" for each in dict.fromkeys(missing))
-        raise ConfigError(f"the prompt {prompt!r} {wrong or lacking}; {_example(found[:2])}")
-    default = {attribute: CHOICES[attribute].index(value) for attribute, value in DEFAULTS.items()}
-    things = sorted(Thing(**{"speed": default["speed"], **values}) for values in found)
-    return Scene(things=tuple(things), background=background.get("background", default["background"]))
+    found: dict[str, int] = {}
+    twice = ""
+    for word in split_words(prompt):
+        if word not in MEANINGS:
+            continue
+        attribute, number = MEANINGS[word]
+        if attribute in found:
+            first = CHOICES[attribute][found[attribute]]
+            twice = twice or f"gives the {attribute} twice ({first!r}, then {word!r}); the model draws one shape"
+        found.setdefault(attribute, number)
+    missing = [attribute for attribute in CHOICES if attribute not in found and attribute not in DEFAULTS]
+    if twice or missing:
+        lacking = "; ".join(f"gives no {attribute}; add one of: {', '.join(CHOICES[attribute])}" for attribute in missing)
+        raise ConfigError(f"the prompt {prompt!r} {twice or lacking}; {_example(found)}")
+    for attribute, value in DEFAULTS.items():
+        found.setdefault(attribute, CHOICES[attribute].index(value))
+    return Scene(**found)
 
 
-def _objects(words: Sequence[str]) -> list[list[str]]:
-    """Cut a prompt's words into one list for each object: at an `and` where a colour or a shape stands on both sides."""
-    parts: list[list[str]] = [[]]
-    for number, word in enumerate(words):
-        if word == "and" and _names_object(parts[-1]) and _names_object(words[number + 1 :]):
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
-def _names_object(words: Sequence[str]) -> bool:
-    return any(MEANINGS.get(word, ("", 0))[0] in ("colour", "shape") for word in words)
-
-
-def _example(found: Sequence[Mapping[str, int]]) -> str:
-    """Return an example prompt with the values found, and for every missing one the first choice that is free."""
-    objects, taken = [], set()
-    for values in found:
-        colours = [values["colour"]] if "colour" in values else []
-        number = next(each for each in (*colours, *range(len(COLOURS))) if each not in taken)
-        taken.add(number)
-        colour, shape, direction = (CHOICES["colour"][number], *(CHOICES[k][values.get(k, 0)] for k in ("shape", "direction")))
-        objects.append(f"{_article(colour)} {colour} {shape} moving {direction}")
-    return f'for example "{" and ".join(objects)}"'
+def _example(found: Mapping[str, int]) -> str:
+    """Return an example prompt with the values found, and for every missing one its first choice."""
+    colour, shape, direction = (CHOICES[name][found.get(name, 0)] for name in ("colour", "shape", "direction"))
+    return f'for example "{_article(colour)} {colour} {shape} moving {direction}"'
 
 
 def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-def sample_scene(rng: random.Random, *, held_out: bool = False, objects: int = 1) -> Scene:
-    """Draw a scene with so many objects, uniform over the seen (default) or over the held-out combinations."""
+def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
+    """Draw a scene, uniform over the seen (default) or over the held-out combinations."""
     pairs = [
         (colour, shape)
         for colour in range(len(COLOURS))
         for shape in range(len(SHAPES))
         if ((colour, shape) in HELD_OUT) == held_out
     ]
-    chosen = [rng.choice(pairs)]
-    while len(chosen) < objects:
-        pair = rng.choice(pairs)
-        if pair[0] not in {colour for colour, _ in chosen}:
-            chosen.append(pair)
-    things = [
-        Thing(colour=colour, shape=shape, direction=rng.randrange(len(DIRECTIONS)), speed=rng.randrange(len(SPEEDS)))
-        for colour, shape in chosen
-    ]
-    return Scene(things=tuple(sorted(things)), background=rng.randrange(len(BACKGROUNDS)))
+    colour, shape = rng.choice(pairs)
+    return Scene(
+        colour=colour,
+        shape=shape,
+        direction=rng.randrange(len(DIRECTIONS)),
+        speed=rng.randrange(len(SPEEDS)),
+        background=rng.randrange(len(BACKGROUNDS)),
+    )

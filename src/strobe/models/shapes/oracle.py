@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from strobe.core.errors import ShapeError
 from strobe.models.shapes.grammar import CHOICES, SHAPES
-from strobe.models.shapes.render import DARKEST, SIZE, coverage, palette, wrapped
+from strobe.models.shapes.render import SIZE, coverage, palette, wrapped
 
 CONTRAST = 0.2  # RGB distance to the background from which a pixel may belong to an object; the least between two colours is 0.49
 MIN_AREA, MAX_AREA = 300, SIZE * SIZE // 3  # pixels of an object; real ones cover 1000 .. 2700
@@ -101,7 +101,7 @@ def detect(frames: Tensor) -> Detection:
     num_clips, num_frames = _check(frames)
     pixels = frames.detach().flatten(0, 1).float()  # [M, 3, Y, X]
     backdrop, distance = _distance_to_background(pixels)
-    colours = palette(pixels.device)
+    colours, backgrounds = palette(pixels.device)
 
     mask = (distance > CONTRAST).float()
     area = mask.sum((1, 2))
@@ -149,14 +149,6 @@ def centroids(frames: Tensor) -> Tensor:
     found = (area >= MIN_AREA) & (area <= MAX_AREA)
     centre = torch.where(found[:, None], _centre(weight), torch.nan)
     return centre.reshape(num_clips, num_frames, 2)
-
-
-def likeness(pixels: Tensor, colour: Tensor) -> Tensor:
-    """Say how far each pixel `[M, 3, Y, X]` has the hue of an object of a colour `[M, 3]` in some light: 1 yes, 0 no, `[M, Y, X]`."""
-    base = colour[:, :, None, None]
-    light = ((pixels * base).sum(1, keepdim=True) / base.square().sum(1, keepdim=True)).clamp(DARKEST, 1.1)
-    distance = (pixels - light * base).square().sum(1).sqrt()
-    return ((0.22 - distance) / 0.1).clamp(0, 1)
 
 
 def flicker(detection: Detection) -> Tensor:

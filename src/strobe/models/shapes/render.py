@@ -1,46 +1,24 @@
-"""Rendering of scenes to pictures: anti-aliased, shaded shapes over a landscape that scrolls by, on CPU or GPU."""
+"""Rendering of scenes to pictures: batched anti-aliased shapes on a torus, on CPU or GPU."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from strobe.core.errors import ShapeError
-from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS, COLUMNS, DIRECTIONS, SHAPES, SPEEDS, Rgb
+from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, DIRECTIONS, SHAPES, SPEEDS, Rgb
 
 SIZE = 128
 """Height and width of a picture in pixels."""
 
-MARGIN = 18
-"""Pixels beyond each border that belong to an object's way: it leaves the picture whole before it returns on the other side."""
-
-WAY = SIZE + 2 * MARGIN
-RADII = (15.0, 18.0)
+RADII = (22.0, 28.0)
 """Smallest and largest radius of an object in pixels. The area differs little between shapes of one radius."""
 
-EDGE = 1.5  # pixels over which an outline fades
+EDGE = 4.0  # pixels over which an outline fades: soft edges keep the pictures free of detail finer than a latent can hold
 STAR_INNER = 0.5  # inner over outer radius of the star
-DARKEST = 0.72  # share of its colour that the side of an object away from the light has
-
-HORIZON = 84  # row where the ground begins
-NEAR_SCROLL, FAR_SCROLL = 1.0, 0.25  # pixels per frame that the nearest row of the ground and the hills move to the left
-TILE, HILL = 64.0, 64.0  # pixels after which the nearest row of the ground and the hills repeat
-SHADOW_ROW = 112.0  # where shadows fall
-
-PLACES = 6
-"""Numbers that say where everything is: `(x, y)` of the first and the second object, scroll of the ground, scroll of the hills."""
-
-LANDSCAPES: Final[dict[str, tuple[Rgb, Rgb, Rgb, Rgb, Rgb, Rgb]]] = {
-    "black": ((2, 4, 16), (18, 26, 58), (10, 14, 32), (14, 18, 36), (26, 30, 50), (26, 30, 38)),
-    "navy": ((16, 20, 84), (112, 66, 84), (40, 28, 72), (58, 42, 84), (34, 26, 58), (46, 22, 0)),
-    "gray": ((88, 96, 108), (116, 122, 128), (80, 88, 98), (92, 96, 100), (68, 72, 76), (8, 8, 6)),
-    "forest": ((12, 44, 56), (64, 100, 84), (16, 56, 42), (28, 72, 32), (20, 52, 26), (20, 22, 4)),
-}
-"""Colours of each background: top of the sky, sky at the horizon, hills, ground far and near, and what its sun adds."""
 
 
 def _outlines() -> dict[str, tuple[float, float, float, float, float, float]]:
@@ -72,19 +50,17 @@ def _outline_table(device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def palette(device: torch.device) -> Tensor:
-    """Return object colours `[8, 3]` in [0, 1], float32."""
-    return torch.tensor(list(COLOURS.values()), device=device) / 255
+def palette(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return object colours `[8, 3]` and background colours `[4, 3]` in [0, 1], float32."""
 
+    def scaled(colours: dict[str, Rgb]) -> Tensor:
+        return torch.tensor(list(colours.values()), device=device) / 255
 
-@lru_cache(maxsize=8)
-def _landscape_table(device: torch.device) -> Tensor:
-    assert tuple(LANDSCAPES) == BACKGROUNDS
-    return torch.tensor(list(LANDSCAPES.values()), device=device) / 255  # [4, 6, 3]
+    return scaled(COLOURS), scaled(BACKGROUNDS)
 
 
 def coverage(shape: Tensor, offset_x: Tensor, offset_y: Tensor, radius: Tensor) -> Tensor:
-    """Compute the share of each pixel that an object covers: `clamp(1/2 - distance / EDGE, 0, 1)`.
+    """Compute the share of each pixel that an object covers: `s * s * (3 - 2 s)`, `s = clamp(1/2 - distance / EDGE, 0, 1)`.
 
     The distance to the outline is signed and in pixels, negative inside.
 
@@ -106,88 +82,13 @@ def coverage(shape: Tensor, offset_x: Tensor, offset_y: Tensor, radius: Tensor) 
     angle = (torch.remainder(angle, 2 * half) - half).abs() * (folds > 0)
     outside_1 = distance * torch.cos(angle - angle_1) - offset_1 * radius
     outside_2 = distance * torch.cos(angle - angle_2) - offset_2 * radius
-    return (0.5 - torch.maximum(outside_1, outside_2) / EDGE).clamp_(0, 1)
+    inside = (0.5 - torch.maximum(outside_1, outside_2) / EDGE).clamp_(0, 1)
+    return inside * inside * (3 - 2 * inside)
 
 
-def wrapped(difference: Tensor, size: float = WAY) -> Tensor:
+def wrapped(difference: Tensor, size: int = SIZE) -> Tensor:
     """Return the shortest signed difference on a circle of `size` pixels, in [-size/2, size/2)."""
     return torch.remainder(difference + size / 2, size) - size / 2
-
-
-@lru_cache(maxsize=8)
-def tiles(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the ground's perspective: pixels of the nearest row for one of each row, and the sign of its tiles, `[rows]` each."""
-    rows = torch.arange(HORIZON, SIZE, device=device, dtype=torch.float32)
-    depth = (SIZE - 1 - HORIZON + 12) / (rows - HORIZON + 12)
-    return depth, torch.tanh(3 * torch.cos(2 * math.pi * 1.25 * (depth - 1)))
-
-
-def _landscape(background: Tensor, scrolls: Tensor) -> Tensor:
-    """Draw sky, hills and ground `[M, 3, SIZE, SIZE]` from numbers `[M]` and scrolls `[M, 2]`."""
-    device = background.device
-    top, low, hills, far, near, glow = _landscape_table(device)[background][:, :, :, None, None].unbind(1)  # [M, 3, 1, 1] each
-    pixels = torch.arange(SIZE, device=device, dtype=torch.float32)
-    x, y = pixels[None, None, :], pixels[None, :, None]
-    sun = torch.exp(-((x - 94).square() + (y - 40).square()) / (2 * 16.0**2))
-    sky = torch.lerp(top, low, (y / HORIZON).clamp(max=1)) + glow * sun
-    turn = 2 * math.pi / HILL * (x + scrolls[:, 1, None, None])  # [M, 1, X]
-    height = 11 + 5 * torch.cos(turn) + 3 * torch.cos(2 * turn + 1)
-    picture = torch.lerp(sky, hills, ((y - HORIZON + height) / EDGE + 0.5).clamp(0, 1)[:, None])
-    depth, sign = tiles(device)
-    across = 2 * math.pi / TILE * ((x - SIZE / 2) * depth[:, None] + scrolls[:, 0, None, None])  # [M, rows, X]
-    closeness = ((y[:, HORIZON:] - HORIZON) / (SIZE - 1 - HORIZON)).clamp(0, 1)
-    check = torch.tanh(3 * torch.cos(across)) * sign[:, None] * (0.05 + 0.20 * closeness)
-    picture[:, :, HORIZON:] = torch.lerp(far, near, closeness) * (1 + check[:, None])
-    return picture
-
-
-def _put(picture: Tensor, colour: Tensor, shape: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
-    """Draw one object into pictures `[M, 3, SIZE, SIZE]`; a colour of -1 draws none."""
-    pixels = torch.arange(SIZE, device=picture.device, dtype=torch.float32)
-    x, y = (pixels - centre[:, :, None]).unbind(1)  # [M, SIZE] each
-    cover = coverage(shape.clamp(min=0), x, y, radius) * (colour >= 0)[:, None, None]
-    across, along = (x / radius[:, None])[:, None, :], (y / radius[:, None])[:, :, None]  # in radii
-    shade = (0.92 - 0.14 * across - 0.18 * along).clamp(DARKEST, 1)
-    shine = 0.3 * torch.exp(-((across + 0.35).square() + (along + 0.4).square()) / (2 * 0.2**2))
-    base = palette(picture.device)[colour.clamp(min=0)][:, :, None, None]
-    lit = base * shade[:, None]
-    lit = lit + (1 - lit) * shine[:, None]
-    return torch.lerp(picture, lit, cover[:, None])
-
-
-def _shade(picture: Tensor, colour: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
-    """Darken the ground under an object; softer and weaker the higher it is."""
-    pixels = torch.arange(SIZE, device=picture.device, dtype=torch.float32)
-    high = ((SHADOW_ROW - centre[:, 1]) / SHADOW_ROW).clamp(0, 1)  # [M]
-    wide = radius * (1 + 0.5 * high)
-    x = (pixels - centre[:, :1]) / wide[:, None]
-    y = (pixels[HORIZON:] - SHADOW_ROW) / (0.4 * wide[:, None])
-    strength = (0.6 - 0.35 * high) * (colour >= 0)
-    picture[:, :, HORIZON:] *= 1 - (
-        strength[:, None, None] * torch.exp(-(x.square()[:, None, :] + y.square()[:, :, None]))
-    ).unsqueeze(1)
-    return picture
-
-
-def _picture(attributes: Tensor, places: Tensor, radius: Tensor) -> Tensor:
-    """Draw single frames `[M, 3, SIZE, SIZE]` from attributes `[M, 9]`, places `[M, 6]` and radius `[M]`.
-
-    Of two objects, that whose colour has the lower number is in front.
-    """
-    picture = _landscape(attributes[:, 4], places[:, 4:])
-    swap = attributes[:, 5] > attributes[:, 0]  # the second is behind
-    behind, front = torch.where(swap, 5, 0), torch.where(swap, 0, 5)
-    where = places[:, :4].unflatten(1, (2, 2))
-    drawn = []
-    for first in (behind, front):
-        colour, shape = (attributes.gather(1, (first + offset).unsqueeze(1))[:, 0] for offset in (0, 1))
-        centre = torch.where((first == 0).unsqueeze(1), where[:, 0], where[:, 1])
-        drawn.append((colour, shape, centre))
-    for colour, _, centre in drawn:
-        picture = _shade(picture, colour, centre, radius)
-    for colour, shape, centre in drawn:
-        picture = _put(picture, colour, shape, centre, radius)
-    return picture
 
 
 def _check(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -195,27 +96,43 @@ def _check(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
         raise ShapeError(f"render: {name} is {list(tensor.shape)}, expected {list(expected)}")
 
 
+def _parts(length: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, length, chunk)]
+
+
+def _picture(attributes: Tensor, centres: Tensor, radius: Tensor, size: int) -> Tensor:
+    """Draw single frames `[M, 3, size, size]` from attributes `[M, 5]`, centres `[M, 2]` and radius `[M]`."""
+    colours, backgrounds = palette(attributes.device)
+    colour, background = colours[attributes[:, 0], :, None, None], backgrounds[attributes[:, 4], :, None, None]
+    pixels = torch.arange(size, device=attributes.device, dtype=torch.float32)
+    offset = wrapped(pixels - centres[:, :, None], size)  # [M, 2, size]
+    cover = coverage(attributes[:, 1], offset[:, 0], offset[:, 1], radius)
+    return torch.addcmul(background, cover[:, None], colour - background)
+
+
 def render(
     attributes: Tensor,
-    places: Tensor,
+    centres: Tensor,
     radius: Tensor,
     *,
     fade: Tensor | None = None,
     previous: Tensor | None = None,
-    chunk: int = 1024,
+    size: int = SIZE,
+    chunk: int = 4096,
 ) -> Tensor:
-    """Draw clips on the device of `attributes`.
+    """Draw clips of one object that wraps around at the borders, on the device of `attributes`.
 
     Args:
-        attributes: numbers in the order of `grammar.COLUMNS`, int `[N, F, 9]` (direction and speed do not show in one picture).
-        places: where everything is, float `[N, F, 6]`; see `PLACES`.
-        radius: of all objects of a clip, pixels, float `[N]`.
-        fade: weight in [0, 1] of the picture drawn with `previous` at the same places, float `[N, F]`.
-        previous: attributes to fade away from, int `[N, F, 9]`; given together with `fade`.
-        chunk: frames drawn at once; bounds the memory for intermediate values to about `chunk` megabytes.
+        attributes: numbers in the order of `grammar.CHOICES`, int `[N, F, 5]` (direction and speed do not show in one picture).
+        centres: `(x, y)` of the object in pixels, float `[N, F, 2]`; any real number, taken modulo `size`.
+        radius: pixels, float `[N]`.
+        fade: weight in [0, 1] of the picture drawn with `previous` at the same place, float `[N, F]`.
+        previous: attributes to fade away from, int `[N, F, 5]`; given together with `fade`.
+        size: height and width in pixels.
+        chunk: frames drawn at once; bounds the memory for intermediate values to about `chunk * size**2 * 40` bytes.
 
     Returns:
-        float32 `[N, F, 3, SIZE, SIZE]` in [0, 1].
+        float32 `[N, F, 3, size, size]` in [0, 1].
 
     Raises:
         ShapeError: sizes do not fit, or only one of `fade` and `previous` is given.
@@ -223,46 +140,35 @@ def render(
     num_clips, num_frames = attributes.shape[:2]
     if (fade is None) != (previous is None):
         raise ShapeError("render takes `fade` and `previous` together or neither")
-    _check("attributes", attributes, (num_clips, num_frames, len(COLUMNS)))
-    _check("places", places, (num_clips, num_frames, PLACES))
+    _check("attributes", attributes, (num_clips, num_frames, len(CHOICES)))
+    _check("centres", centres, (num_clips, num_frames, 2))
     _check("radius", radius, (num_clips,))
-    frames = torch.empty(num_clips * num_frames, 3, SIZE, SIZE, device=attributes.device)
-    now, where = attributes.flatten(0, 1), places.float().flatten(0, 1)
+    frames = torch.empty(num_clips * num_frames, 3, size, size, device=attributes.device)
+    now, where = attributes.flatten(0, 1), centres.float().flatten(0, 1)
     radii = radius.float()[:, None].expand(num_clips, num_frames).flatten()
-    for part in torch.arange(len(frames), device=frames.device).split(chunk):
-        frames[part] = _picture(now[part], where[part], radii[part])
+    for part in _parts(len(frames), chunk):
+        frames[part] = _picture(now[part], where[part], radii[part], size)
     if fade is not None and previous is not None:
         _check("fade", fade, (num_clips, num_frames))
-        _check("previous", previous, (num_clips, num_frames, len(COLUMNS)))
-        weight, before = fade.float().flatten(), previous.flatten(0, 1)
-        for part in weight.nonzero()[:, 0].split(chunk):
-            old = _picture(before[part], where[part], radii[part])
-            frames[part] = torch.lerp(frames[part], old, weight[part, None, None, None])
-    return frames.reshape(num_clips, num_frames, 3, SIZE, SIZE)
+        _check("previous", previous, (num_clips, num_frames, len(CHOICES)))
+        weight, before = fade.float().flatten()[:, None, None, None], previous.flatten(0, 1)
+        for part in _parts(len(frames), chunk):
+            frames[part].lerp_(_picture(before[part], where[part], radii[part], size), weight[part])
+    return frames.reshape(num_clips, num_frames, 3, size, size)
 
 
-def advance(places: Tensor, attributes: Tensor) -> Tensor:
-    """Move everything: frame f is one step of that frame's attributes after frame f - 1.
+def advance(centres: Tensor, attributes: Tensor, size: int = SIZE) -> Tensor:
+    """Move objects: frame f is one step of `direction * speed` of that frame's attributes after frame f - 1.
 
     Args:
-        places: just before the first frame (so the first frame has moved by one step), float `[N, 6]`.
-        attributes: int `[N, F, 9]`; they may change from frame to frame.
+        centres: `(x, y)` in pixels just before the first frame (so the first frame has moved by one step), float `[N, 2]`.
+        attributes: int `[N, F, 5]`; they may change from frame to frame.
+        size: the torus, in pixels.
 
     Returns:
-        float32 `[N, F, 6]`: objects in [-MARGIN, SIZE + MARGIN), scrolls in [0, TILE) and [0, HILL).
+        float32 `[N, F, 2]` in [0, size).
     """
-    device = attributes.device
-    headings = torch.tensor([*DIRECTIONS.values(), (0, 0)], device=device, dtype=torch.float32)  # the last is of no object
-    speeds = torch.tensor([*SPEEDS.values(), 0], device=device, dtype=torch.float32)
-    first = headings[attributes[..., 2]] * speeds[attributes[..., 3], None]  # [N, F, 2]
-    second = headings[attributes[..., 7]] * speeds[attributes[..., 8], None]
-    scroll = torch.tensor((NEAR_SCROLL, FAR_SCROLL), device=device).expand_as(first)
-    moved = places.float()[:, None] + torch.cat((first, second, scroll), dim=-1).cumsum(1)
-    return torch.cat(
-        (
-            torch.remainder(moved[..., :4] + MARGIN, WAY) - MARGIN,
-            torch.remainder(moved[..., 4:5], TILE),
-            torch.remainder(moved[..., 5:], HILL),
-        ),
-        dim=-1,
-    )
+    headings = torch.tensor(list(DIRECTIONS.values()), device=attributes.device, dtype=torch.float32)
+    speeds = torch.tensor(list(SPEEDS.values()), device=attributes.device, dtype=torch.float32)
+    steps = headings[attributes[..., 2]] * speeds[attributes[..., 3], None]  # [N, F, 2]
+    return torch.remainder(centres.float()[:, None] + steps.cumsum(1), size)
