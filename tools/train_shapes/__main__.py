@@ -1,4 +1,4 @@
-"""Train the bundled model in three stages: autoencoder, teacher, few-step student. At most 25 minutes on one H200.
+"""Train the bundled model in three stages: autoencoder, teacher, few-step student. Each is boxed: 25 minutes at most in all.
 
 `PYTHONPATH=tools python -m train_shapes --out my-shapes`; the same again goes on where it was interrupted. `--model my-shapes` of
 `strobe` runs what it wrote.
@@ -18,7 +18,9 @@ def main(argv: list[str]) -> None:
     """Train into a folder; print a line for each step of the log."""
     parser = argparse.ArgumentParser(prog="train_shapes")
     parser.add_argument("--out", type=Path, default=Path("shapes-weights"), help="folder for weights, checkpoints and the log")
-    parser.add_argument("--scale", type=float, default=1.0, help="length of every stage; 1 is the full training, 0.1 a trial")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="steps and seconds of every stage; 1 is the full training, 0.1 a trial"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of data and noise")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; a CPU takes days")
     asked = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss
 
-from strobe.models.shapes.clips import draw_clips
+from strobe.models.shapes.clips import draw_clips, measure
 from strobe.models.vae.tiny import TinyVAE
 from train_shapes.state import Progress, Trainer
 
 STEPS = 13000
+SECONDS = 300
 BATCH = 48
-SAVE_EVERY = 4000
+SAVE_EVERY = 30.0  # seconds
 LATENTS = 4
 LATENT_NOISE = 0.1
 """Noise added to latents in training. It makes them smooth: small errors of the transformer stay small in the picture."""
@@ -40,27 +40,27 @@ def train(vae: TinyVAE, folder: Path, *, scale: float = 1.0, seed: int = 0) -> I
     """Train in place, then set the latent statistics. Resumes from `folder/autoencoder.safetensors`."""
     device = next(vae.parameters()).device
     vae.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks this form
-    trainer = Trainer(vae, total=max(1, int(STEPS * scale)), peak=1.5e-3)
+    trainer = Trainer(vae, total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=1.5e-3)
     checkpoint = folder / "autoencoder.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
     measure_loss = torch.compile(_loss) if device.type == "cuda" else _loss
-    began = time.monotonic()
-    while trainer.step < trainer.total:
+    trained = trainer.done() < 1
+    while trainer.done() < 1:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         clips = draw_clips(BATCH, LATENTS, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = measure_loss(vae, clips)
         trainer.update(loss)
-        if trainer.step % 200 == 0 or trainer.step == trainer.total:
-            values = {"loss": loss.item()}
-            seconds = time.monotonic() - began
-            yield Progress(stage="autoencoder", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
-        if trainer.step % SAVE_EVERY == 0:
+        if trainer.step % 200 == 0 or trainer.done() == 1:
+            yield trainer.progress("autoencoder", {"loss": loss.item()})
+        if trainer.due(SAVE_EVERY):
             trainer.save(checkpoint)
     trainer.use_average()
-    trainer.save(checkpoint)
     set_statistics(vae, device)
+    trainer.save(checkpoint)
+    if trained:
+        yield trainer.progress("autoencoder", {"psnr": measure(vae, device)})
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ model sees.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -42,8 +41,9 @@ from train_shapes.world import (
 )
 
 STEPS = 4600
+SECONDS = 650
 BATCH = 96
-SAVE_EVERY = 1000
+SAVE_EVERY = 30.0  # seconds
 SCHEDULES = (TIMESTEPS, (1000.0, 500.0, 250.0), (1000.0, 250.0))
 LENGTHS = (1, 1, 2, 4, 8, 16, 48)
 """Frame blocks of a round. Many are short: the first frame block is the hardest, for only there the context decides nothing."""
@@ -166,13 +166,14 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = Models(dit=dit, text=text, vae=vae, prompts=PromptTable(text, device))
-    trainer = Trainer(nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), peak=4e-4)
+    trainer = Trainer(
+        nn.ModuleDict({"dit": dit, "text": text}), total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=4e-4
+    )
     checkpoint = folder / "student.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
     compile_for_training(dit)
-    began = time.monotonic()
-    while trainer.step < trainer.total:
+    while trainer.done() < 1:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         rng = random.Random(seed * 1_000_003 + trainer.step)
         policy, schedule, blocks = plan_round(rng)
@@ -182,13 +183,12 @@ def train(
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 loss = streams.block(switch=switch, recache=rng.random() < 0.75)
             trainer.update(loss)
-            if trainer.step % 50 == 0 or trainer.step == trainer.total:
+            if trainer.step % 50 == 0 or trainer.done() == 1:
                 values = {"loss": loss.item(), "blocks": streams.cache.end / FRAME_BLOCK, "steps": len(schedule)}
-                seconds = time.monotonic() - began
-                yield Progress(stage="student", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
-            if trainer.step % SAVE_EVERY == 0:
+                yield trainer.progress("student", values)
+            if trainer.due(SAVE_EVERY):
                 trainer.save(checkpoint)
-            if trainer.step == trainer.total:
+            if trainer.done() == 1:
                 break
     trainer.use_average()
     trainer.save(checkpoint)

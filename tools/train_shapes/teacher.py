@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +25,9 @@ from train_shapes.world import (
 )
 
 STEPS = 3600
+SECONDS = 450
 BATCH = 96
-SAVE_EVERY = 1000
+SAVE_EVERY = 30.0  # seconds
 BLOCKS = 4
 """Frame blocks of a clip: as many as the largest window holds, so every relative position of a stream is seen."""
 
@@ -132,7 +132,7 @@ def train(
     device = dit.device
     vae.requires_grad_(False)
     models = nn.ModuleDict({"dit": dit, "text": text})
-    trainer = Trainer(models, total=max(1, int(STEPS * scale)), peak=1e-3)
+    trainer = Trainer(models, total=max(1, int(STEPS * scale)), seconds=SECONDS * scale, peak=1e-3)
     checkpoint = folder / "teacher.safetensors"
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -140,18 +140,16 @@ def train(
     masks = [block_causal_mask(policy, BLOCKS, side * side).to(device) for policy in POLICIES]
     prompts = PromptTable(text, device)
     compile_for_training(dit)
-    began = time.monotonic()
-    while trainer.step < trainer.total:
+    while trainer.done() < 1:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
         mask = masks[0 if trainer.step % 2 else 1 + trainer.step // 2 % 2]
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss((dit, text, vae), prompts, mask)
         trainer.update(loss)
-        if trainer.step % 50 == 0 or trainer.step == trainer.total:
+        if trainer.step % 50 == 0 or trainer.done() == 1:
             values = {"loss": loss.item()}
-            seconds = time.monotonic() - began
-            yield Progress(stage="teacher", step=trainer.step, total=trainer.total, seconds=seconds, values=values)
-        if trainer.step % SAVE_EVERY == 0:
+            yield trainer.progress("teacher", values)
+        if trainer.due(SAVE_EVERY):
             trainer.save(checkpoint)
     trainer.use_average()
     trainer.save(checkpoint)

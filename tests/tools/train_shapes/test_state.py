@@ -16,6 +16,7 @@ from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
 from train_shapes.state import Progress, Trainer, append_log
 
+ENDLESS = 1e12
 ROUNDING = tolerance("rounding", "float32")
 
 
@@ -41,7 +42,7 @@ def run(trainer: Trainer, steps: int) -> list[float]:
 
 
 def new_trainer(hidden: int = 16) -> Trainer:
-    return Trainer(network(hidden), total=200, peak=1e-2)
+    return Trainer(network(hidden), total=200, seconds=ENDLESS, peak=1e-2)
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_moments_and_average_matter(tmp_path: Path) -> None:
 def test_the_real_model_fits_into_60_mb(tmp_path: Path) -> None:
     dit, text, vae = weights.build()
     for model in (vae, nn.ModuleDict({"dit": dit, "text": text})):
-        trainer = Trainer(model, total=10, peak=1e-3)
+        trainer = Trainer(model, total=10, seconds=ENDLESS, peak=1e-3)
         trainer.update(sum((p.square().sum() for p in trainer.params.values()), torch.zeros(())))
         trainer.save(tmp_path / "stage.safetensors")
         assert len(load_file(tmp_path / "stage.safetensors")) == 4 * len(trainer.params)
@@ -97,8 +98,8 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=start):
         new_trainer(hidden=8).load(path)
     with pytest.raises(WeightsError, match=start):
-        Trainer(nn.Linear(8, 16), total=10, peak=1e-2).load(path)
-    deeper = Trainer(nn.Sequential(*network(), nn.Linear(4, 4)), total=10, peak=1e-2)
+        Trainer(nn.Linear(8, 16), total=10, seconds=ENDLESS, peak=1e-2).load(path)
+    deeper = Trainer(nn.Sequential(*network(), nn.Linear(4, 4)), total=10, seconds=ENDLESS, peak=1e-2)
     run(deeper, 1)
     deeper.save(path)
     with pytest.raises(WeightsError, match="it holds 24 tensors, expected 16"):
@@ -117,7 +118,7 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_and_decays() -> None:
-    trainer = Trainer(network(), total=1000, peak=2.0)
+    trainer = Trainer(network(), total=1000, seconds=ENDLESS, peak=2.0)
     rates = []
     for trainer.step in range(1000):
         rates.append(trainer.rate())
@@ -126,6 +127,31 @@ def test_the_rate_warms_up_and_decays() -> None:
     assert rates[510] == pytest.approx(middle)
     assert rates[-1] == pytest.approx(0.02, rel=1e-3)
     assert rates[20:] == sorted(rates[20:], reverse=True)
+
+
+def test_a_stage_ends_with_its_seconds_over_all_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("train_shapes.state.time.monotonic", lambda: now[0])
+
+    def begin() -> Trainer:
+        return Trainer(network(), total=1000, seconds=100.0, peak=2.0)
+
+    first = begin()
+    run(first, 25)
+    assert first.done() == 0.025 and first.rate() == pytest.approx(2.0, rel=1e-3)
+    now[0] += 40
+    assert first.done() == 0.4 and first.due(40) and not first.due(41)
+    rate = first.rate()
+    first.save(tmp_path / "stage.safetensors")
+    assert not first.due(1)
+    now[0] += 5000  # between two runs
+    second = begin()
+    second.load(tmp_path / "stage.safetensors")
+    assert second.done() == 0.4 and second.rate() == rate
+    now[0] += 59
+    assert second.done() == 0.99 and second.rate() == pytest.approx(0.02, rel=0.05)
+    now[0] += 1
+    assert second.done() == 1 and second.progress("stage", {}).seconds == 100
 
 
 def test_a_gradient_that_is_not_finite_is_skipped() -> None:
