@@ -30,16 +30,15 @@ class Measured:
 
     Args:
         metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
-        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks.
-        first_block_frames: of the first frame block, if it is shorter, as of a causal decoder.
+        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
+            shorter, as of a causal decoder: 9 12.
         weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
         prompt: what the clips should show, for the CLIP score and for VBench.
         device: where it runs: auto, cpu, cuda or cuda:N.
     """
 
     metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    block_frames: int | None = None
-    first_block_frames: int | None = None
+    block_frames: tuple[int, ...] = ()
     weights: Path | None = None
     prompt: str = ""
     device: str = "auto"
@@ -73,7 +72,7 @@ def quality(
 
     ```
     strobe quality dense.mp4 sparse80.mp4 sparse90.mp4  # needs-files
-    strobe quality dense/ sparse/ --block-frames 12 --first-block-frames 9 -o quality.html  # needs-files
+    strobe quality dense/ sparse/ --block-frames 9 12 -o quality.html  # needs-files
     strobe quality dense.mp4 sparse90.mp4 --metrics lpips dists --weights weights --require "lpips<0.1"  # needs-files
     ```
 
@@ -98,7 +97,6 @@ def quality(
         asked = Asked(
             metrics=measured.metrics,
             block_frames=measured.block_frames,
-            first_block_frames=measured.first_block_frames,
             weights=measured.weights,
             prompt=measured.prompt,
             device=resolve_device(measured.device),
