@@ -245,7 +245,7 @@ def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str
         ConfigError: the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--export-vbench {folder}: it holds something already; name a new folder")
+        raise ConfigError(f"--vbench {folder}: it holds something already; name a new folder")
     videos = folder / vbench.VIDEOS
     videos.mkdir(parents=True, exist_ok=True)
     prompts = {}

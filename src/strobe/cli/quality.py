@@ -35,6 +35,8 @@ class Measured:
         weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
         prompt: what the clips should show, for the CLIP score and for VBench.
         device: where it runs: auto, cpu, cuda or cuda:N.
+        vbench: a new folder for clips and prompts, which tells the command that judges them; or the *_eval_results.json that it
+            wrote, whose values become rows of the table.
     """
 
     metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
@@ -42,20 +44,7 @@ class Measured:
     weights: Path | None = None
     prompt: str = ""
     device: str = "auto"
-
-
-@Parameter(name="*", group="VBench, which runs in an environment of its own")
-@dataclass(frozen=True, kw_only=True)
-class VBench:
-    """Flags of VBench: export clips to it, import its results.
-
-    Args:
-        export_vbench: a new folder for clips and prompts; says the command that judges them.
-        import_vbench: the *_eval_results.json that it wrote; its values become rows of the table.
-    """
-
-    export_vbench: Path | None = None
-    import_vbench: Path | None = None
+    vbench: Path | None = None
 
 
 def quality(
@@ -63,7 +52,6 @@ def quality(
     /,
     *clips: Annotated[Path, Parameter(name="CLIP")],
     measured: Measured = Measured(),
-    vbench: VBench = VBench(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -102,9 +90,10 @@ def quality(
             device=resolve_device(measured.device),
         )
         variants = variants_of(reference, clips)
-        imported = () if vbench.import_vbench is None else import_vbench(variants, vbench.import_vbench)
+        results = measured.vbench is not None and measured.vbench.suffix == ".json"
+        imported = import_vbench(variants, measured.vbench) if measured.vbench and results else ()
         lines = (*judge(variants, asked, advance), *imported)
-        command = None if vbench.export_vbench is None else export_vbench(variants, vbench.export_vbench, measured.prompt)
+        command = export_vbench(variants, measured.vbench, measured.prompt) if measured.vbench and not results else None
         report = quality_report(variants[0].name, lines)
     written = [] if out is None else [_write(report, out)]
     failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
