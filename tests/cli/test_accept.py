@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.accept import run
+from strobe.bench import accept
 from strobe.cli.model import ModelFlags
 from strobe.engine.load import load
 from terminal import Strobe
@@ -17,7 +17,7 @@ from terminal import Strobe
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frames of few blocks, and no clip of another prompt or seed longer than the first."""
-    monkeypatch.setattr(run, "SHORT", 3)
+    monkeypatch.setattr(accept, "SHORT", 3)
 
 
 @pytest.mark.rest

@@ -39,9 +39,9 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
 
 
 def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
-    cells = bench_attention._cells(bench_attention.Grid(quick=True))
+    cells = bench_attention._cells(bench_attention.Grid(grid=("quick",)))
     assert max(cell.shape.num_tokens for cell in cells) >= 4096 and len(cells) <= 4
-    how, quick = bench_attention.How(), bench_attention.Grid(quick=True)
+    how, quick = bench_attention.How(), bench_attention.Grid(grid=("quick",))
     assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.Grid())
     assert bench_attention._seconds(bench_attention.How(seconds_per_cell=7), quick) == 7
 
@@ -85,17 +85,16 @@ def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path,
         (("--grid", "publishd"), "did you mean 'published'"),
         (("--grid", 2, 4), "or three sizes T H W"),
         (("--grid", 2, 4, 0), "or three sizes T H W"),
-        (("--grid", "full", "--quick"), "name one of them"),
         (("--shapes", "wan"), "unknown shape 'wan'"),
         (("--tokens", 100), "a multiple of 1024"),
-        (("--quick", "--blocks", 32), "allowed: 64, 128, 256"),
-        (("--quick", "--sparsity", 1), "to below 1"),
-        (("--quick", "--impls", "tritn"), "did you mean 'triton'"),
-        (("--quick", "--dtype", "int8"), "unknown dtype"),
-        (("--quick", "--data", "real"), "unknown data"),
-        (("--quick", "--tile", "flat"), "unknown tile"),
-        (("--quick", "--seconds-per-cell", 0), "more than 0 seconds"),
-        (("--quick", "--heads", 0), "expected 1 or more"),
+        (("--grid", "quick", "--blocks", 32), "allowed: 64, 128, 256"),
+        (("--grid", "quick", "--sparsity", 1), "to below 1"),
+        (("--grid", "quick", "--impls", "tritn"), "did you mean 'triton'"),
+        (("--grid", "quick", "--dtype", "int8"), "unknown dtype"),
+        (("--grid", "quick", "--data", "real"), "unknown data"),
+        (("--grid", "quick", "--tile", "flat"), "unknown tile"),
+        (("--grid", "quick", "--seconds-per-cell", 0), "more than 0 seconds"),
+        (("--grid", "quick", "--heads", 0), "expected 1 or more"),
     ],
 )
 def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple[object, ...], words: str) -> None:

@@ -48,12 +48,10 @@ def test_records_as_logs(strobe: Strobe, run: tuple[Path, str]) -> None:
     sides = (
         "--baseline-log",
         folder / "records.jsonl",
-        "--baseline-name",
-        "baseline/",
         "--candidate-log",
         folder / "records.jsonl",
     )
-    shown = strobe("speedup", *sides, "--candidate-name", "balanced/", "-o", folder.parent / "page")
+    shown = strobe("speedup", *sides, "--names", "baseline/", "balanced/", "-o", folder.parent / "page")
     assert shown.code == 0, shown.err
     assert TITLE in shown.out and f"log of the candidate: {told}" in shown.out
     assert TITLE in (folder.parent / "page" / "report.md").read_text()

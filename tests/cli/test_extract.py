@@ -88,7 +88,7 @@ def test_attention_with_a_proven_unit(strobe: Strobe, trace: Path, tmp_path: Pat
 
 
 def test_attention_windows_and_an_override(strobe: Strobe) -> None:
-    flags = ("--baseline-log", VSA, "--baseline-min", "5ms", "--baseline-max", "20ms", "--unit", "s", "--json")
+    flags = ("--baseline-log", VSA, "--between", "5ms..20ms", "--unit", "s", "--json")
     (timer,) = strobe("extract", "attention", *flags).document["attention"]
     assert timer["method"] == "window" and timer["calls"]["n"] == 48
     assert timer["excluded"] == {"outside the window: at least 5.00 ms and at most 20.0 ms": 8}
@@ -112,7 +112,7 @@ def test_own_patterns(strobe: Strobe) -> None:
         LOGS / "own_framework.log",
         "--patterns",
         LOGS / "patterns.toml",
-        "--baseline-name",
+        "--names",
         "self",
         "--json",
     )
@@ -160,11 +160,11 @@ def test_kernels_that_no_trace_has_are_an_error_and_write_nothing(strobe: Strobe
         (("stages", VSA, "--unit", "mins"), "unknown unit 'mins'"),
         (("stages", VSA, "--patterns", "no.toml"), "cannot read patterns file"),
         (("attention",), "name a log"),
-        (("attention", "--baseline-log", VSA, "--baseline-min", "5"), "not a duration"),
-        (("attention", "--baseline-log", VSA, "--baseline-min", "5ms", "--baseline-max", "1ms"), "no value lies between"),
+        (("attention", "--baseline-log", VSA, "--between", "5.."), "not a duration"),
+        (("attention", "--baseline-log", VSA, "--between", "5ms..1ms"), "no value lies between"),
         (("attention", "--baseline-log", VSA, "--focal-baseline", "flash"), "needs a trace"),
         (("attention", "--baseline-log", VSA, "--baseline-trace", LOGS), "proves nothing alone"),
-        (("attention", "--baseline-log", VSA, "--baseline-name", "flash"), "no attention timer 'flash'"),
+        (("attention", "--baseline-log", VSA, "--names", "flash"), "no attention timer 'flash'"),
         (("kernels", "--focal", "flash"), "name at least one trace"),
         (("kernels", LOGS), "--focal"),
     ],

@@ -135,7 +135,6 @@ def test_a_users_own_function_runs_and_it_says_so(strobe: Strobe, tmp_path: Path
         ((), 2, "name one of --model and --pipe"),
         (("--model", "wan-1.3b", "--compile", "yes"), 2, "unknown --compile 'yes'"),
         (("--model", "wan-1.3b", "--tiny", "--compile", "on", "off"), 3, "nothing is compiled on cpu"),
-        (("--model", "wan-1.3b", "--tiny", "--dense-backend", "fast"), 3, "attention backend of diffusers 'fast' cannot run"),
         (("--model", "wan-1.3b", "--tiny", "--size", "100x100"), 2, "heights divisible by 16"),
         (("--model", "wan-1.3b", "--tiny", "--weights", "w"), 2, "--tiny draws its weights"),
         (("--model", "wan-1.3b", "--steps", "2"), 2, "--steps 2: give 3 or more"),

@@ -137,6 +137,6 @@ def test_the_guide_s_scenarios_are_one_command(tmp_path: Path) -> None:
         "profile_examples", tmp_path, "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1",
         "--strategies", "allgather",
     )  # fmt: skip
-    assert done.returncode == 0 and "$ strobe bench scaling --world-sizes 1 --seq-lens 64" in done.stdout
+    assert done.returncode == 0 and "$ strobe bench scaling --world-size 1 --seq-len 64" in done.stdout
     assert list(tmp_path.rglob("report.html"))
     assert run_script("profile_examples", tmp_path, "--only", "nothing").returncode == 2

@@ -39,19 +39,17 @@ class Asked:
 
     Args:
         metrics: names; empty: every one, those that cannot be measured with the reason.
-        block_frames: pixel frames of a frame block, for `border_jump`.
-        first_block_frames: pixel frames of the first one, if it is shorter.
+        block_frames: pixel frames of a frame block, for `border_jump`; of the first one before, if it is shorter.
         weights: folder of the user's weights.
         prompt: intended content of the clips, for `clip_score`.
         device: where it runs.
 
     Raises:
-        ConfigError: an unknown metric.
+        ConfigError: an unknown metric, or more than two numbers of frames.
     """
 
     metrics: tuple[str, ...] = ()
-    block_frames: int | None = None
-    first_block_frames: int | None = None
+    block_frames: tuple[int, ...] = ()
     weights: Path | None = None
     prompt: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -59,6 +57,11 @@ class Asked:
     def __post_init__(self) -> None:
         for name in self.metrics:
             metric(name)
+        if len(self.block_frames) > 2:
+            told = " ".join(map(str, self.block_frames))
+            raise ConfigError(
+                f"--block-frames {told}: give one number, or two, of the first frame block and of the others"
+            )
 
     def wants(self, name: str) -> bool:
         """Return whether a metric was asked for."""
@@ -187,8 +190,7 @@ class _Judging:
         try:
             match name:
                 case "border_jump":
-                    assert asked.block_frames is not None
-                    starts = block_starts(len(frames), asked.block_frames, asked.first_block_frames)
+                    starts = block_starts(len(frames), asked.block_frames[-1], asked.block_frames[0])
                     jump = border_jump(frames.permute(0, 3, 1, 2)[None] / 255, starts).item()
                     return (jump, "") if jump == jump else (None, "nothing changes inside the frame blocks")
                 case "vmaf":
@@ -243,7 +245,7 @@ def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str
         ConfigError: the folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--export-vbench {folder}: it holds something already; name a new folder")
+        raise ConfigError(f"--vbench {folder}: it holds something already; name a new folder")
     videos = folder / vbench.VIDEOS
     videos.mkdir(parents=True, exist_ok=True)
     prompts = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
@@ -18,11 +18,11 @@ from strobe.cli.tables import banner_texts, table_text
 from strobe.perf.records.store import RECORDS
 
 if TYPE_CHECKING:
-    from strobe.bench.accept.run import Subject
-    from strobe.perf.analysis.runs.acceptance import Acceptance
+    from strobe.bench.accept import Subject
 
 ROW: Final = "row.md"
 """File with the line for a table of results."""
+_SHOWN: Final = ("group", "name", "value", "unit", "low", "high", "passed", "basis", "detail")
 _SHAPES: Final = ("a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background")
 _WORLD: Final = (
     "a red ball rolls slowly to the left across a wooden table in a sunlit room",
@@ -37,8 +37,7 @@ class Judged:
 
     Args:
         preset: what streams.
-        prompt: what the first clip shows; by default one that the model can draw.
-        other: another prompt, which must change the clip.
+        prompt: what the first clip shows; by default one that the model can draw. Another one must change the clip.
         blocks: frame blocks of the first clip.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
@@ -46,7 +45,6 @@ class Judged:
 
     preset: PresetName = "balanced"
     prompt: str | None = None
-    other: str | None = None
     blocks: int = 12
     seed: int = 0
     device: DeviceName = "auto"
@@ -58,7 +56,7 @@ class Judged:
             ConfigError: no such preset, too few frame blocks, or prompts that are equal or that the model cannot take.
             ImplUnavailableError: the preset does not run on the device.
         """
-        from strobe.bench.accept.run import Subject, check_blocks
+        from strobe.bench.accept import Subject, check_blocks
         from strobe.bench.cases.scoring import readable
         from strobe.core.device import resolve_device
         from strobe.engine.resolve import check_device
@@ -71,7 +69,7 @@ class Judged:
         return Subject(
             model=model,
             config=config,
-            prompts=(self.prompt or prompt, self.other or other),
+            prompts=(self.prompt or prompt, other),
             device=device,
             seed=self.seed,
             blocks=self.blocks,
@@ -101,7 +99,7 @@ def accept(
     Args:
         out: folder for records, page, clip and the line for a table (row.md); one that holds something is kept as accept.1, ...
     """
-    from strobe.bench.accept.run import run_accept
+    from strobe.bench.accept import run_accept
 
     kept: list[Path] = []
     with output.progress("loading"):
@@ -122,9 +120,8 @@ def _tell(folder: Path, output: Output) -> int:
     """Write page and line, print them, and return the exit code."""
     with output.progress("report"):
         from strobe.core.files import write_whole
-        from strobe.perf.analysis.runs.acceptance import acceptance_of
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import COMPARE, accept_report, fps_of, markdown_line, short_table
+        from strobe.perf.report.accept_page import COMPARE, accept_report, acceptance_of, fps_of, markdown_line, short_table
         from strobe.perf.report.build import build_report
         from strobe.perf.report.write import write_report
 
@@ -138,32 +135,17 @@ def _tell(folder: Path, output: Output) -> int:
     )
     output.show(report.subtitle, "", line, " ".join(map(str, paths)))
     output.emit(
-        _document(folder, found, line, report.subtitle)
-        | {"fps": fps_of(run), "compare": str(folder / COMPARE), "report": {path.name: str(path) for path in paths}}
+        {
+            "run": str(folder),
+            "accepted": found.accepted,
+            "verdict": report.subtitle,
+            "judged": found.num_judged,
+            "failed": [check.name for check in found.failed],
+            "checks": [{name: getattr(each, name) for name in _SHOWN} for each in found.checks],
+            "row": line,
+            "fps": fps_of(run),
+            "compare": str(folder / COMPARE),
+            "report": {path.name: str(path) for path in paths},
+        }
     )
     return 0 if found.accepted else GATE_FAILED
-
-
-def _document(folder: Path, found: Acceptance, line: str, verdict: str) -> dict[str, Any]:
-    return {
-        "run": str(folder),
-        "accepted": found.accepted,
-        "verdict": verdict,
-        "judged": found.num_judged,
-        "failed": [check.name for check in found.failed],
-        "checks": [
-            {
-                "group": each.group,
-                "name": each.name,
-                "value": each.value,
-                "unit": each.unit,
-                "low": each.low,
-                "high": each.high,
-                "passed": each.passed,
-                "basis": each.basis,
-                "detail": each.detail,
-            }
-            for each in found.checks
-        ],
-        "row": line,
-    }

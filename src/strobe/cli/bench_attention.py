@@ -31,9 +31,8 @@ class Grid:
     """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
-        grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick; or three sizes T H W
-            of a grid of your own.
-        quick: the same as --grid quick: half a minute on a CPU, a size that is too small for sparsity to pay and one that is not.
+        grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick (half a minute on a
+            CPU); or three sizes T H W of a grid of your own.
         shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         tokens: length of a plain sequence of your own; a multiple of 1024 fills whole tiles.
         heads: of a grid or sequence of your own.
@@ -45,7 +44,6 @@ class Grid:
     """
 
     grid: tuple[str, ...] = ()
-    quick: Annotated[bool, Parameter(negative="")] = False
     shapes: tuple[str, ...] = ()
     tokens: int | None = None
     heads: int = 12
@@ -96,7 +94,7 @@ def attention(
     """Check and time attention, and measure its memory, over a grid of shapes, sparsities and block sizes, cell by cell.
 
     ```
-    strobe bench attention --quick  # slow
+    strobe bench attention --grid quick  # slow
     strobe bench attention --grid published --backward --out h200  # gpu
     strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers  # gpu
     strobe bench attention --out h200 --render --advice  # slow
@@ -137,7 +135,7 @@ def _seconds(how: How, grid: Grid) -> float:
     """Return the time of timed calls in a cell, s."""
     if how.seconds_per_cell is not None:
         return how.seconds_per_cell
-    return 0.5 if grid.quick or grid.grid == ("quick",) else 4.0
+    return 0.5 if grid.grid == ("quick",) else 4.0
 
 
 def _cells(grid: Grid) -> tuple[GridCell, ...]:
@@ -145,14 +143,12 @@ def _cells(grid: Grid) -> tuple[GridCell, ...]:
     from strobe.bench.attention.contestant import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
     from strobe.core.errors import unknown_choice
 
-    named = "quick" if grid.quick else "published"
+    named = "published"
     shapes = [shape_named(name) for name in grid.shapes]
     if len(grid.grid) == 1:
         named = grid.grid[0]
         if named not in GRIDS:
             raise unknown_choice("grid", named, GRIDS)
-        if grid.quick and named != "quick":
-            raise ConfigError(f"--quick and --grid {named}: name one of them")
     elif grid.grid:
         if len(grid.grid) != 3 or not all(size.isdigit() and int(size) for size in grid.grid):
             raise ConfigError(f"--grid: got {' '.join(grid.grid)}; expected one of {', '.join(GRIDS)}, or three sizes T H W")

@@ -60,9 +60,6 @@ class Measurement:
         seed: of all tensors.
         threads: of each rank on a CPU.
         timeout: of a wait for another rank, seconds.
-        cell_timeout: of a whole cell, seconds.
-        max_ranks: most ranks of a cell on the CPU of this machine; by default 8 for each core, and one for each 0.5 GiB of free
-            memory. With --device cuda each rank takes a GPU of its own.
         what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
@@ -76,8 +73,6 @@ class Measurement:
     seed: int = 0
     threads: int = 1
     timeout: float = 30.0
-    cell_timeout: float = 600.0
-    max_ranks: int | None = None
     what_if: tuple[float, ...] = (2.0, 10.0)
     delay: tuple[int, float] | None = None
     executor: Literal["local", "ray"] = "local"
@@ -120,9 +115,9 @@ def tree(
 
 def scaling(
     *,
-    world_sizes: tuple[int, ...] = (1, 2, 4),
-    seq_lens: tuple[int, ...] = (1024, 2048, 4096, 8192),
-    dtypes: tuple[str, ...] = ("float32",),
+    world_size: tuple[int, ...] = (1, 2, 4),
+    seq_len: tuple[int, ...] = (1024, 2048, 4096, 8192),
+    dtype: tuple[str, ...] = ("float32",),
     call: CallFlags = CallFlags(),
     how: Measurement = Measurement(),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-scaling"),
@@ -132,7 +127,7 @@ def scaling(
     """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency, crossovers, what-if.
 
     ```
-    strobe bench scaling --world-sizes 1 2 4 8 16 --seq-lens 512 1024 2048 4096  # slow
+    strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow
     strobe bench scaling --executor ray --address head:6379  # network
     strobe bench scaling --out h200-scaling --render
     ```
@@ -141,17 +136,17 @@ def scaling(
     a cell failed.
 
     Args:
-        world_sizes: ranks.
-        seq_lens: keys of all ranks together.
-        dtypes: float32, bfloat16, float16 or float64.
+        world_size: numbers of ranks.
+        seq_len: keys of all ranks together.
+        dtype: float32, bfloat16, float16 or float64.
         out: folder for the records (`cells/`) and the report.
         render: measure nothing: write the pages from the cells that are there, on any machine.
     """
     if render:
         return _report(out, None, output, scaling=True)
-    if not (world_sizes and seq_lens and dtypes):
-        raise ConfigError("--world-sizes, --seq-lens and --dtypes: got none of one of them, expected at least one value each")
-    shapes = [_shape(call, ranks, keys, dtype) for dtype in dtypes for keys in seq_lens for ranks in world_sizes]
+    if not (world_size and seq_len and dtype):
+        raise ConfigError("--world-size, --seq-len and --dtype: got none of one of them, expected at least one value each")
+    shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size]
     return _report(out, _run(shapes, how, out, output), output, scaling=True)
 
 
@@ -204,9 +199,7 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
                 _how(flags),
                 out,
                 progress,
-                cell_timeout_s=flags.cell_timeout,
                 executor=executor,
-                max_ranks=flags.max_ranks,
             )
 
 

@@ -79,24 +79,6 @@ class Evidence:
         return self.calls_per_stage
 
 
-@Parameter(name="*", group="Windows (instead of the search for the steady state)")
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Flags of the shortest and longest duration that counts.
-
-    Args:
-        baseline_min: e.g. 5ms.
-        baseline_max: e.g. 50ms.
-        candidate_min: e.g. 5ms.
-        candidate_max: e.g. 50ms.
-    """
-
-    baseline_min: str | None = None
-    baseline_max: str | None = None
-    candidate_min: str | None = None
-    candidate_max: str | None = None
-
-
 @Parameter(name="*", group="Sides")
 @dataclass(frozen=True, kw_only=True)
 class Sides:
@@ -105,19 +87,19 @@ class Sides:
     Args:
         baseline_log: log of the baseline, text or .gz, or our records.jsonl.
         candidate_log: log of the candidate.
-        baseline_name: regular expression of the timer's name, such as Vanilla, if the log has several.
-        candidate_name: the same for the candidate, such as VSA.
+        names: regular expression of the timer's name, if a log has several: one for both, or two, such as Vanilla VSA.
+        between: shortest and longest duration that counts, such as 5ms..50ms, instead of the search for the steady state: one
+            for both, or two, the baseline's first.
     """
 
     baseline_log: Path | None = None
     candidate_log: Path | None = None
-    baseline_name: str = ""
-    candidate_name: str = ""
+    names: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
 
 
 _LOGS: Final = LogFlags()
 _EVIDENCE: Final = Evidence()
-_WINDOWS: Final = Windows()
 _SIDES: Final = Sides()
 
 
@@ -162,7 +144,6 @@ def stages(
 def attention(
     *,
     sides: Sides = _SIDES,
-    windows: Windows = _WINDOWS,
     evidence: Evidence = _EVIDENCE,
     flags: LogFlags = _LOGS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
@@ -173,7 +154,7 @@ def attention(
     ```
     strobe extract attention --baseline-log fa.log --candidate-log vsa.log -o attention.md
     strobe extract attention --candidate-log vsa.log --candidate-trace vsa/ --focal-candidate _attn_fwd_sparse
-    strobe extract attention --baseline-log fa.log --baseline-min 5ms --baseline-max 50ms --unit s
+    strobe extract attention --baseline-log fa.log --between 5ms..50ms --unit s
     ```
 
     Args:
@@ -181,12 +162,11 @@ def attention(
     """
     from strobe.core.errors import ConfigError
 
+    names, windows = of_sides("--names", sides.names), of_sides("--between", sides.between)
     asked = [
-        _Asked("baseline", sides.baseline_log, sides.baseline_name, windows.baseline_min, windows.baseline_max,
-               evidence.baseline_trace, evidence.focal_baseline),
-        _Asked("candidate", sides.candidate_log, sides.candidate_name, windows.candidate_min, windows.candidate_max,
-               evidence.candidate_trace, evidence.focal_candidate),
-    ]  # fmt: skip
+        _Asked("baseline", sides.baseline_log, names[0], windows[0], evidence.baseline_trace, evidence.focal_baseline),
+        _Asked("candidate", sides.candidate_log, names[1], windows[1], evidence.candidate_trace, evidence.focal_candidate),
+    ]
     if not any(side.log for side in asked):
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
@@ -198,7 +178,7 @@ def attention(
     for side in asked:
         if side.log is None:
             continue
-        low, high = side.window()
+        low, high = durations(side.between)
         log = _read_log(side.log, patterns, output)
         read.append(log)
         proof, files = _evidence(side, evidence.range, output)
@@ -257,22 +237,42 @@ class _Asked(NamedTuple):
     label: str
     log: Path | None
     name: str
-    low: str | None
-    high: str | None
+    between: str
     traces: tuple[Path, ...]
     focal: str | None
 
-    def window(self) -> tuple[int | None, int | None]:
-        """Return the shortest and longest duration that counts, ns; None where not given."""
-        from strobe.core.errors import ConfigError
-        from strobe.perf.logs import parse_duration
 
-        low, high = (None if text is None else parse_duration(text) for text in (self.low, self.high))
-        if low is not None and high is not None and low > high:
-            raise ConfigError(
-                f"--{self.label}-min {self.low} is above --{self.label}-max {self.high}; no value lies between them"
-            )
-        return low, high
+def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
+    """Return the values of baseline and candidate: one stands for both; none: empty.
+
+    Raises:
+        ConfigError: more than two.
+    """
+    from strobe.core.errors import ConfigError
+
+    if len(values) > 2:
+        raise ConfigError(f"{flag} {' '.join(values)}: give one for both sides, or two, the baseline's first")
+    return (values[0], values[-1]) if values else ("", "")
+
+
+def durations(text: str) -> tuple[int | None, int | None]:
+    """Return the shortest and longest duration that counts, ns, of `5ms..50ms`; None where not given.
+
+    Raises:
+        ConfigError: not two durations with `..` between them, or none lies between them.
+    """
+    from strobe.core.errors import ConfigError
+    from strobe.perf.logs import parse_duration
+
+    if not text:
+        return None, None
+    shortest, dots, longest = text.partition("..")
+    if not dots:
+        raise ConfigError(f"--between {text}: write SHORTEST..LONGEST, such as 5ms..50ms; either may be left out")
+    low, high = (parse_duration(each) if each else None for each in (shortest, longest))
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"--between {text}: {shortest} is above {longest}; no value lies between them")
+    return low, high
 
 
 def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:

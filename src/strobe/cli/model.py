@@ -83,7 +83,6 @@ class ModelFlags:
             help="where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU."
         ),
     ] = None
-    text_dtype: Annotated[str, Parameter(help="of that text encoder, bfloat16 or float32.")] = "bfloat16"
     random_text: Annotated[
         bool, Parameter(help="with random weights, draw a text encoder of full size too; else prompts become noise.")
     ] = False
@@ -166,7 +165,6 @@ class ModelFlags:
             frame_size=parse_size(self.size),
             recipe=self.recipe,
             text_device=self.text_device,
-            text_dtype=self.text_dtype,  # type: ignore[arg-type]  # checked there
             random_text=self.random_text,
         )
 

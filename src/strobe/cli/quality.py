@@ -30,33 +30,21 @@ class Measured:
 
     Args:
         metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
-        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks.
-        first_block_frames: of the first frame block, if it is shorter, as of a causal decoder.
+        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
+            shorter, as of a causal decoder: 9 12.
         weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
         prompt: what the clips should show, for the CLIP score and for VBench.
         device: where it runs: auto, cpu, cuda or cuda:N.
+        vbench: a new folder for clips and prompts, which tells the command that judges them; or the *_eval_results.json that it
+            wrote, whose values become rows of the table.
     """
 
     metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    block_frames: int | None = None
-    first_block_frames: int | None = None
+    block_frames: tuple[int, ...] = ()
     weights: Path | None = None
     prompt: str = ""
     device: str = "auto"
-
-
-@Parameter(name="*", group="VBench, which runs in an environment of its own")
-@dataclass(frozen=True, kw_only=True)
-class VBench:
-    """Flags of VBench: export clips to it, import its results.
-
-    Args:
-        export_vbench: a new folder for clips and prompts; says the command that judges them.
-        import_vbench: the *_eval_results.json that it wrote; its values become rows of the table.
-    """
-
-    export_vbench: Path | None = None
-    import_vbench: Path | None = None
+    vbench: Path | None = None
 
 
 def quality(
@@ -64,7 +52,6 @@ def quality(
     /,
     *clips: Annotated[Path, Parameter(name="CLIP")],
     measured: Measured = Measured(),
-    vbench: VBench = VBench(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -73,7 +60,7 @@ def quality(
 
     ```
     strobe quality dense.mp4 sparse80.mp4 sparse90.mp4  # needs-files
-    strobe quality dense/ sparse/ --block-frames 12 --first-block-frames 9 -o quality.html  # needs-files
+    strobe quality dense/ sparse/ --block-frames 9 12 -o quality.html  # needs-files
     strobe quality dense.mp4 sparse90.mp4 --metrics lpips dists --weights weights --require "lpips<0.1"  # needs-files
     ```
 
@@ -98,15 +85,15 @@ def quality(
         asked = Asked(
             metrics=measured.metrics,
             block_frames=measured.block_frames,
-            first_block_frames=measured.first_block_frames,
             weights=measured.weights,
             prompt=measured.prompt,
             device=resolve_device(measured.device),
         )
         variants = variants_of(reference, clips)
-        imported = () if vbench.import_vbench is None else import_vbench(variants, vbench.import_vbench)
+        results = measured.vbench is not None and measured.vbench.suffix == ".json"
+        imported = import_vbench(variants, measured.vbench) if measured.vbench and results else ()
         lines = (*judge(variants, asked, advance), *imported)
-        command = None if vbench.export_vbench is None else export_vbench(variants, vbench.export_vbench, measured.prompt)
+        command = export_vbench(variants, measured.vbench, measured.prompt) if measured.vbench and not results else None
         report = quality_report(variants[0].name, lines)
     written = [] if out is None else [_write(report, out)]
     failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]

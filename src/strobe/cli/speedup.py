@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, megabytes, styled
-from strobe.cli.extract import Evidence, LogFlags, Sides, Windows
+from strobe.cli.extract import Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
@@ -29,31 +29,24 @@ class Comparing:
     """Flags of the comparison: sections, steps, and facts known of each side.
 
     Args:
-        section: device time around the focal kernel, such as "memcpy:end -> gather:end", the same for both sides.
-        section_baseline: other boundaries for the baseline; needs --allow-unlike.
-        section_candidate: other boundaries for the candidate; needs --allow-unlike.
+        section: device time around the focal kernel, such as "memcpy:end -> gather:end": one for both sides, or two, the
+            baseline's first, with --allow-unlike.
         allow_unlike: compare sections that are not cut alike (or a section with a kernel), and say so everywhere.
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
         priority: who owns time where work overlaps, in order: focal section compute memset comm memcpy.
         allow_different: what is meant to differ, such as device model; anything else that differs and must not makes the
             sides not comparable: there is no speedup, and no --require holds.
-        fact: NAME=VALUE known of both sides, such as frames=121.
-        baseline_fact: NAME=VALUE known of the baseline.
-        candidate_fact: NAME=VALUE known of the candidate.
+        fact: NAME=VALUE known of both sides, such as frames=121, or of one, such as candidate:sparsity=0.8.
         baseline: with RUN_DIR: the variant that the other is measured against.
         candidate: with RUN_DIR: the variant that is measured.
     """
 
-    section: str | None = None
-    section_baseline: str | None = None
-    section_candidate: str | None = None
+    section: tuple[str, ...] = ()
     allow_unlike: bool = False
     steps: str | None = None
     priority: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()
     fact: tuple[str, ...] = ()
-    baseline_fact: tuple[str, ...] = ()
-    candidate_fact: tuple[str, ...] = ()
     baseline: str | None = None
     candidate: str | None = None
 
@@ -66,13 +59,11 @@ class Result:
     Args:
         out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
             the tables are only printed.
-        store: also copy the logs and traces into that folder.
         require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
     """
 
     out: Annotated[Path | None, Parameter(alias=OUT)] = None
-    store: bool = False
     require: tuple[str, ...] = ()
 
 
@@ -80,7 +71,6 @@ _LOGS_END: Final = (".log", ".txt")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
-_WINDOWS: Final = Windows()
 _LOGS: Final = LogFlags()
 _RESULT: Final = Result()
 
@@ -90,7 +80,6 @@ def speedup(
     sides: Sides = _SIDES,
     evidence: Evidence = _EVIDENCE,
     comparing: Comparing = _COMPARING,
-    windows: Windows = _WINDOWS,
     flags: LogFlags = _LOGS,
     result: Result = _RESULT,
     output: Output = Output(),
@@ -115,19 +104,15 @@ def speedup(
     if run and all(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
-        if (sides, evidence, windows, flags) != (_SIDES, _EVIDENCE, _WINDOWS, _LOGS):
+        if (sides, evidence, flags) != (_SIDES, _EVIDENCE, _LOGS):
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
-        if result.store:
-            raise ConfigError(f"{run[0]} is where its records and traces are kept: leave out --store")
         return _of_run(run, comparing, (requirements, result.out), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
-    if result.store and result.out is None:
-        raise ConfigError("--store copies the inputs beside the report: name its folder with -o")
     _check_two_sides(sides, evidence)
-    request = _request(sides, evidence, comparing, windows, flags)
+    request = _request(sides, evidence, comparing, flags)
     with output.progress("read") as advance:
         from strobe.perf.report.speedup_page.study import load_speedup
 
@@ -212,33 +197,33 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
         )
 
 
-def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Windows, flags: LogFlags) -> SpeedupRequest:
+def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
-    from strobe.perf.analysis.comparable import given_facts
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.logs import parse_unit
     from strobe.perf.report.speedup_page.study import SpeedupRequest
 
-    both = given_facts(comparing.fact)
+    names, windows = of_sides("--names", sides.names), of_sides("--between", sides.between)
+    sections = of_sides("--section", comparing.section)
     return SpeedupRequest(
         baseline=_side(
             "baseline",
-            (sides.baseline_log, sides.baseline_name),
+            (sides.baseline_log, names[0]),
             evidence.baseline_trace,
             evidence.focal_baseline,
-            comparing.section_baseline or comparing.section,
-            (windows.baseline_min, windows.baseline_max),
-            both | given_facts(comparing.baseline_fact),
+            sections[0],
+            windows[0],
+            _facts(comparing.fact, "baseline"),
         ),
         candidate=_side(
             "candidate",
-            (sides.candidate_log, sides.candidate_name),
+            (sides.candidate_log, names[1]),
             evidence.candidate_trace,
             evidence.focal_candidate,
-            comparing.section_candidate or comparing.section,
-            (windows.candidate_min, windows.candidate_max),
-            both | given_facts(comparing.candidate_fact),
+            sections[1],
+            windows[1],
+            _facts(comparing.fact, "candidate"),
         ),
         patterns=flags.patterns,
         unit=None if flags.unit is None else parse_unit(flags.unit),
@@ -252,26 +237,32 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, windows: Wi
     )
 
 
+def _facts(texts: Sequence[str], side: str) -> Facts:
+    """Return the facts of one side: those of both, and those that name it."""
+    from strobe.perf.analysis.comparable import given_facts
+
+    of_both = [text for text in texts if text.partition(":")[0] not in ("baseline", "candidate")]
+    own = [text.removeprefix(f"{side}:") for text in texts if text.startswith(f"{side}:")]
+    return given_facts(of_both) | given_facts(own)
+
+
 def _side(
     name: Literal["baseline", "candidate"],
     log: tuple[Path | None, str],
     traces: tuple[Path, ...],
     focal: str | None,
-    section: str | None,
-    window: tuple[str | None, str | None],
+    section: str,
+    between: str,
     facts: Facts,
 ) -> SideRequest:
     from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.sections import parse_section
-    from strobe.perf.logs import parse_duration
     from strobe.perf.report.speedup_page.study import SideRequest
 
-    low, high = (None if text is None else parse_duration(text) for text in window)
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"--{name}-min {window[0]} is above --{name}-max {window[1]}; no value lies between them")
+    low, high = durations(between)
     if focal is not None and not traces:
         raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
-    definition = None if section is None or not traces else parse_section(section, focal)
+    definition = None if not (section and traces) else parse_section(section, focal)
     return SideRequest(
         name=name,
         log=log[0],
@@ -298,7 +289,7 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
     exact = folder / "speedup.json"
     write_whole(exact, clean_lines(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
-    return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder, store=result.store))}
+    return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder))}
 
 
 def _figures(report: Report) -> dict[str, Figure | None]:

@@ -21,13 +21,13 @@ def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -
         "lengths": (
             "More keys: from where on does it pay to spread them?",
             [
-                "bench", "scaling", "--world-sizes", *dict.fromkeys(("1", most)), "--seq-lens", *lengths, *more,
+                "bench", "scaling", "--world-size", *dict.fromkeys(("1", most)), "--seq-len", *lengths, *more,
                 "-o", f"{out}/lengths",
             ],
         ),
         "ranks": (
             "More ranks, the same keys: does another rank pay?",
-            ["bench", "scaling", "--world-sizes", *ranks, "--seq-lens", longest, *more, "-o", f"{out}/ranks"],
+            ["bench", "scaling", "--world-size", *ranks, "--seq-len", longest, *more, "-o", f"{out}/ranks"],
         ),
         "straggler": (
             "One rank is 20 ms late: who waits, and is it named?",
@@ -39,7 +39,7 @@ def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -
         "dtypes": (
             "Half the bytes: what do 16 bits save?",
             [
-                "bench", "scaling", "--world-sizes", most, "--seq-lens", longest, "--dtypes", "float32", "bfloat16", *more,
+                "bench", "scaling", "--world-size", most, "--seq-len", longest, "--dtype", "float32", "bfloat16", *more,
                 "-o", f"{out}/dtypes",
             ],
         ),

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.accept import run
-from strobe.bench.accept.run import Subject, not_judged, run_accept
+from strobe.bench.accept import LEAST_BLOCKS, Subject, not_judged, run_accept
 from strobe.core.errors import ConfigError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.perf.analysis.runs.acceptance import acceptance_of
 from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
-from strobe.perf.report.accept_page import accept_report, markdown_line
+from strobe.perf.report.accept_page import accept_report, acceptance_of, markdown_line
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
 
@@ -101,4 +99,4 @@ def test_what_cannot_be_accepted_is_told_before_anything_runs(words: Model) -> N
         subject(words, prompts=("red circle", "red circle"))
     with pytest.raises(ConfigError, match="purple"):
         subject(words, prompts=("red circle", "purple circle"))
-    assert run.LEAST_BLOCKS == 4
+    assert LEAST_BLOCKS == 4

@@ -19,30 +19,24 @@ RANK_BYTES: Final = main_memory.GIB // 2
 """Main memory of a rank on a CPU, torch included, beside its tensors."""
 
 
-def check_ranks(shapes: Sequence[Shape], max_ranks: int | None) -> None:
+def check_ranks(shapes: Sequence[Shape]) -> None:
     """Refuse cells with more ranks than this machine holds, before any of them starts.
-
-    Args:
-        max_ranks: most ranks on a CPU; by default 8 for each core, and one for each 0.5 GiB of free memory.
 
     Raises:
         ImplUnavailableError: more GPUs are needed than there are.
-        ConfigError: more ranks on a CPU than that.
+        ConfigError: more ranks on a CPU than 8 for each core, or than one for each 0.5 GiB of free memory.
     """
     gpus = max((shape.world_size for shape in shapes if shape.device == "cuda"), default=0)
     if gpus:
         _check_gpus(gpus)
     ranks = max((shape.world_size for shape in shapes if shape.device == "cpu"), default=0)
-    if max_ranks is None:
-        free = main_memory.available_bytes()
-        held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
-        if ranks > max(1, held):
-            raise ConfigError(
-                f"world_size: got {ranks}, this machine holds {held} ranks ({RANKS_A_CORE} for each of {cpu_cores()} cores, "
-                f"one for each 0.5 GiB of free memory); give fewer, or say --max-ranks {ranks}"
-            )
-    elif ranks > max_ranks:
-        raise ConfigError(f"world_size: got {ranks}, expected at most {max_ranks}, as --max-ranks says")
+    free = main_memory.available_bytes()
+    held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
+    if ranks > max(1, held):
+        raise ConfigError(
+            f"world_size: got {ranks}, this machine holds {held} ranks ({RANKS_A_CORE} for each of {cpu_cores()} cores, "
+            "one for each 0.5 GiB of free memory); give fewer, or --executor ray on machines that hold them"
+        )
 
 
 def _check_gpus(ranks: int) -> None:

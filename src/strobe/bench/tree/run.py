@@ -22,7 +22,7 @@ from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.rank import finite
 from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, How, Predicted, RankResult, Shape, Taken, Task
 from strobe.compat.assert_tree_attn import kind_of
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
 from strobe.perf.measure.machine import describe_run, read_clocks
@@ -252,7 +252,6 @@ def run_cells(
     *,
     cell_timeout_s: float = 600.0,
     executor: Executor | None = None,
-    max_ranks: int | None = None,
 ) -> Outcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
@@ -260,19 +259,16 @@ def run_cells(
         folder: made if absent; may hold cells of earlier runs with the same request.
         cell_timeout_s: a cell is ended when it has run that long.
         executor: where; this machine by default.
-        max_ranks: most ranks on the CPU of this machine; default as `check_ranks` has it.
 
     Raises:
         ImplUnavailableError: a cell needs more GPUs than this machine has.
-        ConfigError: a cell has more ranks than this machine holds or would have no time, or the folder holds cells of another
+        ConfigError: a cell has more ranks than this machine holds, or the folder holds cells of another
             request.
         StrobeError: the records cannot be written.
     """
-    if cell_timeout_s <= 0:
-        raise ConfigError(f"cell_timeout: got {cell_timeout_s:g}, expected more than 0 seconds")
     executor = LocalExecutor() if executor is None else executor
     if isinstance(executor, LocalExecutor):
-        check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)], max_ranks)
+        check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)])
     claim(folder, how)
     measured, kept, failed = [], [], []
 
@@ -347,7 +343,7 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
     if done.status == "lost":
         return done.stderr
     if done.status == "timeout":
-        return f"ended after {timeout_s:g} s; give more with --cell-timeout"
+        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --profile-iterations"
     said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
     gone = sorted(set(range(task.shape.world_size)) - {each.rank for each in found})
     if said and gone:

@@ -69,13 +69,11 @@ class Variants:
             of vsa's, of Wan and uncompiled, where fastvideo-kernel is installed).
         sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
         compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
-        dense_backend: diffusers' attention backend of the stock layers; auto: cuDNN on a GPU where the attention has no mask.
     """
 
     attention: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("dense", "vsa")
     sparsity: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.9,)
     compile: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("off",)
-    dense_backend: str = "auto"
 
 
 @Parameter(name="*", group="Times and trace")
@@ -150,7 +148,6 @@ def dit(
             loaded,
             variants_of(variants.attention, variants.sparsity, modes, masked=loaded.masked),
             steps=runs.steps,
-            backend=variants.dense_backend,
             device=device,
             seed=what.seed,
         )

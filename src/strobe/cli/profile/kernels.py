@@ -34,14 +34,12 @@ class What:
         preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`.
         model: shapes, or a folder of weights trained like it.
         device: auto, cpu, cuda or cuda:N.
-        switches: prompt switches at the end of the stream.
         cold: overwrite a GPU's cache before each call of an operation by itself.
     """
 
     preset: PresetName = "balanced"
     model: ModelName = "shapes"
     device: DeviceName = "auto"
-    switches: int = 3
     cold: bool = False
 
 
@@ -76,7 +74,7 @@ def kernels(
         from strobe.engine.resolve import resolve
         from strobe.perf.measure.machine import ClockSampler
 
-        plan = KernelPlan(iterations=iterations, switches=what.switches, cold=what.cold)
+        plan = KernelPlan(iterations=iterations, cold=what.cold)
         device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
         resolved = resolve(config, model.defaults, device)
         described = _described(model, resolved, plan.cold)

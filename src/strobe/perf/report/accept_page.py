@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.analysis.runs.acceptance import Acceptance, acceptance_of
+from strobe.core.errors import DataError
 from strobe.perf.records.record import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run, records_in
 from strobe.perf.report.blocks.breakdown import latency_section, quality_section
@@ -40,6 +40,51 @@ _GROUPS: Final[dict[CheckGroup, str]] = {
 COMPARE: Final = "compare"
 """Folder of the comparison with `quality`, inside that of the acceptance."""
 _RANDOM: Final = "random weights"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acceptance:
+    """All checks of a model.
+
+    Args:
+        checks: as they were made.
+        complete: the run came to its end.
+    """
+
+    checks: tuple[Check, ...]
+    complete: bool
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks whose value is outside of its bounds."""
+        return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def num_judged(self) -> int:
+        """Number of checks with a verdict."""
+        return sum(check.passed is not None for check in self.checks)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every check was made and none failed."""
+        return self.complete and not self.failed
+
+
+def is_acceptance(run: RunRecords) -> bool:
+    """Return whether the run accepts a model."""
+    return run.header.kind == "accept"
+
+
+def acceptance_of(run: RunRecords) -> Acceptance:
+    """Read the checks of a run, complete or not.
+
+    Raises:
+        DataError: it accepts no model.
+    """
+    if not is_acceptance(run) or run.header.workload is None:
+        raise DataError(f"{run.folder} accepts no model; `strobe accept` makes such a run")
+    complete = run.end is not None and run.end.status == "complete"
+    return Acceptance(checks=run.checks, complete=complete)
 
 
 def accept_report(folder: Path) -> Report:
@@ -143,22 +188,9 @@ def _plain(cell: Cell) -> str:
             return "-"
 
 
-def check_table(checks: Sequence[Check], caption: str) -> Table:
-    """Build the table of some checks: value, bounds, verdict and source."""
-    fields: tuple[Field[Check], ...] = (
-        Field("check", lambda each: each.name, Code),
-        *_JUDGED,
-        Field("what it is", lambda each: each.meaning),
-        Field("source of the bound", lambda each: each.basis),
-        Field("more", lambda each: each.detail),
-    )
-    return table_of(caption, fields, checks)
-
-
 def short_table(found: Acceptance) -> Table:
     """Build the table of all checks for a terminal: value, bounds and verdict."""
-    name: Field[Check] = Field("check", lambda each: each.name)
-    return table_of("Checks.", (name, *_JUDGED), found.checks)
+    return table_of("Checks.", _COLUMNS[:4], found.checks)
 
 
 def _checks(found: Acceptance) -> list[Section]:
@@ -166,7 +198,8 @@ def _checks(found: Acceptance) -> list[Section]:
     for group, title in _GROUPS.items():
         own = [check for check in found.checks if check.group == group]
         if own:
-            sections.append(Section(group, title, "", (check_table(own, f"{title}: what was measured, and what it may be."),)))
+            table = table_of(f"{title}: what was measured, and what it may be.", _COLUMNS, own)
+            sections.append(Section(group, title, "", (table,)))
     return sections or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
 
 
@@ -190,10 +223,14 @@ def _verdict(check: Check) -> Text:
     return Text("passed", "good") if check.passed else Text("FAILED", "bad")
 
 
-_JUDGED: Final[tuple[Field[Check], ...]] = (
+_COLUMNS: Final[tuple[Field[Check], ...]] = (
+    Field("check", lambda each: each.name, Code),
     numeric("value", _value),
     Field("may be", _bounds),
     Field("verdict", _verdict),
+    Field("what it is", lambda each: each.meaning),
+    Field("source of the bound", lambda each: each.basis),
+    Field("more", lambda each: each.detail),
 )
 
 

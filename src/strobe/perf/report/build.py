@@ -9,11 +9,10 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.acceptance import is_acceptance
 from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.analysis.runs.latency import is_load
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.accept_page import accept_report
+from strobe.perf.report.accept_page import accept_report, is_acceptance
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding

@@ -65,7 +65,7 @@ def test_what_a_log_says(tmp_path: Path) -> None:
 
 def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
     two = log(10, 100) + "\n>>>> Vanilla time: 3.0 ms\n"
-    with pytest.raises(DataError, match="2 attention timers.*--candidate-name"):
+    with pytest.raises(DataError, match="2 attention timers.*--names"):
         timings(tmp_path, two)
     assert timings(tmp_path, two, timer="vsa").calls == 3
     with pytest.raises(DataError, match="no attention timer 'flash'"):
@@ -79,7 +79,7 @@ def test_records_of_several_variants_are_told_apart_by_name() -> None:
     """Our own records as a log: `variant/span`."""
     log = read_log(Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "records.jsonl.gz")
     several = timings_of(log, WantedTimes())
-    assert isinstance(several.e2e, str) and "choose one with --baseline-name" in several.e2e
+    assert isinstance(several.e2e, str) and "choose one with --names" in several.e2e
     one = timings_of(log, WantedTimes(timer="^quality/"))
     assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds) == 17
     assert not isinstance(one.step, str) and one.step.series.name == "quality/denoise_step"

@@ -507,7 +507,7 @@ def _named(log: Log, kind: Literal["step", "e2e"], name: str) -> tuple[Series, .
         found = log.of(kind, name)
     names = dict.fromkeys(series.name for series in found)
     if len(names) > 1:
-        return f"the log times several: {', '.join(map(repr, names))}; choose one with --baseline-name or --candidate-name"
+        return f"the log times several: {', '.join(map(repr, names))}; choose one with --names"
     return found or f"the log times no {'step' if kind == 'step' else 'whole run'}"
 
 
@@ -549,6 +549,6 @@ def _attention(log: Log, wanted: WantedTimes, constraints: Sequence[Constraint])
     if len(names) > 1:
         listed = ", ".join(repr(name) for name in names)
         raise DataError(
-            f"{log.path}: {len(names)} attention timers: {listed}; choose one with --baseline-name or --candidate-name"
+            f"{log.path}: {len(names)} attention timers: {listed}; choose one with --names"
         )
     return timers

@@ -213,7 +213,7 @@ def settings_section(study: SpeedupStudy) -> Section:
     named = ", ".join(check.title for check in study.comparability.unknown)
     unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
     notes = (
-        "A fact that nobody recorded is unknown, not equal; state it with --fact, --baseline-fact, --candidate-fact NAME=VALUE.",
+        "A fact that nobody recorded is unknown, not equal; state it with --fact NAME=VALUE or candidate:NAME=VALUE.",
         "--allow-different NAME declares what is meant to differ.",
         "What a trace or a record says of a fact is not replaced by what is stated.",
         *unknown,
