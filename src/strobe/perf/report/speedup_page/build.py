@@ -459,11 +459,11 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0][1]
-    notes = (limit(_SIDES[1], found), *answer_unit_notes(account), *rest_words(found), *_nameless(account))
+    notes = (limit(_SIDES[1], found), *_notes_on_unit(account), *rest_words(found), *_nameless(account))
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
-def answer_unit_notes(account: Account) -> Iterator[str]:
+def _notes_on_unit(account: Account) -> Iterator[str]:
     """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")

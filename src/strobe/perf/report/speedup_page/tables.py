@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
 from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
-from strobe.perf.analysis.ledger.traces import IDLE as paths_IDLE
+from strobe.perf.analysis.ledger.traces import IDLE as IDLE_NODE
 from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, PathTree, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
@@ -747,7 +747,7 @@ def flame_section(study: SpeedupStudy) -> Section | None:
 
 def _busy(root: Node) -> Node:
     """Return the tree without its idle time."""
-    working = tuple(child for child in root.children if child.name != paths_IDLE)
+    working = tuple(child for child in root.children if child.name != IDLE_NODE)
     before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
     return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
 
