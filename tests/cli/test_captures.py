@@ -126,8 +126,9 @@ def _values(variant: str, name: str, palindrome: int | None = None) -> list[int]
 
 def test_the_timed_calls_as_a_log(strobe: Strobe) -> None:
     sides = {"baseline": "sdpa", "candidate": "sparse:triton"}
-    flags = [flag for side, name in sides.items() for flag in (f"--{side}-log", PAIR, f"--{side}-name", f"^{name}/attention$")]
+    flags = [flag for side, name in sides.items() for flag in (f"--{side}-log", PAIR)]
     flags = [flag / "records.jsonl.gz" if isinstance(flag, Path) else flag for flag in flags]
+    flags += ["--names", *(f"^{name}/attention$" for name in sides.values())]
     found = strobe("speedup", *flags, "--allow-different", "backend", "sparsity", "--json").document
     figure = found["levels"]["attention"]
     for side, name in sides.items():

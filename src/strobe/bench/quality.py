@@ -59,9 +59,7 @@ class Asked:
             metric(name)
         if len(self.block_frames) > 2:
             told = " ".join(map(str, self.block_frames))
-            raise ConfigError(
-                f"--block-frames {told}: give one number, or two, of the first frame block and of the others"
-            )
+            raise ConfigError(f"--block-frames {told}: give one number, or two, of the first frame block and of the others")
 
     def wants(self, name: str) -> bool:
         """Return whether a metric was asked for."""

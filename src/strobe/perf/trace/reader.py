@@ -23,7 +23,16 @@ from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
 from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
 from strobe.perf.trace.plain import holds
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
-from strobe.perf.trace.tables import HostTable, LaunchTable, LongCallTable, OperatorSizes, Threads, Times, times_of
+from strobe.perf.trace.tables import (
+    LONG_CALL_NS,
+    HostTable,
+    LaunchTable,
+    OperatorSizes,
+    Threads,
+    Times,
+    launches_nothing,
+    times_of,
+)
 
 Report = Callable[[int, int, str], object]
 
@@ -171,7 +180,7 @@ class _Contents:
             self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
         self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
-        self._long_calls = LongCallTable()
+        self._long_calls = HostTable(LONG_CALL_NS)
         self._devices = DeviceTable(linked=shapes or details)
         self._sizes = OperatorSizes()
         self._memory = MemoryTracks()
@@ -193,7 +202,7 @@ class _Contents:
             if batch.of[group]:
                 self._devices.add(group, self._times(batch.of[group]))
         self._launches.add(self._times(self._launches.worth(batch.of[Group.LAUNCH])))
-        self._long_calls.add(times_of(self._long_calls.worth(batch.of[Group.LAUNCH])))
+        self._long_calls.add(times_of(launches_nothing(batch.of[Group.LAUNCH])))
         if self._details is not None:
             self._waits.add(times_of(self._waits.worth(batch.of[Group.LAUNCH])))
         self._ranges.add(self._times(batch.of[Group.RANGE]))

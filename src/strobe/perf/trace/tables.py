@@ -62,14 +62,23 @@ Call = tuple[str, Number, Number]
 
 
 class HostTable:
-    """Events of host threads: 16 bytes each."""
+    """Events of host threads: 16 bytes each.
 
-    def __init__(self) -> None:
+    Args:
+        least_ns: shorter ones are not kept.
+    """
+
+    def __init__(self, least_ns: int = 0) -> None:
+        self._least_ns = least_ns
         self.calls: Interned[Call] = Interned()
         self.call, self.start, self.duration = GrowingColumn(), GrowingColumn("q"), GrowingColumn()
 
     def add(self, times: Times) -> None:
         """Keep events."""
+        if self._least_ns:
+            some = times.duration >= self._least_ns
+            events = list(compress(times.events, some.tolist()))
+            times = times._replace(events=events, start=times.start[some], duration=times.duration[some])
         self.call.extend(self.calls.ids_of([(event.name, event.pid, event.tid) for event in times.events]))
         self.start.extend(times.start)
         self.duration.extend(times.duration)
@@ -95,19 +104,9 @@ class LaunchTable(HostTable):
         self.correlation.extend(integers([event.args.correlation for event in times.events]))
 
 
-class LongCallTable(HostTable):
-    """Calls that launch nothing and hold the host up for `LONG_CALL_NS` or more."""
-
-    def worth(self, events: Sequence[Any]) -> list[Any]:
-        """Return the calls whose name speaks of no launch, copy or memset."""
-        return [event for event in events if not _SPEAKS_OF_WORK.search(event.name)]
-
-    def add(self, times: Times) -> None:
-        """Keep the long ones."""
-        some = times.duration >= LONG_CALL_NS
-        super().add(
-            times._replace(events=list(compress(times.events, some)), start=times.start[some], duration=times.duration[some])
-        )
+def launches_nothing(events: Sequence[Any]) -> list[Any]:
+    """Return the calls whose name speaks of no launch, copy or memset."""
+    return [event for event in events if not _SPEAKS_OF_WORK.search(event.name)]
 
 
 class _Launches(dict[str, bool]):

@@ -548,7 +548,5 @@ def _attention(log: Log, wanted: WantedTimes, constraints: Sequence[Constraint])
     names = dict.fromkeys(timer.series.name for timer in timers)
     if len(names) > 1:
         listed = ", ".join(repr(name) for name in names)
-        raise DataError(
-            f"{log.path}: {len(names)} attention timers: {listed}; choose one with --names"
-        )
+        raise DataError(f"{log.path}: {len(names)} attention timers: {listed}; choose one with --names")
     return timers
