@@ -215,59 +215,6 @@ def test_a_reference_against_itself(value: str, wrong: bool, page: Any, only: An
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_rows_with_the_same_times(seed: int, page: Any) -> None:
-    made = page(seed)
-    presets(made)
-    row = next(line for line in made.lines if line.startswith("| Fast |"))
-    copy = made.lines.index(next(line for line in made.lines if line.startswith("| Frugal |")))
-    made.lines[copy] = row.replace("| Fast |", "| Frugal |")
-    found = [each for each in made.lint() if each.rule == "copied-row"]
-    assert [(each.place.line, each.place.row) for each in found] == [(copy + 1, "Frugal")] and len(made.lint()) == 1
-    assert found[0].corrected.endswith("it is Fast")
-
-
-@pytest.mark.parametrize(("block", "wrong"), [("1935", False), ("1935.2", True)])
-def test_a_level_and_the_one_around_it_may_be_printed_alike(block: str, wrong: bool, page: Any) -> None:
-    made = page(0).say("# Stages of a clip, mean over 8 timed clips")
-    other = block.replace("1935", "3138")
-    rows = [["denoise_step", "1503", "2429"], ["frame_block", block, other], ["e2e", block, other]]
-    made.table(("stage", "sparse (ms)", "launched (ms)"), rows)
-    assert [each.place.row for each in made.lint() if each.rule == "copied-row"] == ["e2e"] * wrong
-
-
-def test_rates_that_are_the_same_by_their_nature(page: Any, clean: Any) -> None:
-    made = page(0).say("# Attention, CPU", "AMD EPYC, torch 2.13.0, median of 16 calls each, one process.")
-    made.table(
-        (
-            "budget",
-            "contestant",
-            "median (ms)",
-            "calls",
-            "speedup",
-            "verdict",
-            "useful TFLOP/s",
-            "padded TFLOP/s",
-            "of measured peak",
-        ),
-        [
-            ["s0.9", "dense:sdpa", "476.1", "16", "1 (it is the reference)", "*reference*", "0.1443", "0.1443", "79.7 %"],
-            ["s0.9", "fine:cpu", "108.3", "64", "4.396x [4.101, 4.771]", "faster", "0.06444", "0.06444", "35.6 %"],
-            ["s0.9", "tiled:cpu", "109.3", "48", "4.356x [4.024, 4.750]", "faster", "0.06442", "0.06442", "35.6 %"],
-        ],
-    )
-    clean(made)
-
-
-@pytest.mark.parametrize("label", ["Fast (again)", "Best", "Recommended"])
-def test_a_row_that_repeats_another_by_its_nature(label: str, page: Any, clean: Any) -> None:
-    made = page(0)
-    presets(made)
-    row = next(line for line in made.lines if line.startswith("| Fast |"))
-    made.lines.insert(made.lines.index(row) + 4, row.replace("| Fast |", f"| {label} |"))
-    clean(made)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "wording",
     ["Use Frugal on GPUs with < {0} GB.", "Frugal: for cards with less than {0} GB of VRAM.", "Frugal fits on a {0} GB GPU."],

@@ -109,32 +109,6 @@ def test_a_total_that_is_no_sum(seed: int, off: float, page: Any, only: Any) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_share_that_is_not_part_of_total(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    budget(made)
-    part = max(PARTS, key=lambda name: made.truth[name])
-    right = 100 * made.truth[part] / made.truth["total"]
-    line = made.replace(f"{right:.1f}%", f"{right + 4:.1f}%", on=part)
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("share-of-total", line, part, "% of step")
-    assert number(found.corrected) == pytest.approx(right, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("shares", "total", "said"), [((40, 30, 20, 16), None, "106"), ((40, 30, 20, 6), "100%", "96"), ((40, 30, 24, 6), "100%", "")]
-)
-def test_shares_without_figures(shares: tuple[int, ...], total: str | None, said: str, page: Any, only: Any, clean: Any) -> None:
-    made = page(0).say("# Where the time goes")
-    rows = [[name, f"{share}%"] for name, share in zip("abcd", shares, strict=True)]
-    made.table(("Part", "Share of time"), rows + ([["Total", total]] if total else []))
-    if not said:
-        return clean(made)
-    found = only(made)
-    assert (found.rule, found.corrected) == ("share-sum", f"{said}%")
-    assert found.place.row == ("Total" if total else "d")
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_children_counted_with_their_parent(seed: int, page: Any, only: Any) -> None:
     made = page(seed)
     tree(made)
@@ -181,18 +155,6 @@ def test_a_reason_for_a_total_that_is_no_sum(reason: str, page: Any, clean: Any)
     total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
     made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
     made.say(reason)
-    clean(made)
-
-
-@pytest.mark.parametrize("busy", ["5.4 %", "50.4 %"])
-def test_a_share_of_its_own_row_is_not_one_of_the_column(busy: str, page: Any, clean: Any) -> None:
-    made = page(0).say("# Steps")
-    rows = [
-        ["step 7", "28.924030", "1.547624", busy],
-        ["step 8", "29.676638", "1.648073", "5.6 %"],
-        ["step 9", "31.668612", "1.548584", "4.9 %"],
-    ]
-    made.table(("Step", "length (ms)", "busy (ms)", "busy share"), rows)
     clean(made)
 
 

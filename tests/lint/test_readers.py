@@ -184,7 +184,6 @@ def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str
         f"The step takes {number} ms, 5 % less than {number} ms: {number} x 2 = {number}, at {number} FPS over {number} runs.\n\n"
         f"| a | ms | note |\n|--|--|--|\n| p | {number} | {number}x |\n| q | 3.0 ± {number} | 2x |\n\n"
         f"```\nfirst : {number} ± {number} ms\nsecond : {number} (total: {number})\n```\n\n"
-        "It is 2.00x faster: 300 ms -> 100 ms."
+        "The log prints ms, but the values behave as seconds."
     )
-    assert lint_text(text, "page.md")
-    assert not lint_text(text.replace("2.00x", "3.00x"), "page.md")
+    assert [each.rule for each in lint_text(text, "page.md")] == ["label-admitted"]

@@ -51,7 +51,6 @@ class Measured:
 def lint(
     *files: Annotated[Path, Parameter(name="FILE")],
     ignore: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
     measured: Measured = Measured(),
     output: Output = Output(),
 ) -> int:
@@ -69,14 +68,13 @@ def lint(
     Args:
         files: Markdown, or printed output (.txt, .log).
         ignore: rules to leave out.
-        only: rules to keep, leaving out all others.
     """
     from strobe.core.errors import ConfigError
     from strobe.lint.check import chosen_rules, lint_file
 
     if not files:
         raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")
-    rules, options = chosen_rules(ignore, only), measured.options()
+    rules, options = chosen_rules(ignore), measured.options()
     found: list[Claim] = []
     with output.progress("lint") as advance:
         for number, file in enumerate(files):

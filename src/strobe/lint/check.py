@@ -55,17 +55,17 @@ def _printed(text: str, path: str) -> Document:
     return Document(path=path, tables=(table,) if table else (), code=code)
 
 
-def chosen_rules(ignore: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
-    """Return the rules left after `only` and `ignore`, both lists of rule ids.
+def chosen_rules(ignore: Collection[str]) -> tuple[Rule, ...]:
+    """Return the rules left without those of the ids in `ignore`.
 
     Raises:
         ConfigError: no rule of that id.
     """
     known = [rule.id for rule in RULES]
-    for name in (*ignore, *only):
+    for name in ignore:
         if name not in known:
             raise unknown_choice("rule", name, known)
-    return tuple(rule for rule in RULES if rule.id not in ignore and (not only or rule.id in only))
+    return tuple(rule for rule in RULES if rule.id not in ignore)
 
 
 def _findings(study: LintStudy, rules: Sequence[Rule]) -> tuple[Claim, ...]:

@@ -12,9 +12,9 @@ from typing import Final
 
 from strobe.core.printable import first_of
 from strobe.lint.document import DocumentSection, Table, TableCell
-from strobe.lint.quantity import QUALITY, key, quantities
+from strobe.lint.quantity import QUALITY, quantities
 from strobe.lint.rules.tables import frames_of_block
-from strobe.lint.rules.units import Level, levels, rank_of
+from strobe.lint.rules.units import levels
 from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, SeriesEntry, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
@@ -227,8 +227,6 @@ CLOSE: Final = Fraction(1, 10_000)
 DIGITS: Final = 5
 CHANCE: Final = 0.01
 """Probability of so close a pair among all figures, below which the pair is reported."""
-COPIED_DIGITS: Final = 7
-"""Fewest significant digits in all that make two equal rows a copy; fewer may agree by chance."""
 
 
 def coincidence(study: LintStudy) -> Iterator[Claim]:
@@ -264,126 +262,6 @@ def coincidence(study: LintStudy) -> Iterator[Claim]:
             )
 
 
-def copied_row(study: LintStudy) -> Iterator[Claim]:
-    """Find two configurations with the same times, digit for digit, in every column."""
-    for view in study.views:
-        times = [series for series in view.of_kind("time") if series.metric.statistic != "spread"]
-        if view.table.origin != "table" or len(times) < 2:
-            continue
-        firsts: dict[tuple[str, ...], SeriesEntry] = {}
-        for entry in times[0].entries:
-            figures = tuple(figure for each in times if (figure := each.of(entry.position)) is not None)
-            digits = sum({figure.value: figure.digits for figure in figures}.values())
-            told = _CHOSEN.search(entry.key) or _RATE.search(entry.key)
-            if len({figure.value for figure in figures}) < 2 or digits < COPIED_DIGITS or told:
-                continue
-            first = firsts.setdefault(tuple(figure.text for figure in figures), entry)
-            rounded = _nested(first.key, entry.key) and all(figure.digits < DIGITS for figure in figures)
-            if first is not entry and not _names(first.key, entry.key) and not rounded:
-                yield _copied(study, view, times[0], (first, entry))
-
-
-_CHOSEN: Final = re.compile(r"(?i)\b(?:best|worst|slowest|fastest|median|selected|chosen|default|recommended|same)\b")
-"""Labels of rows that repeat another row by definition, such as best or worst."""
-_RATE: Final = re.compile(r"/\s?s\b")
-"""Labels of rates: two of them are the same where nothing is padded."""
-
-
-def _names(one: str, two: str) -> bool:
-    """Return True if one label is or contains the other."""
-    return key(one) in key(two) or key(two) in key(one)
-
-
-def _nested(one: str, two: str) -> bool:
-    """Return True if the labels name a level and the one right around it, which may add less than a printed digit."""
-    inner, outer = rank_of(one), rank_of(two)
-    return inner is not None and outer is not None and abs(outer - inner) == 1
-
-
-def _copied(study: LintStudy, view: View, series: Series, entries: tuple[SeriesEntry, SeriesEntry]) -> Claim:
-    one, two = entries
-    return Claim(
-        place=study.figure_place(view, series, two),
-        said=f"{two.key}: {two.cell.text}",
-        corrected=f"measure {two.key}, or say that it is {one.key}",
-        why=f"every time of this row is that of {one.key} (line {one.cell.line}), digit for digit",
-        also=(study.figure_place(view, series, one),),
-    )
-
-
-_COUNTED: Final = re.compile(
-    r"(?i)\b\d[\d,]*\s+(?:attention |kernel )?(?:calls|launches|invocations)\b|\b(?:calls|launches|invocations|"
-    r"calls[_ ]per[_ ]stage|n)\s*[=:|]\s*\d|\b\d+\s+(?:layers?|blocks?)\s*[x×*]\s*\d+|"
-    r"\b\d+\s+calls?\s+(?:per|each|a)\b|\bcalls per (?:stage|step|run)\b[^.]{0,20}\d"
-)
-_SUM: Final = 0.01
-"""What a printed sum may differ from its parts by, as a share of it."""
-APART: Final = 20
-"""Ratio of a stage time to a call time above which the stage holds many calls."""
-
-
-def _is_sum(level: Level) -> bool:
-    """Return whether the table adds its other rows or columns up to this level: they are its parts, and no calls of their own."""
-    place, whole = (level.place.line, level.quantity.text), float(level.quantity.value)
-    for column in zip(*(row.cells for row in level.view.table.rows), strict=False):
-        figures = [(cell, quantity) for cell in column if (quantity := cell.quantity) is not None]
-        if any((cell.line, quantity.text) == place for cell, quantity in figures):
-            others = sum(float(quantity.value) for cell, quantity in figures if (cell.line, quantity.text) != place)
-            if abs(others - whole) <= _SUM * whole:
-                return True
-    return False
-
-
-def calls_per_stage(study: LintStudy) -> Iterator[Claim]:
-    """Find documents that compare two variants per call and per stage without the number of calls in a stage."""
-    if _counted(study):
-        return
-    every = sorted(levels(study), key=lambda level: (level.place.line, sorted(level.variant)))
-    pairs = [
-        (one, two)
-        for one, two in combinations(every, 2)
-        if one.view is two.view and one.rank == two.rank and one.variant != two.variant
-    ]
-    for one, two in [pair for pair in pairs if pair[0].rank >= 5 and not _is_sum(pair[0])][:1]:
-        variants = one.variant, two.variant
-        inside = [pair for pair in pairs if pair[0].rank <= 2 and (pair[0].variant, pair[1].variant) == variants]
-        inside = [pair for pair in inside if pair[0].quantity.value * APART < one.quantity.value]
-        if not inside:
-            return
-        call, other = max(inside, key=lambda pair: pair[0].rank)
-        saved, each = one.quantity.value - two.quantity.value, call.quantity.value - other.quantity.value
-        implied = f"; if the calls were all that changed, {float(saved / each):.1f} calls would explain the stage"
-        yield Claim(
-            place=one.place,
-            said="; ".join(f"{_of(a)}: {a.quantity.text} and {b.quantity.text}" for a, b in ((one, two), (call, other))),
-            corrected="record the number of calls per stage",
-            why=f"nothing ties the time per call to the time of the stage{implied if saved * each > 0 else ''}",
-            also=(call.place,),
-        )
-
-
-def _of(level: Level) -> str:
-    return level.view.table.caption or level.label
-
-
-def _counted(study: LintStudy) -> bool:
-    document = study.document
-    if any(_COUNTED.search(sentence.text) for sentence in document.sentences):
-        return True
-    if any(
-        series.metric.kind == "count" and re.search(r"(?i)\b(?:calls?|launches|n|count|occurrences?)\b|#", series.metric.title)
-        for view in study.views
-        for series in view.series
-    ):
-        return True
-    return any(
-        re.search(r"(?i)\bcalls?\b|\blaunches\b", cell.text)
-        for table in document.tables
-        for row in table.rows
-        for cell in row.cells
-    )
-
-
 RULES: Final = (
     Rule(
         id="percentile-samples",
@@ -402,17 +280,5 @@ RULES: Final = (
         meaning="Times of different variants at different levels that agree to four digits need a source.",
         severity="warning",
         check=coincidence,
-    ),
-    Rule(
-        id="copied-row",
-        meaning="Two configurations do not have the same times in every digit.",
-        severity="warning",
-        check=copied_row,
-    ),
-    Rule(
-        id="calls-per-stage",
-        meaning="A document that compares variants per call and per stage says how many calls a stage makes.",
-        severity="warning",
-        check=calls_per_stage,
     ),
 )

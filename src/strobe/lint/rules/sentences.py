@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Final
 
 from strobe.lint.document import Sentence
@@ -145,105 +144,6 @@ def _scaled(value: Bounds, left: str, said: Quantity) -> Bounds:
     if said.dimension == "percent" and "%" not in left:
         scale = Fraction(100)
     return value * exactly(scale)
-
-
-def formula(study: LintStudy) -> Iterator[Claim]:
-    """Evaluate every formula and compare it with its claimed result."""
-    for each in expressions(study):
-        if not each.value.overlaps(each.said.bounds) and each.said.plain:
-            yield Claim(
-                place=study.document.place(each.sentence.line),
-                said=f"{each.text} = {each.said.text}",
-                corrected=printed(each.value.middle, each.said, more=0),
-                why=f"{each.text} is {printed(each.value.middle, each.said)}",
-            )
-
-
-_ARROW: Final = re.compile(r"[\s\w.%/]*(?:→|->|=>|⟶)\s*")
-_TO: Final = re.compile(r"\s*(?:down |up )?to\s+")
-_FROM: Final = re.compile(r"(?i)\bfrom\s*$")
-_COMPARES: Final = re.compile(
-    r"(?i)^\W{0,3}(?:faster|slower|quicker|speed-?ups?|less|fewer|lower|higher|more|smaller|larger|shorter|longer|"
-    r"as (?:fast|slow|long|much)|improvement|gain|reduction|better|worse)\b"
-)
-_COMPARED: Final = re.compile(
-    r"(?i)\b(?:speed-?ups?|faster|slower|improvement|gain|reduction|ratio)(?: of| by| is| was)?\W{0,4}(?:about |~\s?)?$"
-)
-
-
-def arrow(study: LintStudy) -> Iterator[Claim]:
-    """Compare `21.9 % (749 ms -> 585 ms)` or `3.3x faster (from 410 ms to 178 ms)` with the change between the two."""
-    texts = [(sentence.text, sentence.line, "", "") for sentence in study.document.sentences]
-    for view in study.views:
-        if view.table.origin == "table":
-            texts += [
-                (cell.text, cell.line, row.label, view.table.header[number])
-                for row in view.table.rows
-                for number, cell in enumerate(row.cells[: len(view.table.header)])
-            ]
-    for text, line, row, column in texts:
-        found = quantities(text)
-        for number, (one, two) in enumerate(pairwise(found)):
-            changes = [
-                each
-                for each in (*found[max(0, number - 1) : number], *found[number + 2 : number + 3])
-                if each.dimension == "percent" or (each.dimension == "ratio" and _is_claimed(text, each))
-            ]
-            first = one.measured_in(two.unit) if one.unit is None else one
-            same = first.dimension == two.dimension and first.dimension not in ("none", "percent", "count")
-            if same and len(changes) == 1 and min(one.value, two.value) > 0 and _leads_to(text, one, two):
-                yield from _change(study, (line, row, column), (changes[0], first, two))
-
-
-def _leads_to(text: str, one: Quantity, two: Quantity) -> bool:
-    """Return True for the texts `one -> two` and `from one to two`."""
-    between = text[one.stop : two.start]
-    return bool(_ARROW.fullmatch(between) or (_TO.fullmatch(between) and _FROM.search(text[: one.start])))
-
-
-def _is_claimed(text: str, ratio: Quantity) -> bool:
-    """Return True for `3.3x faster`, `a speedup of 3.3x` or a bare `(3.3x)`, but not for the `2x` of `2x A100`."""
-    before, after = text[: ratio.start], text[ratio.stop :]
-    alone = before.rstrip().endswith(("(", ":", "=")) and after.lstrip().startswith((")", "(", ";", ",", "."))
-    return bool(_COMPARES.search(after) or _COMPARED.search(before) or alone or not (before + after).strip(" .()"))
-
-
-def _change(study: LintStudy, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
-    said, one, two = figures
-    ratio = two.bounds / one.bounds
-    if said.dimension == "ratio":
-        yield from _times(study, where, figures)
-        return
-    forms = [
-        (ratio - exactly(1)) * exactly(100),
-        (exactly(1) - ratio) * exactly(100),
-        (exactly(1) / ratio - exactly(1)) * exactly(100),
-    ]
-    if said.plain and not any(form.overlaps(said.bounds) for form in forms):
-        exact = (two.value / one.value - 1) * 100
-        right = exact if said.signed else abs(exact)
-        yield Claim(
-            place=study.document.place(where[0], None, where[1], where[2]),
-            said=f"{said.text} ({one.text} -> {two.text})",
-            corrected=printed(right, said, more=0),
-            why=f"{two.text} / {one.text} - 1 = {printed(exact, said)}",
-        )
-
-
-def _times(study: LintStudy, where: tuple[int, str, str], figures: tuple[Quantity, Quantity, Quantity]) -> Iterator[Claim]:
-    said, one, two = figures
-    forms = (two.bounds / one.bounds, one.bounds / two.bounds)
-    if said.plain and not any(form.overlaps(said.bounds) for form in forms):
-        larger, smaller = (one, two) if one.value >= two.value else (two, one)
-        up = said.value >= 1
-        right = larger.value / smaller.value if up else smaller.value / larger.value
-        top, bottom = (larger, smaller) if up else (smaller, larger)
-        yield Claim(
-            place=study.document.place(where[0], None, where[1], where[2]),
-            said=f"{said.text} ({one.text} -> {two.text})",
-            corrected=printed(right, said, more=0),
-            why=f"{top.text} / {bottom.text} = {printed(right, said)}",
-        )
 
 
 # --------------------------------------------------------------------------------------------------------- decompositions
@@ -424,39 +324,6 @@ def _too_large(study: LintStudy, sentence: Sentence, limit: Quantity, peaks: lis
 
 # ------------------------------------------------------------------------------------------------------------ explaining
 
-_EXPLAINS: Final = re.compile(
-    r"(?i)^(?P<subject>.{2,60}?)\s+(?:explains?|accounts? for|causes?|is the (?:whole|entire) difference)\b"
-)
-_DIFFERENCE: Final = re.compile(r"(?i)\b(?:delta|difference|gap)\b")
-SLACK: Final = Fraction(3, 2)
-
-
-def explains(study: LintStudy) -> Iterator[Claim]:
-    """Find a part that is claimed to explain a difference and is larger than that difference."""
-    for sentence in study.document.sentences:
-        found = _EXPLAINS.match(sentence.text)
-        times = [each for each in sentence.found if each.dimension == "time" and each.plain]
-        if not found or len(times) != 2 or not _DIFFERENCE.search(sentence.text):
-            continue
-        subject = [word for word in words(found["subject"]) if word not in _SUBJECT_STOP]
-        parts = [
-            figure for figure in study.figures if _comparable(figure) and subject and covers(words(figure.entry.key), subject)
-        ]
-        if len({figure.entry.key for figure in parts}) != 1:
-            continue
-        difference = abs(times[0].value - times[1].value)
-        part = parts[0].quantity
-        if part.bounds.low > SLACK * (difference + times[0].rounding + times[1].rounding):
-            gap = f"{float(difference / UNITS['ms'].scale):.4g} ms"
-            yield Claim(
-                place=study.document.place(sentence.line),
-                said=f"{found['subject']} ({part.text}) explains {times[0].text} against {times[1].text}",
-                corrected=f"the difference is {gap}",
-                why=f"{parts[0].entry.key} takes {part.text} ({parts[0].place.short}), more than the {gap} it is to explain",
-                also=(parts[0].place,),
-            )
-
-
 # ------------------------------------------------------------------------------------------------------------- sentences
 
 
@@ -582,8 +449,6 @@ def _is_base(figure: Figure) -> bool:
 
 
 RULES: Final = (
-    Rule(id="formula", meaning="A formula written out gives what it is said to give.", check=formula),
-    Rule(id="arrow", meaning="A percentage or ratio beside `a -> b` or `from a to b` is the change from a to b.", check=arrow),
     Rule(
         id="two-decompositions",
         meaning="One measured value is not made up in two ways that exclude each other.",
@@ -595,7 +460,6 @@ RULES: Final = (
         check=superlative,
     ),
     Rule(id="memory-fit", meaning="What is recommended for a GPU of some size has a peak that fits into it.", check=memory_fit),
-    Rule(id="explains-more", meaning="A part that explains a difference is not larger than the difference.", check=explains),
     Rule(
         id="delta-disagrees",
         meaning="A difference in a sentence is that of the two figures in the table.",
