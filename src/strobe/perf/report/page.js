@@ -16,13 +16,18 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
   label();
 
-  // contents start closed where they would push the report down; everything opens for print
+  // contents start closed where they would push the report down
   if (matchMedia("(max-width: 1179px)").matches) document.querySelector("nav details").open = false;
 
   // a folded section opens when something links to it
   const unfold = () => document.getElementById(location.hash.slice(1))?.querySelector(":scope > details.fold")?.setAttribute("open", "");
   addEventListener("hashchange", unfold);
   unfold();
+
+  // and every section is printed, where styles alone do not open it
+  const folds = () => document.querySelectorAll("details.fold");
+  addEventListener("beforeprint", () => folds().forEach((fold) => { fold.dataset.open = fold.open; fold.open = true; }));
+  addEventListener("afterprint", () => folds().forEach((fold) => { fold.open = fold.dataset.open === "true"; }));
 
   // sort a table by a column; text columns sort as text
   for (const table of document.querySelectorAll("table.sortable")) {
