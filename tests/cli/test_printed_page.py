@@ -1,0 +1,35 @@
+"""What a browser prints of a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artefacts import write_guide
+from live_server import CHROMIUM
+from terminal import Strobe
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_every_section_is_printed_and_closes_again(strobe: Strobe, tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    guide = write_guide(tmp_path)
+    assert strobe("speedup", guide["fa_trace"], guide["vsa_trace"], "-o", tmp_path / "page").code == 0
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto((tmp_path / "page" / "report.html").as_uri())
+        heights = "() => [...document.querySelectorAll('section')].map((section) => section.getBoundingClientRect().height)"
+        shown = page.evaluate(heights)
+        page.emulate_media(media="print")
+        by_style = page.evaluate(heights)
+        page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+        by_script = page.evaluate(heights)
+        page.emulate_media(media="screen")
+        page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(heights) == shown
+        browser.close()
+    closed = [at for at, height in enumerate(shown) if height < 100]
+    assert closed and all(by_style[at] > shown[at] and by_script[at] > shown[at] for at in closed)
