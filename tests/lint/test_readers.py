@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strobe.lint.check import lint_text
 from strobe.lint.document import DocumentSection, lines_table, plain, read_markdown
-from strobe.lint.study import view_of
+from strobe.lint.study import LintStudy, Options
 
 PAGE = r"""---
 title: ignored
@@ -100,15 +100,13 @@ def test_a_row_without_pipes_is_a_row_and_what_follows_a_blank_line_is_not() -> 
 
 
 def test_orientation() -> None:
-    columns, rows, mixed = (
-        view_of(table)
-        for table in read_markdown(
-            "| Preset | Mean | FPS |\n|---|---|---|\n| a | 5 ms | 3 |\n\n"
-            "| Metric | Old | New | Change |\n|---|---|---|---|\n| Mean | 5 ms | 4 ms | -20% |\n| FPS | 3 | 4 | +33% |\n\n"
-            "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
-            "p.md",
-        ).tables
+    document = read_markdown(
+        "| Preset | Mean | FPS |\n|---|---|---|\n| a | 5 ms | 3 |\n\n"
+        "| Metric | Old | New | Change |\n|---|---|---|---|\n| Mean | 5 ms | 4 ms | -20% |\n| FPS | 3 | 4 | +33% |\n\n"
+        "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
+        "p.md",
     )
+    columns, rows, mixed = LintStudy(document=document, options=Options()).views
     assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]
     assert not rows.by_columns and rows.keys == ("Old", "New") and [series.metric.title for series in rows.derived] == ["Change"]
     assert not mixed.by_columns and [series.metric.kind for series in mixed.series] == ["time", "rate"]

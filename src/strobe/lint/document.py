@@ -24,18 +24,13 @@ _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place of a claim in a file. Lines count from 1; 0 in files without lines, such as JSON."""
+    """Place of a claim in a file. Lines count from 1."""
 
     path: str
     line: int
     table: str = ""
     row: str = ""
     column: str = ""
-
-    @property
-    def short(self) -> str:
-        """Short text of the place: `line 12`, or table and row where there are no lines."""
-        return f"line {self.line}" if self.line else f"'{self.table}', {self.row}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -70,56 +70,52 @@ class Unit:
     scale: Fraction = Fraction(1)
 
 
-def _units() -> dict[str, Unit]:
-    table: dict[str, Unit] = {}
-
-    def add(dimension: Dimension, scale: Fraction | int, name: str, *spellings: str) -> None:
-        for spelling in (name, *spellings):
-            table[spelling] = Unit(name, dimension, Fraction(scale))
-
-    add("time", Fraction(1, 10**9), "ns", "nsec", "nanosecond", "nanoseconds")
-    add("time", Fraction(1, 10**6), "µs", "us", "μs", "usec", "microsecond", "microseconds")
-    add("time", Fraction(1, 10**3), "ms", "msec", "millisecond", "milliseconds")
-    add("time", 1, "s", "sec", "secs", "second", "seconds")
-    add("time", 60, "min", "mins", "minute", "minutes")
-    add("time", 3600, "h", "hr", "hrs", "hour", "hours")
-    for power, prefix in enumerate(("K", "M", "G", "T"), start=1):
-        add("bytes", 1000**power, f"{prefix}B")
-        add("bytes", 1024**power, f"{prefix}iB")
-        add("bandwidth", 1000**power, f"{prefix}B/s", f"{prefix}B/sec", f"{prefix}Bps")
-        add("bandwidth", 1024**power, f"{prefix}iB/s")
-    for power, prefix in ((2, "M"), (3, "G"), (4, "T"), (5, "P")):
-        add("work", 1000**power, f"{prefix}FLOP", f"{prefix}FLOPs", f"{prefix}F")
-        add("compute", 1000**power, f"{prefix}FLOP/s", f"{prefix}FLOPS", f"{prefix}FLOPs/s", f"{prefix}F/s", f"{prefix}flop/s")
-    add("bytes", 1, "bytes", "byte")
-    add("rate", 1, "FPS", "fps", "Fps", "frames/s", "frames/sec", "frames per second", "it/s", "img/s", "images/s", "blocks/s")
-    add("percent", 1, "%", "percent", "pp")
-    add("ratio", 1, "x", "×", "times")
-    add("decibel", 1, "dB", "db")
-    nouns = (
-        "iteration,iter,sample,run,repetition,repeat,rep,trial,frame block,frame,block,switch,request,step,pass,round,"
-        "measurement,call,kernel,launch,clip,prompt,layer,token,pair"
-    )
-    for noun in nouns.split(","):
-        add("count", 1, noun, f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s")
-    return table
-
-
-UNITS: Final = _units()
+_NOUNS: Final = (
+    "iteration iter sample run repetition repeat rep trial block frame switch request step pass round measurement call kernel "
+    "launch clip prompt layer token pair"
+)
+_SPELLED: Final[tuple[tuple[Dimension, Fraction | int, str], ...]] = (
+    ("time", Fraction(1, 10**9), "ns nsec nanosecond nanoseconds"),
+    ("time", Fraction(1, 10**6), "µs us μs usec microsecond microseconds"),
+    ("time", Fraction(1, 10**3), "ms msec millisecond milliseconds"),
+    ("time", 1, "s sec secs second seconds"),
+    ("time", 60, "min mins minute minutes"),
+    ("time", 3600, "h hr hrs hour hours"),
+    *(("bytes", 1000**n, f"{p}B") for n, p in enumerate("KMGT", 1)),
+    *(("bytes", 1024**n, f"{p}iB") for n, p in enumerate("KMGT", 1)),
+    *(("bandwidth", 1000**n, f"{p}B/s {p}B/sec {p}Bps") for n, p in enumerate("KMGT", 1)),
+    *(("bandwidth", 1024**n, f"{p}iB/s") for n, p in enumerate("KMGT", 1)),
+    *(("work", 1000**n, f"{p}FLOP {p}FLOPs {p}F") for n, p in enumerate("MGTP", 2)),
+    *(("compute", 1000**n, f"{p}FLOP/s {p}FLOPS {p}FLOPs/s {p}F/s {p}flop/s") for n, p in enumerate("MGTP", 2)),
+    ("bytes", 1, "bytes byte"),
+    ("rate", 1, "FPS fps Fps frames/s frames/sec frames_per_second it/s img/s images/s blocks/s"),
+    ("percent", 1, "% percent pp"),
+    ("ratio", 1, "x × times"),
+    ("decibel", 1, "dB db"),
+    *(("count", 1, f"{noun} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}") for noun in _NOUNS.split()),
+    ("count", 1, "frame_block frame_blocks"),
+)
+UNITS: Final = {
+    spelling.replace("_", " "): Unit(spelled.split()[0].replace("_", " "), dimension, Fraction(scale))
+    for dimension, scale, spelled in _SPELLED
+    for spelling in spelled.split()
+}
 """Every spelling of a unit that is read. `B` is not bytes: it is as often a count of parameters."""
 
-_COUNTS: Final = "|".join(
-    sorted((re.escape(name) for name, unit in UNITS.items() if unit.dimension == "count"), key=len, reverse=True)
-)
-_PLAIN: Final = "|".join(
-    sorted((re.escape(name) for name, unit in UNITS.items() if unit.dimension not in ("count", "ratio")), key=len, reverse=True)
-)
+
+def spelled(*dimensions: Dimension) -> str:
+    """Return a pattern of every spelling of the units of these dimensions."""
+    names = [re.escape(name) for name, unit in UNITS.items() if unit.dimension in dimensions]
+    return "|".join(sorted(names, key=len, reverse=True))
+
+
+_PLAIN: Final = spelled("time", "bytes", "rate", "work", "compute", "bandwidth", "percent", "decibel")
 _DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _QUANTITY: Final = re.compile(
     rf"(?<![\w.])(?<![A-Za-z_]-)(?P<mark>(?:[~≈∼±≤≥]|\+/-|(?<![-=])[<>]=?)\s*)?"
     rf"(?P<number>[-+−]?{_DIGITS})"
     rf"(?:[-–](?P<upper>{_DIGITS})(?!\.?\d))?"
-    rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{_COUNTS})\b|(?!\w|\.\d))"
+    rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{spelled('count')})\b|(?!\w|\.\d))"
 )
 _BEYOND: Final = re.compile(r"\d[\d.,]{40,}(?:[eE][-+]?\d+)?|\d[\d.,]*[eE][-+]?0*(?:\d{3,}|[5-9]\d|4[1-9])")
 _MASKED: Final = re.compile(
@@ -187,19 +183,7 @@ class Quantity:
     @property
     def rounding(self) -> Fraction:
         """Half a unit of the last printed digit, in the base unit."""
-        scale = self.unit.scale if self.unit else Fraction(1)
-        return scale * Fraction(1, 2 * 10**self.decimals) if self.decimals >= 0 else scale * Fraction(10**-self.decimals, 2)
-
-    def measured_in(self, unit: Unit | None) -> Quantity:
-        """Return the same digits in another unit, as for a column whose head names the unit."""
-        if unit is None or self.unit == unit:
-            return self
-        given = self.unit.scale if self.unit else Fraction(1)
-        factor = unit.scale / given
-        bare = replace(self, unit=unit, value=self.value * factor)
-        if self.ranged or self.mark in ("below", "above"):
-            return replace(bare, bounds=Bounds(self.bounds.low * factor, self.bounds.high * factor))
-        return replace(bare, bounds=_bounds(bare.value, bare.rounding, self.mark, unit))
+        return (self.unit.scale if self.unit else 1) / (2 * Fraction(10) ** self.decimals)
 
 
 def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> Bounds:

@@ -1,88 +1,75 @@
-"""What rules ask: a document with its tables read by metric, what was measured, and the finding that a rule makes."""
+"""What rules ask: tables read as figures by metric, what was measured, and the finding that a rule makes."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape
+from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape, device_peaks
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.lint.document import Document, DocumentSection, Place, Row, Table, TableCell
-from strobe.lint.quantity import Metric, Quantity, Unit, is_metric, key, metric_of
-
-_MAKERS: Final = frozenset({"nvidia", "amd", "geforce", "instinct", "gpu", "tesla", "rtx"})
-
-
-def _words(text: str) -> tuple[str, ...]:
-    spaced = re.sub(r"(?<=\d)\s(?=GB\b)", "", re.sub(r"[-_/(),:;|!?]|\.(?!\d)", " ", text))
-    found = (re.sub(r"^sxm\d$", "sxm", word.lower()) for word in spaced.split())
-    return tuple(word for word in found if word not in _MAKERS)
-
-
-_NAMES: Final = tuple((device, _words(device.name)) for device in DEVICES)
-FAMILIES: Final = tuple(dict.fromkeys(words[0] for _, words in _NAMES))
-"""First words of the names of known devices, e.g. `h100`."""
-
-
-def device_named(text: str) -> DevicePeaks | None:
-    """Return the device that a text names (`NVIDIA H100 80GB HBM3`, `h100`); None if it names none or several families."""
-    pool = _words(text)
-    families = {family for family in FAMILIES if family in pool}
-    if len(families) != 1:
-        return None
-    family = families.pop()
-    siblings = [(sum(word in pool for word in words), device) for device, words in _NAMES if words[0] == family]
-    best = max(score for score, _ in siblings)
-    return max((device for score, device in siblings if score == best), key=_speed)
-
-
-def _speed(device: DevicePeaks) -> tuple[int, int]:
-    return max(device.flops_per_s.values()), device.bandwidth_bytes_per_s
-
+from strobe.lint.quantity import Metric, Quantity, is_metric, key, metric_of
 
 _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
+_BASES: Final = re.compile(
+    r"(?i)\b(?:traced|timed|per (?:call|step|clip|block|layer|frame|token|pass|gpu|rank)|one call|warm|cold|"
+    r"sum of|exclusive|inclusive|compiled|eager)\b"
+)
+_VALUE_KEYS: Final = frozenset({"value", "", "result", "measured", "measurement"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeriesEntry:
-    """One figure of a series: the name of its configuration or part, and its cell.
+class Figure:
+    """A cell of a metric's column or row.
 
     Args:
+        name: its configuration or part.
         row: its row in the table.
-        position: number of the configuration or part; entries of two series with the same number belong together.
+        position: number of the configuration or part; figures of two series with the same number belong together.
+        by_columns: metrics are the columns of the table, and each row is a configuration or part.
     """
 
-    key: str
+    name: str
     cell: TableCell
     row: int
     position: int
+    metric: Metric
+    table: Table
+    by_columns: bool
+    place: Place
 
     @property
-    def quantity(self) -> Quantity | None:
-        """The figure in the cell; None if the cell holds none."""
+    def quantity(self) -> Quantity:
+        """The number in the cell, which holds one."""
+        assert self.cell.quantity is not None
         return self.cell.quantity
+
+    @property
+    def basis(self) -> str:
+        """Metric together with what it is said to be measured per, such as `mean per call`."""
+        found = {each.lower() for each in _BASES.findall(self.table.caption)}
+        return " ".join((key(self.metric.title), *sorted(found)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Figures of one metric. `index` is its column, or its row where metrics are rows."""
+    """Cells of one metric."""
 
     metric: Metric
-    index: int
-    entries: tuple[SeriesEntry, ...]
+    entries: tuple[Figure, ...]
 
     @property
-    def figures(self) -> tuple[tuple[SeriesEntry, Quantity], ...]:
-        """Entries whose cell holds a figure."""
-        return tuple((entry, entry.quantity) for entry in self.entries if entry.quantity is not None)
+    def figures(self) -> tuple[Figure, ...]:
+        """Entries whose cell holds a number."""
+        return tuple(entry for entry in self.entries if entry.cell.quantity is not None)
 
     def of(self, position: int) -> Quantity | None:
-        """Return the figure of the configuration or part at a position."""
-        return next((entry.quantity for entry in self.entries if entry.position == position), None)
+        """Return the number of the configuration or part at a position."""
+        return next((entry.cell.quantity for entry in self.entries if entry.position == position), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +79,7 @@ class View:
     Args:
         by_columns: metrics are the columns, and each row is a configuration or part.
         keys: configurations or parts, in order.
-        derived: columns that are computed from others (`Change`, `Speedup`), if metrics are rows: figures by the row's index.
+        derived: columns that are computed from others (`Change`, `Speedup`), if metrics are rows.
     """
 
     table: Table
@@ -101,132 +88,106 @@ class View:
     keys: tuple[str, ...]
     derived: tuple[Series, ...] = ()
 
-    def where(self, series: Series, entry: SeriesEntry) -> tuple[str, str]:
-        """Return the printed row and column of a figure."""
-        return (entry.key, series.metric.title) if self.by_columns else (series.metric.title, entry.key)
-
     def of_kind(self, *kinds: str) -> list[Series]:
         """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
 
 
-def view_of(table: Table) -> View:
-    """Decide whether columns or rows are the metrics, and read the table as series."""
-    return _by_columns(table) if _metrics_are_columns(table) else _by_rows(table)
-
-
 def _metrics_are_columns(table: Table) -> bool:
+    rows = _share_of_metrics(row.label for row in table.rows)
     if table.origin == "lines":
         return True
-    heads, labels = table.header[1:], [row.label for row in table.rows]
-    column_units = [
-        _common_unit([row.cells[index] for row in table.rows if index < len(row.cells)]) for index in range(1, len(table.header))
-    ]
-    mixed = sum(unit == "mixed" for unit in column_units)
-    named = sum(is_metric(head) for head in heads) / max(1, len(heads))
-    rows_named = sum(is_metric(label) for label in labels) / max(1, len(labels))
+    columns = list(zip(*(row.cells for row in table.rows), strict=True))[1:]
+    mixed = any(len({cell.quantity.dimension for cell in column if cell.quantity}) > 1 for column in columns)
     if table.origin == "list":
-        return rows_named <= 0.5
-    if mixed or rows_named > 0.5:
-        return named >= rows_named and not mixed
-    return True
+        return rows <= 0.5
+    return not mixed and (rows <= 0.5 or _share_of_metrics(table.header[1:]) >= rows)
 
 
-def _common_unit(cells: Sequence[TableCell]) -> str:
-    found = {cell.quantity.dimension for cell in cells if cell.quantity is not None}
-    return "mixed" if len(found) > 1 else "".join(found)
+def _share_of_metrics(labels: Iterable[str]) -> float:
+    found = [is_metric(label) for label in labels]
+    return sum(found) / max(1, len(found))
 
 
-def row_name(table: Table, row: Row) -> str:
+def _row_name(table: Table, row: Row, labels: int) -> str:
     """Return a row's label: its leading cells up to the first figure."""
     parts: list[str] = []
-    for cell, title in zip(row.cells, table.header, strict=False):
+    for cell, title in zip(row.cells, table.header, strict=True):
         if cell.quantity is not None and parts:
             break
-        if not cell.text.strip():
-            continue
-        parts.append(cell.text)
-        if cell.quantity is not None or title.lower() in _REST:
-            break
-        if _label_columns(table) <= len(parts):
-            break
+        if cell.text.strip():
+            parts.append(cell.text)
+            if cell.quantity is not None or title.lower() in _REST or labels <= len(parts):
+                break
     return " / ".join(parts)
 
 
 def _label_columns(table: Table) -> int:
     """Count the leading columns of labels: those before the first that has a figure in most rows."""
-    count = 0
     for index, title in enumerate(table.header):
-        figures = sum(index < len(row.cells) and row.cells[index].quantity is not None for row in table.rows)
+        figures = sum(row.cells[index].quantity is not None for row in table.rows)
         if index and (2 * figures >= max(1, len(table.rows)) or title.lower() in _REST):
-            break
-        count += 1
-    return count if count < len(table.header) else 1
+            return index
+    return 1
 
 
-def _unit(cells: Sequence[TableCell]) -> Unit | None:
+def _metric(title: str, cells: Iterable[TableCell]) -> Metric:
     units = Counter(cell.quantity.unit for cell in cells if cell.quantity is not None and cell.quantity.unit is not None)
-    return units.most_common(1)[0][0] if units else None
+    return metric_of(title, units.most_common(1)[0][0] if units else None)
 
 
-def _by_columns(table: Table) -> View:
-    names = [row_name(table, row) for row in table.rows]
-    first = max(1, _label_columns(table)) if table.origin == "table" else 1
-    series = []
-    for index in range(first, len(table.header)):
-        entries = tuple(
-            SeriesEntry(key=name, cell=row.cells[index], row=number, position=number)
-            for number, (name, row) in enumerate(zip(names, table.rows, strict=True))
-            if index < len(row.cells)
-        )
-        if _about_figures(table.header[index], entries):
-            metric = metric_of(table.header[index], _unit([entry.cell for entry in entries]))
-            series.append(Series(metric=metric, index=index, entries=entries))
-    return View(table=table, by_columns=True, series=tuple(series), keys=tuple(names))
+def _about_figures(title: str, cells: Sequence[TableCell]) -> bool:
+    figures = sum(cell.quantity is not None for cell in cells)
+    return figures > 0 and title.lower() not in _REST and 2 * figures >= sum(not cell.empty for cell in cells) - 1
 
 
-def _about_figures(title: str, entries: Sequence[SeriesEntry]) -> bool:
-    figures = sum(entry.quantity is not None for entry in entries)
-    return figures > 0 and title.lower() not in _REST and 2 * figures >= sum(not entry.cell.empty for entry in entries) - 1
+def view_of(document: Document, table: Table) -> View:
+    """Decide whether columns or rows are the metrics, and read the table as series."""
+    by_columns = _metrics_are_columns(table)
+    labels = _label_columns(table)
+    names = [_row_name(table, row, labels) if by_columns else row.label for row in table.rows]
 
+    def series_of(title: str, cells: Iterable[tuple[int, int, TableCell]], across: bool) -> Series:
+        """Make a series of cells with their rows and columns: along a row (`across`), or down a column."""
+        found = list(cells)
+        metric = _metric(title, [cell for _, _, cell in found])
+        entries = []
+        for row, column, cell in found:
+            name = table.header[column] if across else names[row]
+            place = document.place(cell.line, table, *((title, name) if across else (name, title)))
+            entries.append(
+                Figure(
+                    name=name, cell=cell, row=row, position=column if across else row, metric=metric, table=table,
+                    by_columns=by_columns, place=place,
+                )
+            )  # fmt: skip
+        return Series(metric=metric, entries=tuple(entries))
 
-def _by_rows(table: Table) -> View:
-    columns = [title for title in table.header[1:] if title.lower() not in _REST]
-    cells = {
-        title: [(row, cell) for row in table.rows for head, cell in zip(table.header, row.cells, strict=False) if head == title]
-        for title in columns
+    columns = {
+        column: [(number, column, row.cells[column]) for number, row in enumerate(table.rows)]
+        for column, title in enumerate(table.header)
+        if column and title.lower() not in _REST
     }
-    change = [title for title in columns if metric_of(title, _unit([cell for _, cell in cells[title]])).kind == "change"]
-    series = []
-    for number, row in enumerate(table.rows):
-        entries = tuple(
-            SeriesEntry(key=title, cell=cell, row=number, position=position)
-            for position, (title, cell) in list(enumerate(zip(table.header, row.cells, strict=False)))[1:]
-            if title in columns and title not in change
-        )
-        if _about_figures(row.label, entries):
-            metric = metric_of(row.label, _unit([entry.cell for entry in entries]))
-            series.append(Series(metric=metric, index=number, entries=entries))
-    derived = tuple(
-        Series(
-            metric=metric_of(title, _unit([cell for _, cell in cells[title]])),
-            index=number,
-            entries=tuple(
-                SeriesEntry(key=row.label, cell=cell, row=at, position=at) for at, (row, cell) in enumerate(cells[title])
-            ),
-        )
-        for number, title in enumerate(table.header)
-        if title in change
+    if by_columns:
+        first = labels if table.origin == "table" else 1
+        series = [
+            series_of(table.header[column], cells, False)
+            for column, cells in columns.items()
+            if column >= first and _about_figures(table.header[column], [cell for _, _, cell in cells])
+        ]
+        return View(table=table, by_columns=True, series=tuple(series), keys=tuple(names))
+    down = {column: series_of(table.header[column], cells, False) for column, cells in columns.items()}
+    kept = [column for column in down if down[column].metric.kind != "change"]
+    rows = [(row.label, [(number, column, row.cells[column]) for column in kept]) for number, row in enumerate(table.rows)]
+    return View(
+        table=table,
+        by_columns=False,
+        series=tuple(
+            series_of(name, cells, True) for name, cells in rows if _about_figures(name, [cell for _, _, cell in cells])
+        ),
+        keys=tuple(table.header[column] for column in kept),
+        derived=tuple(series for column, series in down.items() if column not in kept),
     )
-    keys = tuple(title for title in columns if title not in change)
-    return View(table=table, by_columns=False, series=tuple(series), keys=keys, derived=derived)
-
-
-_BASES: Final = re.compile(
-    r"(?i)\b(?:traced|timed|per (?:call|step|clip|block|layer|frame|token|pass|gpu|rank)|one call|warm|cold|"
-    r"sum of|exclusive|inclusive|compiled|eager)\b"
-)
-_VALUE_KEYS: Final = frozenset({"value", "", "result", "measured", "measurement"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,97 +205,6 @@ class Options:
     tokens_per_frame: int | None = None
     window: int | None = None
     device: DevicePeaks | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """One figure of a table: its configuration, metric and place."""
-
-    view: View
-    series: Series
-    entry: SeriesEntry
-    quantity: Quantity
-    config: str
-    metric: str
-    place: Place
-
-
-@dataclass(frozen=True, kw_only=True)
-class LintStudy:
-    """A document and the options that go with it."""
-
-    document: Document
-    options: Options
-
-    @cached_property
-    def views(self) -> tuple[View, ...]:
-        """Tables as series of figures by metric."""
-        return tuple(view_of(table) for table in self.document.tables)
-
-    @cached_property
-    def figures(self) -> tuple[Figure, ...]:
-        """All figures of all tables, in order."""
-        return tuple(figure for view in self.views for figure in self._figures_of(view))
-
-    @cached_property
-    def configs(self) -> tuple[str, ...]:
-        """Names of configurations as printed: rows or columns of tables that compare some, longest first."""
-        names: dict[str, str] = {}
-        for view in self.views:
-            kinds = {series.metric.kind for series in view.series}
-            if view.table.origin == "table" and ({"rate", "quality", "memory"} & kinds or not view.by_columns):
-                for name in view.keys:
-                    if name.lower() not in _VALUE_KEYS and not re.match(r"[\d.]+\b", name):
-                        names.setdefault(key(name), name)
-        return tuple(sorted(names.values(), key=len, reverse=True))
-
-    def named(self, text: str) -> list[str]:
-        """Return the configurations named in a text; a name inside a longer one that is named does not count."""
-        rest, found = text, []
-        for name in self.configs:
-            pattern = rf"(?<![\w-]){re.escape(name)}(?![\w-])"
-            if re.search(pattern, rest):
-                found.append(name)
-                rest = re.sub(pattern, " ", rest)
-        return found
-
-    def config_of(self, section: DocumentSection) -> str:
-        """Return the one configuration that the nearest heading names, or empty."""
-        for title in reversed(section.titles):
-            found = self.named(title)
-            if found:
-                return found[0] if len(found) == 1 else ""
-            lower = [name for name in self.configs if re.search(rf"(?i)(?<![\w-]){re.escape(name)}(?![\w-])", title)]
-            if lower:
-                return lower[0]
-        return ""
-
-    def _figures_of(self, view: View) -> Iterator[Figure]:
-        basis = " ".join(sorted({found.lower() for found in _BASES.findall(view.table.caption)}))
-        owner = self.config_of(view.table.section) if not view.by_columns else ""
-        for series in view.series:
-            for entry, quantity in series.figures:
-                config = entry.key
-                if config.lower() in _VALUE_KEYS:
-                    config = owner
-                row, column = view.where(series, entry)
-                yield Figure(
-                    view=view,
-                    series=series,
-                    entry=entry,
-                    quantity=quantity,
-                    config=key(config),
-                    metric=f"{key(series.metric.title)} {basis}".strip(),
-                    place=self.document.place(entry.cell.line, view.table, row, column),
-                )
-
-    def figure_place(self, view: View, series: Series, entry: SeriesEntry) -> Place:
-        """Return the place of one figure."""
-        row, column = view.where(series, entry)
-        return self.document.place(entry.cell.line, view.table, row, column)
-
-
-Severity = Literal["error", "warning"]
 
 
 def options_of(*, model: str | None, size: tuple[int, int] | None, window: int | None, device: str | None) -> Options:
@@ -356,6 +226,70 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
     transformer = None if model is None else TRANSFORMERS[model]
     tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
     return Options(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
+
+
+def device_named(text: str) -> DevicePeaks | None:
+    """Return the device of a name, or the first of its family (`h100`); None if there is none."""
+    family = (device for device in DEVICES if text and f"{device.name} ".lower().startswith(f"{text} ".lower()))
+    return device_peaks(text) or next(family, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintStudy:
+    """A document and the options that go with it."""
+
+    document: Document
+    options: Options
+
+    @cached_property
+    def views(self) -> tuple[View, ...]:
+        """Tables as series of figures by metric."""
+        return tuple(view_of(self.document, table) for table in self.document.tables)
+
+    @cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures of all tables, in order."""
+        return tuple(figure for view in self.views for series in view.series for figure in series.figures)
+
+    @cached_property
+    def configs(self) -> tuple[str, ...]:
+        """Names of configurations as printed: rows or columns of tables that compare some, longest first."""
+        names: dict[str, str] = {}
+        for view in self.views:
+            if view.table.origin == "table" and (view.of_kind("rate", "quality", "memory") or not view.by_columns):
+                for name in view.keys:
+                    if name.lower() not in _VALUE_KEYS and not re.match(r"[\d.]+\b", name):
+                        names.setdefault(key(name), name)
+        return tuple(sorted(names.values(), key=len, reverse=True))
+
+    def named(self, text: str, *, any_case: bool = False) -> list[str]:
+        """Return the configurations named in a text; a name inside a longer one that is named does not count."""
+        rest, found = text, []
+        for name in self.configs:
+            pattern = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])", re.IGNORECASE if any_case else 0)
+            if pattern.search(rest):
+                found.append(name)
+                rest = pattern.sub(" ", rest)
+        return found
+
+    def config_of(self, section: DocumentSection) -> str:
+        """Return the one configuration that the nearest heading names, or empty."""
+        for title in reversed(section.titles):
+            found = self.named(title)
+            if found:
+                return found[0] if len(found) == 1 else ""
+            if any_case := self.named(title, any_case=True):
+                return any_case[0]
+        return ""
+
+    def config(self, figure: Figure) -> str:
+        """Return the configuration of a figure: its name, or for a column of values the one of its heading."""
+        if figure.name.lower() not in _VALUE_KEYS:
+            return key(figure.name)
+        return "" if figure.by_columns else key(self.config_of(figure.table.section))
+
+
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

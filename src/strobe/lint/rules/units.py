@@ -10,8 +10,8 @@ from typing import Final
 
 from strobe.core.costs import CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
 from strobe.lint.document import VALUE, Place
-from strobe.lint.quantity import UNITS, Quantity, Unit, is_metric, listed, printed, statistic, time_printed, words
-from strobe.lint.study import Claim, LintStudy, Rule, Series, View
+from strobe.lint.quantity import UNITS, Quantity, Unit, is_metric, listed, printed, spelled, statistic, time_printed, words
+from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, View
 
 _TIMED: Final = re.compile(r"(?i)\b(?:latency|latencies|duration|elapsed|runtime|run time|time|ttft|tpot|delay)\b")
 _NOT_TIMED: Final = re.compile(
@@ -26,17 +26,17 @@ def no_unit(study: LintStudy) -> Iterator[Claim]:
     """Find columns or rows of times or memory without a unit in the cells, the head or the caption."""
     for view in study.views:
         for series in view.series:
-            bare = [(entry, figure) for entry, figure in series.figures if figure.unit is None]
+            bare = [figure for figure in series.figures if figure.quantity.unit is None]
+            title = series.metric.title
             if view.table.origin != "table":
-                bare = [(entry, figure) for entry, figure in bare if series.metric.title == VALUE and _LABELLED.search(entry.key)]
-                title, missing = (bare[0][0].key, "ms, µs or s") if bare else ("", "")
+                bare = [figure for figure in bare if title == VALUE and _LABELLED.search(figure.name)]
+                title, missing = (bare[0].name, "ms, µs or s") if bare else ("", "")
             else:
-                title, missing = series.metric.title, _missing(view, series) if len(bare) == len(series.figures) else ""
+                missing = _missing(view, series) if len(bare) == len(series.figures) else ""
             if missing and bare:
-                entry, figure = bare[0]
                 yield Claim(
-                    place=study.figure_place(view, series, entry),
-                    said=f"{title}: {figure.text}",
+                    place=bare[0].place,
+                    said=f"{title}: {bare[0].quantity.text}",
                     corrected=f"{title} ({missing})",
                     why=f"no unit beside the figure, in its head or in the caption ({len(bare)} without one)",
                 )
@@ -57,9 +57,7 @@ def _missing(view: View, series: Series) -> str:
 
 # ------------------------------------------------------------------------------------------------------- labels that lie
 
-_PLAIN_TIMES: Final = "|".join(
-    sorted((re.escape(name) for name, unit in UNITS.items() if unit.dimension == "time"), key=len, reverse=True)
-)
+_PLAIN_TIMES: Final = spelled("time")
 _LABEL: Final = re.compile(
     r"(?i)\b(?:label\w*|print\w*|logged|says?|said|shown?|displayed|tagged|marked|suffix\w*|unit)\b[^.;]{0,40}?"
     rf"\b(?P<unit>(?-i:{_PLAIN_TIMES}))\b"
@@ -97,7 +95,7 @@ def _proof(study: LintStudy, label: Unit, real: Unit) -> str:
             as_printed, inner = float(outer.quantity.value / real.scale), inside[0]
             return (
                 f"{outer.label} {outer.quantity.text} printed as {as_printed:.6g} {label.name} would be {time_printed(claimed)}, "
-                f"shorter than {inner.label} {inner.quantity.text} inside it ({inner.place.short})"
+                f"shorter than {inner.label} {inner.quantity.text} inside it (line {inner.figure.place.line})"
             )
     return "the document says so itself; a reader of the figures cannot know which is meant"
 
@@ -130,42 +128,31 @@ class Level:
     """
 
     rank: int
-    variant: frozenset[str]
+    variant: str
     label: str
-    quantity: Quantity
-    place: Place
-    view: View
     mean: bool
+    figure: Figure
+
+    @property
+    def quantity(self) -> Quantity:
+        """The time."""
+        return self.figure.quantity
 
 
 def levels(study: LintStudy) -> list[Level]:
-    """Return the times whose label or heading names a level and at most a variant, shortest level first."""
+    """Return the times whose label or heading names a level and one variant, shortest level first."""
     found = []
     for figure in study.figures:
-        if (
-            figure.quantity.dimension != "time"
-            or not figure.quantity.plain
-            or figure.series.metric.statistic not in ("", "mean", "p50")
-        ):
+        quantity, table, metric = figure.quantity, figure.table, figure.metric
+        title = "" if metric.title == VALUE else metric.title
+        texts = [figure.name, title, table.rows[figure.row].group if figure.by_columns else "", table.caption]
+        if quantity.dimension != "time" or not quantity.plain or metric.statistic not in ("", "mean", "p50"):
             continue
-        table = figure.view.table
-        title = "" if figure.series.metric.title == VALUE else figure.series.metric.title
-        texts = [figure.entry.key, title, table.rows[figure.entry.row].group, table.caption]
-        rank = next((rank for text in texts if (rank := rank_of(text)) is not None), None)
-        variant = frozenset(word for text in texts[:2] for word in _own_words(text) if word not in _LEVEL_WORDS)
-        if rank is None or len(variant) != 1 or any(_OTHER_BASIS.search(text) for text in texts):
-            continue
-        found.append(
-            Level(
-                rank=rank,
-                variant=variant,
-                label=" ".join(part for part in (figure.entry.key, title) if part),
-                quantity=figure.quantity,
-                place=figure.place,
-                view=figure.view,
-                mean=any(statistic(text) == "mean" for text in texts),
-            )
-        )
+        rank = next((rank for text in texts if (rank := _rank_of(text)) is not None), None)
+        variant = {word for text in texts[:2] for word in _own_words(text)} - _LEVEL_WORDS
+        if rank is not None and len(variant) == 1 and not any(_OTHER_BASIS.search(text) for text in texts):
+            label, mean = f"{figure.name} {title}".strip(), any(statistic(text) == "mean" for text in texts)
+            found.append(Level(rank=rank, variant=variant.pop(), label=label, mean=mean, figure=figure))
     return sorted(found, key=lambda level: (level.rank, level.quantity.value))
 
 
@@ -182,7 +169,7 @@ def _own_words(text: str) -> list[str]:
     return list(words(_FUNCTION.sub(" ", re.sub(r"\([^)]*\)", " ", text))))
 
 
-def rank_of(text: str) -> int | None:
+def _rank_of(text: str) -> int | None:
     """Return the level that a label names, if it names at most a variant besides."""
     bare = re.sub(r"\([^)]*\)", " ", text)
     if re.search(r"[/:]", bare) or len([word for word in _own_words(bare) if word not in _LEVEL_WORDS]) > 1:
@@ -195,7 +182,7 @@ def rank_of(text: str) -> int | None:
 
 def _inside(inner: Level, outer: Level) -> bool:
     """Return True for a level of the same variant on the same basis: the same table, or both are averages."""
-    same = inner.view is outer.view or (inner.mean and outer.mean)
+    same = inner.figure.table is outer.figure.table or (inner.mean and outer.mean)
     return inner.rank < outer.rank and inner.variant == outer.variant and same
 
 
@@ -203,30 +190,20 @@ def contained(study: LintStudy) -> Iterator[Claim]:
     """Find a time that is far shorter than a time inside it, and the unit that would make it right."""
     every = levels(study)
     for outer in every:
-        inside = [inner for inner in every if _inside(inner, outer) and inner.quantity.value > FAR * outer.quantity.bounds.high]
-        scale = next(
-            (
-                scale
-                for scale in _SCALES
-                if inside and all(inner.quantity.value <= scale * outer.quantity.bounds.high for inner in inside)
-            ),
-            None,
-        )
-        if scale is None or outer.quantity.unit is None:
+        said = outer.quantity
+        inside = [inner for inner in every if _inside(inner, outer) and inner.quantity.value > FAR * said.bounds.high]
+        longest = max((inner.quantity.value for inner in inside), default=Fraction(0))
+        scale = next((scale for scale in _SCALES if inside and longest <= scale * said.bounds.high), None)
+        if scale is None or said.unit is None:
             continue
-        inner = inside[0]
-        right = outer.quantity.value * scale
-        real = next(
-            (unit for unit in UNITS.values() if unit.dimension == "time" and unit.scale == outer.quantity.unit.scale * scale),
-            None,
-        )
-        label = f", the label should be {real.name}" if real else ""
+        inner, wanted = inside[0], said.unit.scale * scale
+        real = next((unit for unit in UNITS.values() if unit.dimension == "time" and unit.scale == wanted), None)
         yield Claim(
-            place=outer.place,
-            said=f"{outer.label}: {outer.quantity.text}",
-            corrected=f"{time_printed(right)}{label}",
-            why=f"{time_printed(outer.quantity.value)} around {inner.label} {inner.quantity.text} ({inner.place.short})",
-            also=(inner.place,),
+            place=outer.figure.place,
+            said=f"{outer.label}: {said.text}",
+            corrected=time_printed(said.value * scale) + (f", the label should be {real.name}" if real else ""),
+            why=f"{time_printed(said.value)} around {inner.label} {inner.quantity.text} (line {inner.figure.place.line})",
+            also=(inner.figure.place,),
         )
 
 
@@ -258,12 +235,11 @@ def below_floor(study: LintStudy) -> Iterator[Claim]:
     seen: set[tuple[int, Fraction]] = set()
     for label, said, place in _timed_parts(study):
         part = _part(label)
-        if part is None or (place.line, said.value) in seen:
+        if part is None or not said.plain or said.value <= 0 or (place.line, said.value) in seen:
             continue
         seen.add((place.line, said.value))
-        flops = costs[part].flops
-        peak, what = _matrix_peak(device, label)
-        if said.mark in ("", "about") and said.bounds.high > 0 and Fraction(flops) / said.bounds.high > peak:
+        flops, (peak, what) = costs[part].flops, _matrix_peak(device, label)
+        if Fraction(flops) / said.bounds.high > peak:
             rate = float(Fraction(flops) / said.value)
             yield Claim(
                 place=place,
@@ -294,14 +270,11 @@ def _pass(study: LintStudy, window: int) -> tuple[CostItem, ...]:
 def _timed_parts(study: LintStudy) -> Iterator[tuple[str, Quantity, Place]]:
     """Yield every time with its label: figures of tables, items of lists, and `each step takes ...`."""
     for figure in study.figures:
-        if figure.quantity.dimension == "time" and figure.series.metric.statistic in ("", "mean", "p50", "min"):
-            yield figure.entry.key, figure.quantity, figure.place
+        if figure.quantity.dimension == "time" and figure.metric.statistic in ("", "mean", "p50", "min"):
+            yield figure.name, figure.quantity, figure.place
     for sentence in study.document.sentences:
-        label = sentence.lead
-        takes = _TAKES.search(sentence.text)
-        for said in sentence.found:
-            if said.dimension != "time":
-                continue
+        takes, label = _TAKES.search(sentence.text), sentence.lead
+        for said in [each for each in sentence.found if each.dimension == "time"]:
             if takes and said.start >= takes.end():
                 yield takes["what"], said, study.document.place(sentence.line)
             elif label and sentence.text.startswith(label):
@@ -325,41 +298,34 @@ WORTH: Final = Fraction(1, 10)
 
 def window_free(study: LintStudy) -> Iterator[Claim]:
     """Compare what a smaller attention window saves with the FLOPs it removes."""
-    options = study.options
-    if options.model is None or options.tokens_per_frame is None:
+    if study.options.model is None or study.options.tokens_per_frame is None:
         return
     for view in study.views:
         table = view.table
         if view.by_columns and _WINDOW.search(f"{table.header[0]} {table.caption} {table.section.title}"):
             times = [series for series in view.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
-            chosen = next((series for series in times if series.metric.statistic == "mean"), times[0] if times else None)
-            if chosen is not None:
-                yield from _free(study, view, chosen)
+            times.sort(key=lambda series: series.metric.statistic != "mean")
+            figures = times[0].figures if times else ()
+            sizes = [(int(found[1]), figure) for figure in figures if (found := re.match(r"\D{0,12}(\d+)\b", figure.name))]
+            if len(sizes) >= 2:
+                yield from _free(study, *(choose(sizes, key=lambda size: size[0]) for choose in (min, max)))
 
 
-def _free(study: LintStudy, view: View, series: Series) -> Iterator[Claim]:
-    sizes = [
-        (int(found[1]), entry, figure) for entry, figure in series.figures if (found := re.match(r"\D{0,12}(\d+)\b", entry.key))
-    ]
-    if len(sizes) < 2:
+def _free(study: LintStudy, small: tuple[int, Figure], large: tuple[int, Figure]) -> Iterator[Claim]:
+    work = [Fraction(total(_pass(study, size)).flops) for size, _ in (small, large)]
+    one, two, removed = small[1].quantity, large[1].quantity, 1 - work[0] / work[1]
+    if removed < WORTH or 1 - one.bounds.low / two.bounds.high >= FREE * removed:
         return
-    small, large = min(sizes, key=lambda size: size[0]), max(sizes, key=lambda size: size[0])
-    work = [Fraction(total(_pass(study, size[0])).flops) for size in (small, large)]
-    removed = 1 - work[0] / work[1]
-    saved = 1 - small[2].bounds.low / large[2].bounds.high
-    if removed < WORTH or saved >= FREE * removed:
-        return
-    shown, percent = 1 - small[2].value / large[2].value, float(100 * removed)
-    bound = printed((1 - removed) * large[2].value, small[2], more=0)
+    shown, percent = 1 - one.value / two.value, float(100 * removed)
     yield Claim(
-        place=study.figure_place(view, series, small[1]),
-        said=f"window {large[0]} to {small[0]}: {large[2].text} to {small[2].text} ({-float(100 * shown):+.1f}%)",
-        corrected=f"about {bound} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
+        place=small[1].place,
+        said=f"window {large[0]} to {small[0]}: {two.text} to {one.text} ({-float(100 * shown):+.1f}%)",
+        corrected=f"about {printed((1 - removed) * two.value, one, more=0)} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
         why=(
             f"{float(work[1]) / 1e12:.1f} to {float(work[0]) / 1e12:.1f} TFLOP per pass: {percent:.0f} % of the work is gone. "
             "Launch-bound, or the window was not applied"
         ),
-        also=(study.figure_place(view, series, large[1]),),
+        also=(large[1].place,),
     )
 
 
