@@ -182,7 +182,7 @@ def test_the_schema_knows_every_verb_and_type() -> None:
         return flag(name, "default") if found == {"$ref": f"#/properties/default/properties/{name}"} else found
 
     assert set(schema) == {*defaults.verbs(), "default"}
-    assert flag("quick", "bench", "attention")["type"] == "boolean"
+    assert flag("advice", "bench", "attention")["type"] == "boolean"
     assert flag("rounds", "compare")["type"] == "integer" and schema["generate"]["additionalProperties"] is False
     assert flag("mode", "generate")["enum"] == ["interpolate", "recache", "shot", "soft"]
     assert "$ref" not in json.dumps(schema["default"])
