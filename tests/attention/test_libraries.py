@@ -405,4 +405,4 @@ def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_pat
         text=True,
         timeout=120,
     )
-    assert said.stdout.splitlines() == ["None False True", "1 Words. False True", "False"], said.stderr
+    assert said.stdout.splitlines() == ["None False True", "1 Words. False False", "False"], said.stderr

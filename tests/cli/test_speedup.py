@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from artefacts import FA, SECTION, VSA, fa_layers, vsa_layers, write_guide, write_log, write_trace
+from captures import H200
 from terminal import Result, Strobe
 
 PRESETS = Path(__file__).parents[2] / "benchmarks" / "presets-h200"
@@ -321,13 +322,18 @@ def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: t
     assert result.code == 2 and says in result.err and not (tmp_path / "page").exists()
 
 
-def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path]) -> None:
+def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
     logs, traces = (guide["fa_log"], guide["vsa_log"]), (guide["fa_trace"], guide["vsa_trace"])
     by_flag = strobe("speedup", "--baseline-log", logs[0], "--candidate-log", logs[1], "--baseline-trace", traces[0],
                      "--candidate-trace", traces[1], "--json")  # fmt: skip
     for files in ((*logs, *traces), (logs[0], traces[0], logs[1], traces[1])):
         found = strobe("speedup", *files, "--json")
         assert found.code == 0 and found.document == by_flag.document
+    gone = strobe("speedup", logs[0], tmp_path / "gone.log")
+    assert gone.code == 2 and "gone.log: No such file" in gone.err and gone.err.count("\n") == 1
+    records = H200 / "pair" / "records.jsonl.gz"
+    names = ("--names", "^sdpa/attention$", "^sparse:triton/attention$", "--allow-different", "backend", "sparsity")
+    assert strobe("speedup", records, records, *names, "--json").document["levels"]["attention"]["ratio"] is not None
     for wrong, kind in (((logs[0],), "log"), ((*traces, traces[0]), "trace"), ((*logs, "--baseline-log", logs[0]), "log")):
         result = strobe("speedup", *wrong)
         assert result.code == 2 and f"give two {kind}s, the baseline's first, or --baseline-{kind} A" in result.err

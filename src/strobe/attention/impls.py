@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from threading import RLock, Thread
@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 import torch
 
-from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced
+from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced, outside_graphs
 from strobe.core.device import Card
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
 from strobe.core.libraries import broken, install
@@ -104,22 +104,17 @@ if importlib.util.find_spec("flash_attn") is not None:
 
 @contextmanager
 def _compiler_left_out() -> Iterator[None]:
-    """While this is open, `torch.compiler.disable` marks a function when that is first called, not at once.
+    """While this is open, `torch.compiler.disable` imports nothing: a function is kept out of graphs when something compiles.
 
-    quack, which flash-attn-4 imports, marks its autotuner, which flash-attn-4 does not use. To mark it imports torch's compiler,
-    which takes 1.3 s in each process. A thread that marks a function meanwhile has it marked all the same.
+    quack, which flash-attn-4 imports, keeps its autotuner out, which flash-attn-4 does not use: 1.3 s in each process, for the
+    import of torch's compiler. A thread that does the same meanwhile gets what it asked for.
     """
     at_once: Any = torch.compiler.disable
 
     def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
         if fn is None:
             return partial(disable, recursive=recursive, reason=reason)
-
-        @wraps(fn)
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            return at_once(fn, recursive, reason=reason)(*args, **kwargs)
-
-        return marked
+        return outside_graphs(fn, reason or "")
 
     torch.compiler.disable = disable
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from strobe.core.spans import set_compiling
 P = ParamSpec("P")
 T = TypeVar("T")
 set_compiling(torch.compiler.is_compiling)
+_DISABLE: Final[Any] = torch.compiler.disable  # as torch has it, whoever puts another in its place
 
 
 def constant_when_traced(function: Callable[P, T]) -> Callable[P, T]:
@@ -25,6 +27,30 @@ def constant_when_traced(function: Callable[P, T]) -> Callable[P, T]:
     """
     vars(function)["_dynamo_marked_constant"] = True
     return function
+
+
+def outside_graphs(function: Callable[P, T], reason: str) -> Callable[P, T]:
+    """Return a function that `torch.compile` runs uncompiled, between two graphs.
+
+    `torch.compiler.disable` does the same, but imports the whole compiler at once; here it is called when something compiles.
+
+    Args:
+        reason: why it is not compiled, for torch's logs.
+    """
+    held = {"call": function}
+
+    @constant_when_traced
+    def leave() -> bool:
+        held["call"] = _DISABLE(function, reason=reason)
+        return True
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            leave()
+        return held["call"](*args, **kwargs)
+
+    return called
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,16 +125,17 @@ def page_of_many(
     return GATE_FAILED if failed else 0
 
 
-def _show_answers(answers: Sequence[Answer], output: Output) -> None:
+def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output: Output) -> None:
     """Print what each candidate saves and what bounds it now, and the parts of the last; with details everything."""
-    if output.details:
+    from strobe.perf.report.blocks.answer import bound_of, told_last
+
+    if output.details or not answers:
         output.show(*map(table_text, answers))
         return
-    for table in answers:
-        last = table is answers[-1]
-        output.show(table_text(table, notes=False) if last else table.caption, *(f"* {note}" for note in table.notes[1:2]), "")
-    if answers:
-        output.show("All parts and notes: --details prints them, and the page has them.")
+    *others, last = zip(answers, map(bound_of, told_last(findings)), strict=True)
+    output.show(*(text for table, bound in others for text in (table.caption, f"* {bound}", "")))
+    output.show(table_text(last[0], notes=False), f"* {last[1]}", "")
+    output.show("All parts and notes: --details prints them, and the page has them.")
 
 
 def write(
@@ -180,7 +181,7 @@ def write(
         output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
-    _show_answers(answers, output)
+    _show_answers(answers, findings, output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), " ".join(map(str, paths)))
     return GATE_FAILED if failed else 0, {
         **to_json(found),

@@ -67,7 +67,7 @@ class Result:
     require: tuple[str, ...] = ()
 
 
-_LOGS_END: Final = (".log", ".txt")
+_TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
@@ -96,12 +96,13 @@ def speedup(
     Two logs or two traces are needed; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
-        run: two logs (.log, .txt), two traces or both, the baseline's first; or one folder that `strobe compare` made.
+        run: two logs, two traces (.json, .json.gz, .sqlite) or both, the baseline's first; or one folder that `strobe
+            compare` made.
     """
     from strobe.core.errors import ConfigError
 
     requirements = [parse_requirement(text) for text in result.require]
-    if run and all(each.is_file() for each in run):
+    if any(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
         if (sides, evidence, flags) != (_SIDES, _EVIDENCE, _LOGS):
@@ -140,8 +141,8 @@ def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[S
     """
     from strobe.core.errors import ConfigError
 
-    logs = [file for file in files if file.suffix in _LOGS_END]
-    traces = [file for file in files if file.suffix not in _LOGS_END]
+    traces = [path for path in files if str(path).endswith(_TRACES_END)]
+    logs = [file for file in files if file not in traces]
     for kind, found, flagged in (
         ("log", logs, sides.baseline_log or sides.candidate_log),
         ("trace", traces, evidence.baseline_trace or evidence.candidate_trace),

@@ -40,7 +40,7 @@ from strobe.attention.tree.local import empty_state
 from strobe.attention.tree.placement import split, whole_numbers
 from strobe.attention.tree.spec import DTYPES
 from strobe.attention.tree.strategies import MERGE, pass_on
-from strobe.attention.types import AttentionOutput, TensorMeta, constant_when_traced
+from strobe.attention.types import AttentionOutput, TensorMeta, outside_graphs
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span
 
@@ -139,8 +139,6 @@ def attend(
         ShapeError, ConfigError, ImplUnavailableError: as `video_sparse_attention`.
         CollectiveError: ranks disagree, or one of them is gone or does not answer in time.
     """
-    if torch.compiler.is_compiling():
-        _leave_compiler()
     return _attend(call, tensors, rope, gate, group, shards)
 
 
@@ -170,15 +168,7 @@ def _run(
     return Attended(out, fine, selection, tiled), ring
 
 
-_attend = _run
-
-
-@constant_when_traced
-def _leave_compiler() -> bool:
-    """Break the graph around calls from now on; runs while torch.compile traces, because its import takes over a second."""
-    global _attend
-    _attend = torch.compiler.disable(_run, reason="video-sparse attention waits for other processes")
-    return True
+_attend = outside_graphs(_run, "video-sparse attention waits for other processes")
 
 
 def _select(ring: Ring, flow: CollectiveCall, tiled: Tiled) -> Selected:

@@ -20,7 +20,7 @@ from strobe.attention.tree.plan import Ranks, TreePlan, decide
 from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
-from strobe.attention.types import AttentionOutput, constant_when_traced
+from strobe.attention.types import AttentionOutput, outside_graphs
 from strobe.core.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def tree_attention(
 
     Source: arXiv 2408.04093; the merge of arXiv 1805.02867.
     """
-    if torch.compiler.is_compiling():
-        _leave_compiler()
     return _attend(
         q,
         k,
@@ -126,15 +124,7 @@ def _run_call(q: Tensor, k: Tensor | None, v: Tensor | None, return_lse: bool, s
     return AttentionOutput(out=state.out, lse=state.lse if return_lse else None)
 
 
-_attend = _run_call
-
-
-@constant_when_traced
-def _leave_compiler() -> bool:
-    """Break the graph around calls from now on; runs while torch.compile traces, because its import takes over a second."""
-    global _attend
-    _attend = torch.compiler.disable(_run_call, reason="tree attention waits for other processes")
-    return True
+_attend = outside_graphs(_run_call, "tree attention waits for other processes")
 
 
 def explain(

@@ -426,7 +426,7 @@ GUIDE: Final = {
     ("k32", 128): "the guide for quality: topk=32, block_size=(2, 8, 8)",
 }
 """Settings that FastVideo's benchmarking page names for the three scenarios."""
-_ADVICE_NONE: Final = "not measured here"
+_NOT_MEASURED: Final = "not measured here"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -479,7 +479,7 @@ def advice_report(folder: Path) -> Report:
         DataError: the folder holds no cells.
     """
     cells = read_cells(folder).cells
-    sections = [_section(shape, settings) for shape, settings in _advice_by_shape(cells)]
+    sections = [_section(shape, settings) for shape, settings in _settings_by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
     return page(
@@ -496,10 +496,10 @@ def advice_report(folder: Path) -> Report:
 
 def advice_tables(cells: Sequence[AttentionCellRun]) -> tuple[Table, ...]:
     """Choose the tables that a terminal shows: the setting for each scenario."""
-    return tuple(_advice(shape, settings) for shape, settings in _advice_by_shape(cells) if settings)
+    return tuple(_advice(shape, settings) for shape, settings in _settings_by_shape(cells) if settings)
 
 
-def _advice_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
+def _settings_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
     for shape, own in groupby(cells, key=lambda cell: cell.grid.shape):
         yield shape, tuple(_settings(tuple(own)))
 
@@ -561,23 +561,23 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
         "speedup",
         lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
         "over the fastest dense contestant of the same cell",
-        missing=_ADVICE_NONE,
+        missing=_NOT_MEASURED,
     ),
     numeric(
         "temporary",
         lambda each: each.temporary_bytes,
         "memory one call needs, its output included",
         show=_mb,
-        missing=_ADVICE_NONE,
+        missing=_NOT_MEASURED,
     ),
-    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_ADVICE_NONE),
+    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
     numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
     numeric(
         "cosine to dense",
         lambda each: each.cosine,
         "of the fine stage's output, without the coarse part, where it was measured",
         show=lambda cosine: Number(cosine, 4),
-        missing=_ADVICE_NONE,
+        missing=_NOT_MEASURED,
     ),
 )
 
@@ -599,7 +599,7 @@ def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
     fields: tuple[Field[_Advised], ...] = (
         Field("scenario", lambda row: row[0]),
         name.of(named),
-        *(field.of(chosen, _ADVICE_NONE) for field in others),
+        *(field.of(chosen, _NOT_MEASURED) for field in others),
         Field("rule", lambda row: row[2]),
     )
     rows = [(scenario, setting, rule) for scenario, (setting, rule) in choose(settings).items()]
@@ -629,7 +629,7 @@ def _how() -> Section:
 
 # Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
 
-_PICTURES_NONE = Missing("not measured here", "-")
+_MISSING: Final = Missing(_NOT_MEASURED, "-")
 
 
 def against_sparsity(
@@ -656,7 +656,7 @@ def against_sparsity(
     rows = []
     for name, points in named.items():
         values = dict(points)
-        rows.append((Code(name), *(Number(values[place], 2, unit) if place in values else _PICTURES_NONE for place in places)))
+        rows.append((Code(name), *(Number(values[place], 2, unit) if place in values else _MISSING for place in places)))
     first = cells[0]
     whose = f" of {group}" if group else ""
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
@@ -802,14 +802,14 @@ def bench_report(folder: Path) -> Report:
 
 def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
     """Choose the tables that a terminal shows: speed by shape and direction, and entries without a number."""
-    found = [speed_table(own, title) for title, own in _build_by_shape(cells) if any(cell.measured for cell in own)]
+    found = [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 
 
 def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
     """Yield one section for every shape and direction."""
-    for title, own in _build_by_shape(cells):
+    for title, own in _by_direction(cells):
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.grid.block for cell in own):
             same = [cell for cell in own if cell.grid.block == block]
@@ -822,7 +822,7 @@ def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
         yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
 
 
-def _build_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[AttentionCellRun, ...]]]:
+def _by_direction(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[AttentionCellRun, ...]]]:
     """Yield the cells of each shape and direction with their title."""
     for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
         yield f"{shape}, {direction}", tuple(group)

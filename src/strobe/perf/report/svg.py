@@ -81,7 +81,7 @@ def tick_text(value: float, step: float = 1e-3) -> str:
 # Pictures with one row per bar: ratios with whiskers, and the waterfall.
 
 _RATIO_TICKS: Final = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
-_BARS_MS: Final = 1e6
+_MS: Final = 1e6
 _MIN_TICK_GAP: Final = 0.085
 
 
@@ -182,7 +182,7 @@ def _interval_text(bar: Bar) -> str:
     if bar.low_ns is None or bar.high_ns is None:
         return ""
     sign = "" if bar.total else "+"
-    low, high = (format((end - bar.start_ns) / _BARS_MS, f"{sign}.3f") for end in (bar.low_ns, bar.high_ns))
+    low, high = (format((end - bar.start_ns) / _MS, f"{sign}.3f") for end in (bar.low_ns, bar.high_ns))
     return f", 95 % interval {low} to {high} ms"
 
 
@@ -195,8 +195,8 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
 
     left, right = (max(low, 0.0) if bar.total else float(min(bar.start_ns, bar.stop_ns))), max(bar.start_ns, bar.stop_ns)
     delta = bar.stop_ns - bar.start_ns
-    text = significant(bar.stop_ns / _BARS_MS) if bar.total else f"{delta / _BARS_MS:+.3f}"
-    grid = _rules(((tick * _BARS_MS - low) / (high - low) for tick in ticks), "grid")
+    text = significant(bar.stop_ns / _MS) if bar.total else f"{delta / _MS:+.3f}"
+    grid = _rules(((tick * _MS - low) / (high - low) for tick in ticks), "grid")
     cut = '<path class="cut" d="M6 2l5 11l-5 11l5 4"/>' if bar.total and low > 0 else ""
     link = f'<line class="link" x1="{at(bar.stop_ns)}" x2="{at(bar.stop_ns)}" y1="50%" y2="100%"/>'
     return (
@@ -211,13 +211,13 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
 def draw_waterfall(picture: Waterfall) -> str:
     """Draw totals that stand on the axis and lines that float between them; a cut axis is marked on totals and in words."""
     low, high = _waterfall_domain(picture.bars)
-    ticks = linear_ticks(low / _BARS_MS, high / _BARS_MS, 5)
+    ticks = linear_ticks(low / _MS, high / _MS, 5)
     rows = "".join(_bar_row(bar, low, high, ticks) for bar in picture.bars)
     labels = "".join(
-        f'<text x="{percent((tick * _BARS_MS - low) / (high - low))}" y="13" text-anchor="middle">{tick_text(tick)}</text>'
+        f'<text x="{percent((tick * _MS - low) / (high - low))}" y="13" text-anchor="middle">{tick_text(tick)}</text>'
         for tick in ticks
     )
-    cut = f", axis cut: starts at {significant(low / _BARS_MS)}" if low > 0 else ""
+    cut = f", axis cut: starts at {significant(low / _MS)}" if low > 0 else ""
     axis = f'<div class="label axis">ms{cut}</div><svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
     return f'<div class="rows">{rows}{axis}<div class="value"></div></div>'
 
@@ -230,7 +230,6 @@ _ROW: Final = 20
 _LEAST_LABEL: Final = 0.03
 _LEAST_FRAME: Final = 0.0005
 """Smallest width of a drawn frame, as a share: narrower ones would be less than half a pixel."""
-_FLAME_MS: Final = 1e6
 _FLAME_STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
 """Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
 
@@ -277,11 +276,11 @@ def _style(frame: Frame, differential: bool) -> str:
 def _says(frame: Frame, total: int, differential: bool) -> str:
     label = shorten(frame.label)
     if not differential:
-        return f"{label}: {significant(frame.candidate_ns / _FLAME_MS)} ms, {100 * frame.candidate_ns / total:.1f} %"
+        return f"{label}: {significant(frame.candidate_ns / _MS)} ms, {100 * frame.candidate_ns / total:.1f} %"
     change = frame.candidate_ns - frame.baseline_ns
-    sides = f"{significant(frame.baseline_ns / _FLAME_MS)} to {significant(frame.candidate_ns / _FLAME_MS)} ms"
+    sides = f"{significant(frame.baseline_ns / _MS)} to {significant(frame.candidate_ns / _MS)} ms"
     part = f" ({100 * change / frame.baseline_ns:+.1f} %)" if frame.baseline_ns else ""
-    return f"{label}: {sides}, {change / _FLAME_MS:+.3f} ms{part}"
+    return f"{label}: {sides}, {change / _MS:+.3f} ms{part}"
 
 
 def _frame(box: _Box, picture: Flame, total: int) -> str:
@@ -461,7 +460,6 @@ def draw_plane(plane: Plane, alt: str) -> str:
 _TIMELINE_LANE: Final = 72
 _STRIP_TOP: Final = 24
 _STRIP: Final = 34
-_TIMELINE_MS: Final = 1e6
 _HATCHES: Final = {  # angle and distance of the lines of each gap class
     "gap1": (45, 5), "gap2": (-45, 5), "gap3": (0, 5), "gap4": (90, 5), "gap5": (45, 9),
 }  # fmt: skip
@@ -489,7 +487,7 @@ def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
     top = index * _TIMELINE_LANE
     return (
         f'<text class="lane-title" x="0" y="{top + 16}">{esc(shorten(lane.label))}'
-        f'<tspan class="tick" dx="8">{significant(lane.length_ns / _TIMELINE_MS)} ms</tspan></text>'
+        f'<tspan class="tick" dx="8">{significant(lane.length_ns / _MS)} ms</tspan></text>'
         f'<svg class="zoom" x="0" width="100%" y="{top + _STRIP_TOP}" height="{_STRIP}">'
         f'<rect class="lane-ground" x="0" width="{percent(lane.length_ns / picture.length_ns)}"/>'
         f"{_slices(lane, picture.kinds, picture.length_ns)}</svg>"
@@ -499,8 +497,8 @@ def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
 def time_axis(length_ns: int, top: int) -> str:
     """Draw ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
     parts = []
-    for tick in linear_ticks(0, length_ns / _TIMELINE_MS, 8):
-        at = percent(tick * _TIMELINE_MS / length_ns)
+    for tick in linear_ticks(0, length_ns / _MS, 8):
+        at = percent(tick * _MS / length_ns)
         anchor = "start" if tick == 0 else "middle"
         parts.append(f'<line class="stub" x1="{at}" x2="{at}" y1="0" y2="5"/>')
         parts.append(f'<text class="tick" x="{at}" y="17" text-anchor="{anchor}">{tick_text(tick)}</text>')

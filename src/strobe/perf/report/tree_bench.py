@@ -155,14 +155,14 @@ def read_cells(folder: Path) -> Grid[TreeCellRun]:
     Raises:
         DataError: the folder holds none.
     """
-    return read_grid(folder, "tree", _cells_cell, _place, "strobe bench tree")
+    return read_grid(folder, "tree", _run_of, _place, "strobe bench tree")
 
 
 def _place(cell: TreeCellRun) -> tuple[str, int, int]:
     return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
 
 
-def _cells_cell(run: RunRecords) -> TreeCellRun:
+def _run_of(run: RunRecords) -> TreeCellRun:
     spans: dict[str, list[Span]] = defaultdict(list)
     for span in run.spans:
         spans[span.variant].append(span)
@@ -616,7 +616,7 @@ def bound(cell: TreeCellRun, entry: TreeContestant) -> Bound | None:
         case "work":
             return _work(cell, entry, found)
         case "wait":
-            return _verdicts_wait(entry, found)
+            return _waiting_bound(entry, found)
         case "transfer":
             return _transfer(cell, entry, found)
         case _:
@@ -664,7 +664,7 @@ def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
     return (rank, share) if share >= NAMED else None
 
 
-def _verdicts_wait(entry: TreeContestant, found: Parts) -> Bound:
+def _waiting_bound(entry: TreeContestant, found: Parts) -> Bound:
     who = straggler(entry.collectives())
     evidence = f"{_share(found.wait, found)} is waiting for other ranks"
     if who is None:
@@ -820,7 +820,7 @@ def collective_table(cell: TreeCellRun) -> Table | None:
         Field("strategy", lambda row: row[0].name, Code),
         Field("collective", lambda row: row[1].kind if row[2] is None else f"{row[2].kind}: {row[2].payload}"),
         time("transfer", lambda row: row[1].transfer_ns, "ms", "the shortest time that a rank was held up, median"),
-        *map(_tables_wait, range(cell.run.header.world_size)),
+        *map(_wait_of, range(cell.run.header.world_size)),
         Field("last", lambda row: f"rank {row[1].last}, {100 * row[1].last_share:.0f} % of the calls"),
         time(
             "predicted",
@@ -838,7 +838,7 @@ def collective_table(cell: TreeCellRun) -> Table | None:
     return table_of(f"{cell.name}: collectives.", fields, rows, notes=notes) if rows else None
 
 
-def _tables_wait(rank: int) -> Field[_Sent]:
+def _wait_of(rank: int) -> Field[_Sent]:
     return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
 
 
@@ -887,7 +887,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     found = read_cells(folder)
     cells = found.cells
     first = cells[0].run.header
-    sections = [*(scaling_sections(cells) if scaling else ()), *(_build_cell(cell) for cell in cells)]
+    sections = [*(scaling_sections(cells) if scaling else ()), *(_cell_section(cell) for cell in cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
     return page(
         title="Tree attention: scaling" if scaling else "Tree attention: strategies side by side",
@@ -939,7 +939,7 @@ def _banners(cells: Sequence[TreeCellRun]) -> list[Banner]:
     return found
 
 
-def _build_cell(cell: TreeCellRun) -> Section:
+def _cell_section(cell: TreeCellRun) -> Section:
     title = cell.name
     if not cell.measured:
         absent = absent_table(cell)

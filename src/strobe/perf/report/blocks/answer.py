@@ -367,9 +367,20 @@ def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Sectio
 
     The second also lists the candidates without an account, with the reason. None: there is nothing to show.
     """
+    return _sections(next(iter(told_last(findings)[-1:]), None), findings, "Where the saving comes from")
+
+
+def told_last(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with an account, the one that a page begins with last: the fastest of those proven faster."""
     told = [finding for finding in findings if finding.answer is not None]
     first = max(told, key=lambda finding: (_verdict(finding) == "faster", _ratio(finding)), default=None)
-    return _sections(first, findings, "Where the saving comes from")
+    return sorted(told, key=lambda finding: finding is first)
+
+
+def bound_of(finding: Finding) -> str:
+    """Return the sentence on what limits the candidate of a finding now; empty without an account."""
+    found, candidate = finding.answer, finding.candidate
+    return "" if found is None else limit(candidate.label, found, _attention_rate(candidate, found))
 
 
 def change_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -436,7 +447,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     notes = (
         _kinds(found),
-        limit(candidate.label, found, _attention_rate(candidate, found)),
+        bound_of(finding),
         *rest_words(found),
         *_gaps_in_evidence(reference, candidate, found),
         disturbance(reference, candidate, found),

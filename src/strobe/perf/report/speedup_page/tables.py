@@ -255,7 +255,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
-        *(_levels_other_calls(study) if AccountLevel.SECTION in (level.level for level in ledger.levels) else ()),
+        *(_calls_in_sections(study) if AccountLevel.SECTION in (level.level for level in ledger.levels) else ()),
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
@@ -266,7 +266,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
 
 
-def _levels_other_calls(study: SpeedupStudy) -> Iterator[str]:
+def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
     for side in study.sides:
         inside, kernel, own = side.side.focal_in_section(), side.side.kernel(), side.side.chosen
@@ -451,7 +451,7 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
         "'covers' do not depend on it.",
         _interval_note(account),
         *([ideal] if study.comparable else []),
-        *_ledger_other_calls(study),
+        *_calls_in_steps(study),
     ]
     if account.unit == "stage":
         notes += loud_units(study)
@@ -472,7 +472,7 @@ def _interval_note(account: Account) -> str:
     )
 
 
-def _ledger_other_calls(study: SpeedupStudy) -> Iterator[str]:
+def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where the ledger's focal calls are not those of the speedups: steps without an end have no length."""
     for side in study.sides:
         own = side.side.chosen

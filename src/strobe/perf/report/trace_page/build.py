@@ -177,7 +177,7 @@ _MOST: Final = 3
 """Kernels that are named."""
 _LITTLE: Final = 0.01
 """Idle share of the span below which no line tells of it."""
-_ANSWER_SLOW: Final = 1.2
+_SLOW_STEP: Final = 1.2
 """Length of a step that is named as slow, in medians."""
 
 
@@ -241,7 +241,7 @@ def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     if len(lengths) == 1:
         return
     said = f"{len(lengths)} steps of {_ms(median)} ms, the median"
-    if _whole_ns(slowest) > _ANSWER_SLOW * median:
+    if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
         if _whole_ns(slowest) > slowest.length_ns:
             said += f" on the host, {_ms(slowest.busy_ns)} of it busy on the device"
@@ -268,7 +268,7 @@ def _share(part: int, whole: int) -> str:
 _NOTHING_NS = 1_000
 """Longest overrun of the last device event that is no sign of dropped events, ns."""
 
-_BANNERS_SLOW = ("with_stack", "profile_memory", "record_shapes")
+_SLOWING_OPTIONS = ("with_stack", "profile_memory", "record_shapes")
 """Names of profiler options that cost the host time in every operator."""
 MAX_ITEMS = 8
 """Most items of one banner."""
@@ -401,7 +401,7 @@ def _uneven(study: TraceStudy) -> Iterator[str]:
 
 
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
-    found = [key for key in _BANNERS_SLOW if trace.metadata.get(key) == "1"]
+    found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
     if found:
         yield f"{label}: recorded with {', '.join(found)}, which holds up the host at every operator: check against a timed run"
 
