@@ -127,14 +127,15 @@ def page_of_many(
 
 def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output: Output) -> None:
     """Print what each candidate saves and what bounds it now, and the parts of the last; with details everything."""
-    from strobe.perf.report.blocks.answer import bound_of, told_last
+    from strobe.perf.report.blocks.answer import answer_table, bound_of, told_last
 
-    if output.details or not answers:
+    told = [(answer_table(each, each.answer), f"* {bound_of(each)}") for each in told_last(findings) if each.answer]
+    if output.details or not told:
         output.show(*map(table_text, answers))
         return
-    *others, last = zip(answers, map(bound_of, told_last(findings)), strict=True)
-    output.show(*(text for table, bound in others for text in (table.caption, f"* {bound}", "")))
-    output.show(table_text(last[0], notes=False), f"* {last[1]}", "")
+    *others, last = told
+    output.show(*(text for table, bound in others for text in (table.caption, bound, "")))
+    output.show(table_text(last[0], notes=False), last[1], "")
     output.show("All parts and notes: --details prints them, and the page has them.")
 
 
