@@ -205,15 +205,17 @@ def two_orders(rank: int, odd: int) -> None:
         patient(rank, {rank: {"rows": rows}})
 
 
-def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float) -> None:
-    """End (or hang) one rank between the agreement and its message."""
+def exit_in_call(rank: int, victim: int, strategy: str, hang_s: float, behind: int | None = None) -> None:
+    """End (or hang) one rank between the agreement and its message; another comes behind when that has long ended."""
     patient(rank, {rank: {"options": {"strategy": strategy}}})
-    if rank == victim:
+    if rank in (victim, behind):
         original = redistribute.combine
 
         def ends(call: Any, *rest: Any) -> Any:
             call.meet()
-            if hang_s:
+            if rank == behind:
+                time.sleep(1.0)
+            elif hang_s:
                 time.sleep(hang_s)
             else:
                 os._exit(7)

@@ -91,6 +91,14 @@ def test_a_rank_that_goes_in_the_middle_of_a_call(three: Processes, strategy: st
     blames(three.outcomes([0, 2]), 1, strategy)
 
 
+@pytest.mark.parametrize("behind", [0, 2])
+@pytest.mark.parametrize("strategy", ["allgather", "allreduce3"])
+def test_nobody_waits_for_a_rank_that_has_failed(three: Processes, strategy: str, behind: int) -> None:
+    """A rank that finds its connection closed sends nothing more; one that waits for it first would wait until the timeout."""
+    three.start(work.exit_in_call, 1, strategy, 0.0, behind)
+    blames(three.outcomes([0, 2]), 1, strategy)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

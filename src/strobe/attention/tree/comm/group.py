@@ -13,7 +13,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -42,6 +42,8 @@ MESSAGE: Final = "tree_message:"
 """The region of one collective, from its start until its result is there: `agreement`, `gather`, `exchange` or `reduce`."""
 WAIT: Final = "tree_wait:"
 """The region of the last part of a collective that runs beside something else: from when this rank has nothing else to do."""
+HANG_UP: Final = 3
+"""The tag under which nothing is ever sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +166,18 @@ class Comm:
             self.group._get_backend(torch.device("cuda")).abort()
         except RuntimeError:
             end_process(error)
+
+    def hang_up(self) -> None:
+        """Close gloo's connections to all ranks, so that none of them waits for a message that this rank will not send.
+
+        A wait that is over closes them all; ranks whose connection is closed already take no message to wait for.
+        """
+        if self.backend("cpu") != "gloo":
+            return
+        for rank in range(self.size):
+            if rank != self.rank:
+                with suppress(RuntimeError):
+                    self.group.recv([torch.empty(1, dtype=torch.uint8)], rank, HANG_UP).wait(timedelta(milliseconds=1))
 
     def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> CollectiveCall:
         """Start the next call of this group.
@@ -444,6 +458,7 @@ class CollectiveCall:
             notes_s: how long to wait for what the other ranks say.
         """
         found = _explain(self, suspects, late, reason, notes_s)
+        self.comm.hang_up()
         self.comm.broken = f"call {self.number}: {found.what}"
         head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
         return CollectiveError(f"{head}: {found.what}{found.said}; end the run or make a new process group", found.blamed)
@@ -460,7 +475,8 @@ def _explain(call: CollectiveCall, suspects: Sequence[int], late: bool, reason: 
     ended = _dead(comm, 0.0 if late else 0.3)
     if ended:
         pids = ", ".join(str(comm.peers[rank].pid) for rank in ended)
-        return _Cause(what=f"{name_ranks(ended)} ended (process {pids})", said="", blamed=tuple(ended))
+        call.post(what := f"{name_ranks(ended)} ended (process {pids})", ended)  # other machines cannot look it up
+        return _Cause(what=what, said="", blamed=tuple(ended))
     call.post(reason, suspects if late else ())
     notes = comm.board.notes([rank for rank in range(comm.size) if rank != comm.rank], notes_s)
     odd = _elsewhere(call, notes)
