@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -95,10 +96,11 @@ def original(weights: dict[str, Tensor], sizes: WanVAEConfig) -> dict[str, Tenso
 
 @pytest.fixture(scope="session")
 def golden(diffusers_vae: Any, sizes: WanVAEConfig) -> dict[str, Tensor]:
-    """Inputs and outputs of diffusers as we lay videos out: [B, F, C, Y, X], frames in [0, 1]."""
+    """Inputs and outputs of diffusers in float64, as we lay videos out: [B, F, C, Y, X], frames in [0, 1]."""
+    diffusers_vae = copy.deepcopy(diffusers_vae).double()
     draws, side = torch.Generator().manual_seed(8), sizes.stride.space
-    frames = torch.rand(1, 3, 13, 2 * side, 3 * side, generator=draws) * 2 - 1
-    latents = torch.randn(1, 4, 4, 2, 3, generator=draws)
+    frames = torch.rand(1, 3, 13, 2 * side, 3 * side, generator=draws, dtype=torch.float64) * 2 - 1
+    latents = torch.randn(1, 4, 4, 2, 3, generator=draws, dtype=torch.float64)
     found = {"frames": frames, "encoded": diffusers_vae.encode(frames).latent_dist.mode()}
     found |= {"latents": latents, "decoded": diffusers_vae.decode(latents).sample}
     video = {name: tensor.transpose(1, 2) for name, tensor in found.items()}
@@ -116,6 +118,6 @@ def vae(weights: dict[str, Tensor], sizes: WanVAEConfig, tmp_path_factory: pytes
 def fresh(vae: WanVAE) -> WanVAE:
     """The same, for a test to change."""
     with torch.device("meta"):
-        copy = WanVAE(vae.config)
-    copy.load_state_dict(vae.state_dict(), assign=True)
-    return copy.requires_grad_(False)
+        other = WanVAE(vae.config)
+    other.load_state_dict(vae.state_dict(), assign=True)
+    return other.requires_grad_(False)

@@ -19,7 +19,8 @@ from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.vae.wan.layers import CausalConv3d
 from strobe.models.vae.wan.weights import random_wan_vae
 
-TOLERANCE = 1e-5
+TOLERANCE = 3e-6
+"""In float64, of which diffusers rounds some to float32 where it grows pictures, and we the frames."""
 EXACT = 3e-7
 """Between two ways to the same float64 result: both are rounded to float32 frames at the end."""
 
@@ -37,7 +38,7 @@ def pushed(decoder: StreamingDecoder, latents: Tensor, sizes: list[int]) -> list
 
 
 def close(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(given.double(), expected, rtol=0, atol=TOLERANCE)
 
 
 def close_exactly(given: Tensor, expected: Tensor) -> None:
@@ -52,36 +53,37 @@ def exact(vae: WanVAE) -> WanVAE:
 
 class TestAgainstDiffusers:
     @pytest.mark.parametrize("piece", [1, 3])
-    def test_decode(self, vae: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
+    def test_decode(self, exact: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
         assert golden["decoded"].std() > 0.1 and golden["decoded"].shape == golden["frames"].shape
-        close(vae.decode(golden["latents"], piece=piece), golden["decoded"])
+        close(exact.decode(golden["latents"], piece=piece), golden["decoded"])
 
     @pytest.mark.parametrize("piece", [1, 2, 3])
-    def test_encode(self, vae: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
+    def test_encode(self, exact: WanVAE, golden: dict[str, Tensor], piece: int) -> None:
         assert golden["encoded"].std() > 0.1 and golden["encoded"].shape == (1, 4, 4, 2, 3)
-        close(vae.encode(golden["frames"], piece=piece), golden["encoded"])
+        close(exact.encode(golden["frames"], piece=piece), golden["encoded"])
 
-    def test_everything_in_one_call(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
-        close(vae.decode_piece(golden["latents"], vae.empty_memories(), first=True)[0], golden["decoded"])
-        close(vae.encode_piece(golden["frames"], vae.empty_encoder_memories(), first=True)[0], golden["encoded"])
+    def test_everything_in_one_call(self, exact: WanVAE, golden: dict[str, Tensor]) -> None:
+        close(exact.decode_piece(golden["latents"], exact.empty_memories(), first=True)[0], golden["decoded"])
+        close(exact.encode_piece(golden["frames"], exact.empty_encoder_memories(), first=True)[0], golden["encoded"])
 
     def test_contiguous_channels_change_no_value(self, fresh: WanVAE, golden: dict[str, Tensor]) -> None:
-        fresh.channels_last()
+        fresh.double().channels_last()
         latents = golden["latents"].expand(2, -1, -1, -1, -1)
         close(fresh.decode(latents), golden["decoded"].expand(2, -1, -1, -1, -1))
         close(fresh.encode(golden["frames"]), golden["encoded"])
 
     def test_time_flattened_into_channels(self, fresh: WanVAE, golden: dict[str, Tensor]) -> None:
-        fresh.flatten_time()
+        fresh.double().flatten_time()
         assert sum(module.flat for module in fresh.modules() if isinstance(module, CausalConv3d)) == 32 + 22
         for model in (fresh, fresh.channels_last()):
             close(model.decode(golden["latents"]), golden["decoded"])
             close(model.encode(golden["frames"]), golden["encoded"])
 
-    def test_bfloat16_is_near(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
-        frames = copy.deepcopy(vae).bfloat16().decode(golden["latents"])
+    @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)], ids=str)
+    def test_fewer_bits_are_near(self, vae: WanVAE, golden: dict[str, Tensor], dtype: torch.dtype, limit: float) -> None:
+        frames = copy.deepcopy(vae).to(dtype).decode(golden["latents"].float())
         assert frames.dtype == torch.float32
-        assert (frames - golden["decoded"]).abs().mean() < 5e-3
+        assert (frames - golden["decoded"]).abs().mean() < limit
 
     def test_gradients_reach_the_latents(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
         latents = golden["latents"].clone().requires_grad_()
@@ -222,9 +224,9 @@ class TestStatistics:
         other.load_state_dict(vae.state_dict(), assign=True)
         return other
 
-    def test_they_make_latents_standard_and_are_undone(self, vae: WanVAE, golden: dict[str, Tensor]) -> None:
+    def test_they_make_latents_standard_and_are_undone(self, exact: WanVAE, golden: dict[str, Tensor]) -> None:
         mean, std = (torch.tensor(values).view(1, 1, 4, 1, 1) for values in (self.MEAN, self.STD))
-        other = self.normalised(vae)
+        other = self.normalised(exact)
         close(other.encode(golden["frames"]), (golden["encoded"] - mean) / std)
         close(other.decode((golden["latents"] - mean) / std), golden["decoded"])
 
