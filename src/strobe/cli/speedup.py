@@ -316,21 +316,22 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)
     output.show(story(study) or lead, "")
-    shown = ("speedups", "ledger") if details else ("speedups",)
-    for name in shown:
+    parts = [block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER]]
+    answer = [table for table in parts if isinstance(table, model.Table)]
+    rungs = len(answer) - (study.answer is not None)  # all but the account, which is last
+    if not details:
+        output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, notes=False) for table in answer[:rungs]))
+    for name in ("speedups", "ledger") if details else ():
         figures = [block.table for block in blocks[name] if isinstance(block, model.Figure)]
-        output.show(*(table_text(table, notes=details) for table in (figures if details else figures[:1])))
-        if details:
-            tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
-            output.show(*map(table_text, tables))
-            _show_texts(blocks[name], output)
+        tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
+        output.show(*map(table_text, (*figures, *tables)))
+        _show_texts(blocks[name], output)
     if details:
         _show_texts(blocks["notes"], output)
-    output.show(*banner_texts(report.banners))
+    output.show(*banner_texts(report.banners, ("stop", "caution") if details else ("caution",)))
     if details:
         output.show(lead, "")
-    parts = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
-    output.show(*(table_text(table, notes=details) for table in parts if isinstance(table, model.Table)))
+    output.show(*(table_text(table, notes=details) for table in answer[rungs:]))
     if study.answer is not None and study.comparable and not details:
         output.show(limit("candidate", study.answer))
     _show_texts(blocks[ANSWER], output)

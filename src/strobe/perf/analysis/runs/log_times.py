@@ -403,6 +403,11 @@ def _outliers(values: Sequence[int]) -> LogOutliers | None:
 
 NO_LOG: Final = "no log given"
 NO_CALLS: Final = "calls per stage not recorded: give --calls-per-stage"
+NO_STEPS: Final = "the log counts neither attention calls nor steps in its rounds"
+_FILLED: Final = (Fraction(1, 2), Fraction(21, 20))
+"""Bounds of the steps of a round / the round, between which they are all of its steps."""
+_NEAR: Final = Fraction(1, 20)
+"""Largest distance from a whole number at which a round / a mean step counts its steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -442,6 +447,8 @@ class Timings:
         e2e: whole runs.
         calls: focal calls in a stage.
         calls_from: where their number comes from, or why it is not known.
+        steps: steps in a stage and the mean of one, or why they are not known.
+        steps_from: where their number comes from.
     """
 
     timers: tuple[SeriesSummary, ...]
@@ -452,6 +459,8 @@ class Timings:
     e2e: StageRounds | str
     calls: int | None
     calls_from: str
+    steps: tuple[int, Fraction] | str = NO_STEPS
+    steps_from: str = ""
 
 
 def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Constraint] = ()) -> Timings:
@@ -479,6 +488,7 @@ def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Const
         if calls is None:
             calls, calls_from = _counted(log, attention, stage, wanted.processes)
     steps = _named(log, "step", wanted.timer)
+    counted, counted_from = (NO_STEPS, "") if isinstance(stage, str) else _steps_of(log, stage, wanted.processes)
     return Timings(
         timers=timers,
         attention=attention,
@@ -488,7 +498,45 @@ def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Const
         e2e=_whole(log, wanted.timer),
         calls=calls,
         calls_from=calls_from,
+        steps=counted,
+        steps_from=counted_from,
     )
+
+
+def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tuple[int, Fraction] | str, str]:
+    """Count the steps in a round, and their mean; only a number of steps that fill every round in which the log has some.
+
+    The log has a value for each, or says at the end of a progress bar how many there were, or has their mean alone. Lines of
+    several processes that do not say their rank count where a round has one.
+    """
+    many = processes not in (None, 1) or len(stage.resolved) > 1
+    for series in log.of("step"):
+        try:
+            values = resolve_units(series).values_ns
+        except DataError:
+            continue
+        inside = enumerate(calls_of_rounds(log, series, stage))
+        rounds = [(stage.rounds[at].value_ns, each) for at, each in inside if each and at not in stage.excluded]
+        rounds = [(whole, each) for whole, each in rounds if whole]
+        alone = all(len(each) == 1 for _, each in rounds) or series.rank is not None
+        for weights, words in (
+            ([1] * len(series) if alone or not many else (), "values of {name!r}"),
+            (series.step if alone or processes == 1 else (), "{name!r} ends there"),
+        ):
+            if not weights:
+                continue
+            counts = {sum(weights[index] for index in each) for _, each in rounds}
+            took = [Fraction(sum(weights[index] * values[index] for index in each), whole) for whole, each in rounds]
+            if len(counts) == 1 and (n := counts.pop()) > 0 and all(_FILLED[0] <= part <= _FILLED[1] for part in took):
+                spent = sum(part * whole for part, (whole, _) in zip(took, rounds, strict=True))
+                return (n, Fraction(spent, n * len(rounds))), f"{n} steps in a round of the log ({words.format(name=series.title)})"
+        means = [Fraction(whole, values[each[0]]) for whole, each in rounds if len(each) == 1 and values[each[0]]]
+        whole_numbers = {round(mean) for mean in means}
+        if 1 < len(means) == len(rounds) and len(whole_numbers) == 1 and all(abs(each - round(each)) <= _NEAR for each in means):
+            n = whole_numbers.pop()
+            mean = Fraction(sum(values[each[0]] for _, each in rounds), len(rounds))
+            return (n, mean), f"{n} steps in a round of the log (it takes {n} times its mean of {series.title!r})"
+    return NO_STEPS, ""
 
 
 def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: int | None) -> tuple[int | None, str]:

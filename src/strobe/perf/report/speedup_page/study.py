@@ -26,6 +26,7 @@ from strobe.perf.analysis.comparable import (
 )
 from strobe.perf.analysis.ledger.speedup import (
     HOST_ONLY,
+    OVERLAP,
     Answer,
     LevelFigure,
     TimedSide,
@@ -210,10 +211,6 @@ class SpeedupStudy:
         return next(figure for figure in self.levels if figure.level == name)
 
 
-_OVERLAP: Final = Fraction(21, 20)
-"""Factor by which the focal kernels of a stage may exceed it: trace and log are of different runs."""
-
-
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
     """Read the files of both sides, cut them into labels, and compare them.
 
@@ -334,7 +331,8 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         calls=request.calls,
         processes=_processes(traces),
     )
-    own = TimedSide(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
+    timings = timings_of(log, wanted, evidence.constraints)
+    own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
     found = _facts(side, traces, own)
     return Loaded(
         request=side,
@@ -359,11 +357,11 @@ def _check_calls(calls: int | None, side: TimedSide) -> None:
     kernel, stage = side.kernel(), side.timed_stage()
     if calls is None or isinstance(kernel, str) or isinstance(stage, str):
         return
-    if calls * kernel.mean_ns > stage.mean_ns * _OVERLAP:
+    if calls * kernel.mean_ns > stage.mean_ns * OVERLAP:
         took, whole = (f"{float(ns) / 1e6:.4g} ms" for ns in (calls * kernel.mean_ns, stage.mean_ns))
         raise DataError(
             f"--calls-per-stage {calls}: so many focal kernels of the {side.name} take {took}, and its stage takes {whole}; "
-            f"at most {int(stage.mean_ns * _OVERLAP / kernel.mean_ns)} fit"
+            f"at most {int(stage.mean_ns * OVERLAP / kernel.mean_ns)} fit"
         )
 
 
@@ -403,6 +401,8 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: TimedSide) -> dict[s
         facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)
     if own.timings.calls is not None:
         facts["calls"] = str(own.timings.calls)
+    if not isinstance(own.timings.steps, str):
+        facts["steps"] = str(own.timings.steps[0])
     chosen = own.chosen
     if chosen is not None and chosen.num_focal:
         facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"

@@ -156,28 +156,53 @@ def _missing(study: SpeedupStudy) -> Iterator[Table]:
         yield table_of(caption, fields, lacking, collapsed=True)
 
 
+_LEVEL_FIELDS: Final[tuple[Field[LevelRow], ...]] = (
+    Field("level", lambda row: row.level),
+    numeric(
+        "speedup, x",
+        lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
+        "baseline / candidate",
+    ),
+    Field(
+        "95 % interval",
+        lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
+        hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
+    ),
+    Field("verdict", lambda row: row.verdict),
+    *level_times("baseline"),
+    numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
+    Field("from", lambda row: row.source),
+)
+
+
+def ladder(study: SpeedupStudy) -> Table:
+    """Build the table of measured levels, from the kernel outwards, with what each takes of the saving of its focal calls."""
+    measured = [figure for figure in study.levels if not figure.missing]
+    costs = {LEVEL_TITLES[figure.level]: _cost(figure) for figure in measured}
+    cost: Field[LevelRow] = Field(
+        "costs",
+        lambda row: costs[row.level.text],
+        ExactTime,
+        "ms",
+        hint="what the focal calls in it saved, less what it saves",
+        missing=lambda row: "" if row.level.text == LEVEL_TITLES["kernel"] else "number of focal calls in it, or their saving, not known",
+    )
+    shown = [field for field in _LEVEL_FIELDS if field.head not in ("95 % interval", "verdict", "from")]
+    return table_of("From the kernel to the whole.", (*shown[:-1], cost, shown[-1]), [_level_row(each, True) for each in measured])
+
+
+def _cost(figure: LevelFigure) -> int | None:
+    """Return what of its focal calls' saving a level does not have; None for the kernel, or where it is not known."""
+    if figure.level == "kernel" or not figure.realised or figure.saved_ns is None:
+        return None
+    return round(figure.saved_ns / figure.realised - figure.saved_ns)
+
+
 def _levels_figure(study: SpeedupStudy) -> Block:
     """Build the figure of the levels that were measured on both sides."""
     measured = [figure for figure in study.levels if not figure.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
-    fields: tuple[Field[LevelRow], ...] = (
-        Field("level", lambda row: row.level),
-        numeric(
-            "speedup, x",
-            lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
-            "baseline / candidate",
-        ),
-        Field(
-            "95 % interval",
-            lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
-            hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
-        ),
-        Field("verdict", lambda row: row.verdict),
-        *level_times("baseline"),
-        numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
-        Field("from", lambda row: row.source),
-    )
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
@@ -188,7 +213,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     ]
     title = "Speedup at each level, with the 95 % interval where there is one."
     rows = [_level_row(figure, study.comparable) for figure in measured]
-    found = levels_figure(title, "baseline", rows, fields, "Speedups." if study.comparable else "Times.", notes)
+    found = levels_figure(title, "baseline", rows, _LEVEL_FIELDS, "Speedups." if study.comparable else "Times.", notes)
     return msgspec.structs.replace(found, table_open=True) if isinstance(found, Figure) else found
 
 
@@ -252,6 +277,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
     notes = [
+        *([_two_accounts(study.accounts[0][1], unit)] if study.accounts else []),
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
@@ -264,6 +290,14 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
     title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
     return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+
+
+def _two_accounts(traced: Account, unit: str) -> str:
+    """Return the sentence on why this account and that of the traces differ."""
+    return (
+        f"This account is of {unit}, cut at the log's timers; the first one is of a {_TRACED[traced.unit]}, cut at the trace's "
+        "kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of another whole."
+    )
 
 
 def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
@@ -334,6 +368,7 @@ LEDGER_UNITS: Final = {
     "call": "one focal call and the time up to the next",
     "window": "the traced window",
 }
+_TRACED: Final = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
 _WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
 
 
@@ -364,7 +399,7 @@ def ledger_section(study: SpeedupStudy) -> Section:
     name, account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
-        f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}."
+        f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}. It is the account of the first section, line by line."
     )
     blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account), *_unreached(account)]
     if len(study.accounts) > 2:
