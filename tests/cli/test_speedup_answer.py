@@ -185,7 +185,11 @@ def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
         "2.752 ms back."
     )
     assert plain.count("\n") <= 40 and "Vanilla: labelled ms: 13.0 µs would be shorter than the 9.53 ms kernel inside it" in plain
-    ladder = [line.split()[-6:] for line in plain.splitlines() if line.startswith(("focal kernel,", "attention call,", "traced", "stage"))]
+    ladder = [
+        line.split()[-6:]
+        for line in plain.splitlines()
+        if line.startswith(("focal kernel,", "attention call,", "traced", "stage"))
+    ]
     assert ladder == [
         ["3.4520", "9.534580", "2.762085", "6.772495", "-", "-"],
         ["12.999318", "9.534198", "3.465120", "3.307375", "51.2", "%"],
@@ -232,7 +236,9 @@ def steps(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_calls_of_a_stage_are_found_in_its_progress_bar_and_the_steps_of_the_trace(strobe: Strobe, steps: dict[str, Path]) -> None:
+def test_calls_of_a_stage_are_found_in_its_progress_bar_and_the_steps_of_the_trace(
+    strobe: Strobe, steps: dict[str, Path]
+) -> None:
     found = strobe("speedup", *steps.values(), "--json").document
     said = "9 steps in a round of the log ('step of a bare progress bar' ends there) x 48 focal calls in a step of the trace"
     assert [(side["calls_per_stage"], side["calls_from"]) for side in found["sides"].values()] == [(432, said)] * 2
@@ -252,7 +258,9 @@ def test_a_count_of_calls_that_the_steps_contradict_is_not_used(strobe: Strobe, 
     steps["fa_log"].write_text("".join(timed))
     side = strobe("speedup", *steps.values(), "--json").document["sides"]["baseline"]
     assert side["calls_per_stage"] is None
-    assert side["calls_from"].startswith("counted in the log: 9 values") and side["calls_from"].endswith("step of the trace are 432")
+    assert side["calls_from"].startswith("counted in the log: 9 values") and side["calls_from"].endswith(
+        "step of the trace are 432"
+    )
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,12 @@ MEAN = "[DenoisingStage] average time per step: {s} seconds"
     ],
 )  # fmt: skip
 def test_steps_of_a_round(
-    inside: list[str], rounds_ms: tuple[int, ...], processes: int | None, steps: tuple[int, int] | None, source: str, tmp_path: Path
+    inside: list[str],
+    rounds_ms: tuple[int, ...],
+    processes: int | None,
+    steps: tuple[int, int] | None,
+    source: str,
+    tmp_path: Path,
 ) -> None:
     log = log_of(tmp_path, *(line for ms in rounds_ms for line in (*inside, stage(ms))))
     found = timings_of(log, WantedTimes(processes=processes))

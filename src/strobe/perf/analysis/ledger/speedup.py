@@ -207,7 +207,9 @@ class TimedSide:
         if own is None or stage is None or isinstance(own.steps, NoSteps):
             return ""
         if _busy(own) > stage * OVERLAP:
-            return f"one step of the trace has {short(_busy(own))} of device work, and a whole stage of the log takes {short(stage)}"
+            return (
+                f"one step of the trace has {short(_busy(own))} of device work, and a whole stage of the log takes {short(stage)}"
+            )
         if isinstance(steps, str) or not own.counted:
             return ""
         took = steps[0] * Fraction(own.num_focal, len(own.tiles)) * Fraction(sum(own.counted), len(own.counted))
@@ -231,7 +233,9 @@ class TimedSide:
         if not _may_be(own, steps[1]):
             return f"a step of {short(steps[1])} in the log cannot be the trace's, which takes {short(own.mean_ns)} (--steps)"
         calls = steps[0] * Fraction(own.num_focal, len(own.tiles))
-        return int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
+        return (
+            int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
+        )
 
     def timed(self) -> TimedStep:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""

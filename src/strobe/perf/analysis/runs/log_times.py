@@ -529,7 +529,10 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
             took = [Fraction(sum(weights[index] * values[index] for index in each), whole) for whole, each in rounds]
             if len(counts) == 1 and (n := counts.pop()) > 0 and all(_FILLED[0] <= part <= _FILLED[1] for part in took):
                 spent = sum(part * whole for part, (whole, _) in zip(took, rounds, strict=True))
-                return (n, Fraction(spent, n * len(rounds))), f"{n} steps in a round of the log ({words.format(name=series.title)})"
+                return (
+                    n,
+                    Fraction(spent, n * len(rounds)),
+                ), f"{n} steps in a round of the log ({words.format(name=series.title)})"
         means = [Fraction(whole, values[each[0]]) for whole, each in rounds if len(each) == 1 and values[each[0]]]
         whole_numbers = {round(mean) for mean in means}
         if 1 < len(means) == len(rounds) and len(whole_numbers) == 1 and all(abs(each - round(each)) <= _NEAR for each in means):

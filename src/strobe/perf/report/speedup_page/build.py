@@ -558,7 +558,9 @@ def not_of_the_stage(study: SpeedupStudy) -> str:
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
         return ""
     lacking = {side.request.name: side.side.timings.calls_from for side in study.sides if side.side.timings.calls is None}
-    known = f"How much of the {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} is the kernel's is not known"
+    known = (
+        f"How much of the {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} is the kernel's is not known"
+    )
     if not lacking:
         return f"{known}: {account.missing['stage']}."
     reasons = dict.fromkeys(lacking.values())

@@ -185,10 +185,14 @@ def ladder(study: SpeedupStudy) -> Table:
         ExactTime,
         "ms",
         hint="what the focal calls in it saved, less what it saves",
-        missing=lambda row: "" if row.level.text == LEVEL_TITLES["kernel"] else "number of focal calls in it, or their saving, not known",
+        missing=lambda row: (
+            "" if row.level.text == LEVEL_TITLES["kernel"] else "number of focal calls in it, or their saving, not known"
+        ),
     )
     shown = [field for field in _LEVEL_FIELDS if field.head not in ("95 % interval", "verdict", "from")]
-    return table_of("From the kernel to the whole.", (*shown[:-1], cost, shown[-1]), [_level_row(each, True) for each in measured])
+    return table_of(
+        "From the kernel to the whole.", (*shown[:-1], cost, shown[-1]), [_level_row(each, True) for each in measured]
+    )
 
 
 def _cost(figure: LevelFigure) -> int | None:
