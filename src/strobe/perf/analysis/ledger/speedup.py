@@ -177,8 +177,8 @@ class TimedSide:
     def with_calls(self, *, given: bool) -> TimedSide:
         """Return the side with the focal calls in a stage as log and trace tell them: steps in a round by calls in a step.
 
-        Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of the
-        log's attention timers must agree.
+        Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of
+        the log's attention timers must agree.
 
         Args:
             given: the user says how many there are.
@@ -444,7 +444,7 @@ def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, 
 # The unit is a steady frame block of our own runs, or what the account of two foreign traces is for.
 
 MOST_LINES: Final = 8
-_UNITS: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
+UNIT_NAMES: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
 _WHOLE_RUN: Final = "whole run"
 
 
@@ -601,7 +601,7 @@ def account_answer(account: Account) -> Answer:
     saved, moved = whole[0] - whole[1], sum(abs(b - c) for b, c in nameless)
     return Answer(
         lines=_lines(both, (nothing, nothing)),
-        unit=_WHOLE_RUN if account.ledger.levels[-1].level == AccountLevel.E2E else _UNITS[account.unit],
+        unit=_WHOLE_RUN if account.ledger.levels[-1].level == AccountLevel.E2E else UNIT_NAMES[account.unit],
         explained_time=max(0.0, float(min(named, default=Fraction(0)))),
         explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
     )

@@ -336,28 +336,18 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no such table.
         """
-        tables = {
-            "lines": [{"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines],
-            "parts": [{"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts],
-            "levels": [_level_row(name, level) for name, level in self.levels.items()],
-            "kernels": [
-                {"ranks": of.ranks, "unit": of.unit, "kernel": each.kernel}
-                | {f"{side}_calls": _number(calls) for side, calls in zip(("baseline", "candidate"), each.calls, strict=True)}
-                | _times(each)
-                for of in self.ledgers
-                for each in of.kernels
-            ],
-            "facts": [msgspec.structs.asdict(fact) for fact in self.facts],
-            "tree": [
-                {"unit": of.unit, "path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf} | _times(node)
-                for of in ([self.tree] if self.tree else [])
-                for node in of.nodes
-            ],
+        tables: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+            "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
+            "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
+            "levels": lambda: (_level_row(name, level) for name, level in self.levels.items()),
+            "kernels": lambda: (_kernel_row(of, each) for of in self.ledgers for each in of.kernels),
+            "facts": lambda: map(msgspec.structs.asdict, self.facts),
+            "tree": lambda: (_node_row(self.tree, node) for node in (self.tree.nodes if self.tree else ())),
         }
         chosen = table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
-        return tables[chosen]
+        return list(tables[chosen]())
 
     def title(self) -> str:
         """Return one line with the speedups, or the reasons why there are none."""
@@ -387,6 +377,16 @@ def _level_row(name: str, level: LevelPart) -> dict[str, Any]:
     means = {key: None if side is None else _number(side.mean_ns) for key, side in sides.items()}
     row = {"level": name} | _numbers(level) | means
     return {key: row[key] for key in ("level", "ratio", "low", "high", "verdict", *means, "saved_ns", "missing")}
+
+
+def _kernel_row(of: LedgerPart, kernel: EffectPart) -> dict[str, Any]:
+    calls = {f"{side}_calls": _number(n) for side, n in zip(("baseline", "candidate"), kernel.calls, strict=True)}
+    return {"ranks": of.ranks, "unit": of.unit, "kernel": kernel.kernel, **calls, **_times(kernel)}
+
+
+def _node_row(of: TreePart | None, node: NodePart) -> dict[str, Any]:
+    place = {"path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf}
+    return {"unit": of.unit if of else "", **place, **_times(node)}
 
 
 # Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
@@ -424,7 +424,7 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
 
 
 def _exact(
-    kind: type[PartT], sources: Sequence[object], per_unit: Callable[[int | Fraction], Fraction] = Fraction, **given: object
+    kind: type[PartT], sources: Sequence[object], per_unit: Callable[[int | Fraction], Fraction] = Fraction, /, **given: object
 ) -> PartT:
     """Build a part; a field that is not given is the first source's attribute, times of one unit as exact text: `12345/7`.
 
@@ -433,7 +433,8 @@ def _exact(
     for name in kind.__struct_fields__:
         if name not in given:
             source = next((each for each in sources if hasattr(each, name)), None)
-            value = getattr(source, name) if source else sources[0].baseline_ns - sources[0].candidate_ns
+            sides = [] if source else [getattr(sources[0], side) for side in ("baseline_ns", "candidate_ns")]
+            value = getattr(source, name) if source else sides[0] - sides[1]
             given[name] = str(per_unit(value)) if name.endswith("_ns") and isinstance(value, int | Fraction) else value
     return kind(**given)
 

@@ -317,10 +317,6 @@ def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
 # The answer for traces of any framework: speedup, parts of the time, present limit, and unknowns.
 
 _OUTERMOST: Final[tuple[LevelName, ...]] = ("e2e", "stage", "step", "attention", "section", "kernel")
-_WHERE: Final[dict[LevelName, str]] = {
-    "e2e": "end to end", "stage": "for the stage", "step": "for the traced step", "attention": "for the attention call",
-    "section": "for the section", "kernel": "for the focal kernel",
-}  # fmt: skip
 _NAMES: Final[dict[LevelName, str]] = {
     "e2e": "whole run", "stage": "stage", "step": "traced step", "attention": "attention call", "section": "section",
     "kernel": "kernel",
@@ -334,8 +330,8 @@ _TOLD_SHARE: Final = Fraction(1, 10)
 _OUTSIDE: Final = "time outside the trace"
 _DOING: Final = {
     "tile": "tiling", "untile": "untiling", "gather": "gathering", "scatter": "scattering", "transpose": "transposing",
-    "permute": "permuting", "sort": "sorting", "quant": "quantising", "quantize": "quantising", "rope": "rotating", "cat": "joining",
-    "copy": "copying", "reduce": "reducing", "elementwise": "elementwise operations", "topk": "choosing blocks",
+    "permute": "permuting", "sort": "sorting", "quant": "quantising", "quantize": "quantising", "rope": "rotating",
+    "cat": "joining", "copy": "copying", "reduce": "reducing", "elementwise": "elementwise operations", "topk": "choosing blocks",
 }  # fmt: skip
 """What a kernel does, by a word of its name."""
 _SIDES: Final = ("baseline", "candidate")
@@ -414,12 +410,12 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             yield _Item(words, words.endswith("s"), line.saved_ns)
     for sign in (1, -1) if by_name else ():
         moved = [effect for effect in named if sign * effect.saved_ns > 0]
-        words = list(dict.fromkeys(_doing(effect.name) for effect in moved))
-        if len(words) > _TOLD:
-            words = [*words[: _TOLD - 1], f"{len(words) - _TOLD + 1} other kernels"]
+        does = list(dict.fromkeys(_doing(effect.name) for effect in moved))
+        if len(does) > _TOLD:
+            does = [*does[: _TOLD - 1], f"{len(does) - _TOLD + 1} other kernels"]
         if moved:
-            said = " and ".join((", ".join(words[:-1]), words[-1])[len(words) == 1 :])
-            yield _Item(said, len(words) > 1, account.per_unit(sum(effect.saved_ns for effect in moved)))
+            words = " and ".join(filter(None, (", ".join(does[:-1]), does[-1])))
+            yield _Item(words, len(does) > 1, account.per_unit(sum(effect.saved_ns for effect in moved)))
 
 
 def _is_other(name: str) -> bool:
@@ -433,7 +429,7 @@ def _doing(name: str) -> str:
 
 
 def _taken(losses: Sequence[_Item]) -> str:
-    said = []
+    said: list[str] = []
     for item in losses:
         took = f"{_ms(-item.saved_ns)} ms"
         if item.words == _OUTSIDE:
@@ -492,7 +488,9 @@ def _figure_words(figure: LevelFigure) -> str:
     interval = f" [{figure.interval.low:.2f}, {figure.interval.high:.2f}]" if figure.interval else " (no interval)"
     doubt = f", {figure.verdict}" if figure.verdict in ("no difference", "inconclusive") else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
-    return f"{float(figure.ratio or 0):.2f}x{interval} {_WHERE[figure.level]}{doubt}{unlike}"
+    name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
+    where = "end to end" if figure.level == "e2e" else f"for the {name}"
+    return f"{float(figure.ratio or 0):.2f}x{interval} {where}{doubt}{unlike}"
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-import msgspec
 import numpy as np
 
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
-from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, PathTree, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
@@ -21,11 +20,8 @@ from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
 from strobe.perf.report.blocks.answer import (
     Drop,
-    LevelRow,
     effect_fields,
     interval_field,
-    level_times,
-    levels_figure,
     waterfall,
     whisker_words,
 )
@@ -33,14 +29,17 @@ from strobe.perf.report.blocks.fields import (
     Field,
     both_sides,
     count,
+    exact_cell,
     exact_time,
     heads,
     numeric,
     padded,
+    ratio_cell,
     rows_of,
     share_cell,
     share_of,
     table_of,
+    verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
     LaneSlices,
@@ -71,57 +70,37 @@ from strobe.perf.report.model import (
     Notes,
     Number,
     Paragraph,
-    Ratio,
     Row,
     Section,
     Share,
     Speedup,
     Table,
     Text,
-    Tone,
+    Whisker,
+    Whiskers,
 )
 from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
 from strobe.perf.trace import Trace
 
 # Speedups at every level, and the account from one kernel to the stage.
 
-LEVEL_TITLES: Final = {
-    "kernel": "focal kernel, one call",
-    "section": "section around it",
-    "attention": "attention call, end to end",
-    "step": "traced step",
-    "stage": "stage",
-    "e2e": "end to end",
-}
-LINE_LEVELS: Final = {
-    AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.CALL: "attention", AccountLevel.STEP: "step",
-    AccountLevel.STAGE: "stage",
-    AccountLevel.E2E: "e2e",
-}  # fmt: skip
-_WHOLES: Final = {
-    AccountLevel.KERNEL: "kernel",
-    AccountLevel.SECTION: "section",
-    AccountLevel.CALL: "attention call",
-    AccountLevel.STAGE: "stage",
-}
+_TITLES: Final = (
+    "focal kernel, one call", "section around it", "attention call, end to end", "traced step", "stage", "end to end",
+)  # fmt: skip
+LEVEL_TITLES: Final = dict(zip(LEVELS, _TITLES, strict=True))
+_OF_ACCOUNTS: Final = (
+    AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E,
+)  # fmt: skip
+LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
 
 
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
     """Return the speedups that a requirement can refer to."""
     return tuple(
-        Speedup("candidate", "baseline", figure.level, ratio)
+        Speedup("candidate", "baseline", figure.level, ratio_cell(float(figure.ratio), figure.interval))
         for figure in study.levels
-        if (ratio := ratio_of(figure)) is not None
+        if figure.ratio is not None
     )
-
-
-def ratio_of(figure: LevelFigure) -> Ratio | None:
-    """Return the level's ratio with its interval; None if it has none."""
-    if figure.ratio is None:
-        return None
-    if figure.interval is None:
-        return Ratio(float(figure.ratio))
-    return Ratio(float(figure.ratio), figure.interval.low, figure.interval.high)
 
 
 def levels_section(study: SpeedupStudy) -> Section:
@@ -146,60 +125,58 @@ def _missing(study: SpeedupStudy) -> Iterator[Table]:
     """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
     lacking = [figure for figure in study.levels if figure.missing]
     if lacking:
-        fields: tuple[Field[LevelFigure], ...] = (
-            Field("level", _level_name),
-            Field("baseline", lambda figure: _mean(figure.baseline), unit="ms"),
-            Field("candidate", lambda figure: _mean(figure.candidate), unit="ms"),
-            Field("why", lambda figure: figure.missing),
-        )
+        fields = (*_level_fields(study, "level", "baseline", "candidate"), Field("why", lambda figure: figure.missing))
         caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
         yield table_of(caption, fields, lacking, collapsed=True)
 
 
-_LEVEL_FIELDS: Final[tuple[Field[LevelRow], ...]] = (
-    Field("level", lambda row: row.level),
-    numeric(
-        "speedup, x",
-        lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
-        "baseline / candidate",
-    ),
-    Field(
-        "95 % interval",
-        lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
-        hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
-    ),
-    Field("verdict", lambda row: row.verdict),
-    *level_times("baseline"),
-    numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
-    Field("from", lambda row: row.source),
-)
+def _level_fields(study: SpeedupStudy, *wanted: str) -> tuple[Field[LevelFigure], ...]:
+    """Return the columns of a table of levels, by their heads."""
+    no_ratio = "no time on one side" if study.comparable else "not comparable"
+    missing = Missing(no_ratio, no_ratio)
+    fields: tuple[Field[LevelFigure], ...] = (
+        Field("level", lambda figure: Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")),
+        numeric("speedup, x", lambda figure: missing if figure.ratio is None else Number(float(figure.ratio), 4), _IS),
+        Field("95 % interval", _interval_cell, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"),
+        Field("verdict", lambda figure: verdict_cell(figure.verdict) if figure.verdict else ""),
+        Field("baseline", lambda figure: _mean(figure.baseline), exact_cell, "ms"),
+        Field("candidate", lambda figure: _mean(figure.candidate), exact_cell, "ms"),
+        Field("saved", lambda figure: figure.saved_ns, exact_cell, "ms"),
+        Field("costs", _cost, exact_cell, "ms", hint="what the focal calls in it saved, less what it saves", missing=_no_cost),
+        numeric(
+            "realised",
+            lambda figure: None if figure.level == "kernel" else figure.realised,
+            "saved / what the focal calls in it saved",
+            show=lambda share: Share(float(share)),
+        ),
+        Field("from", _source),
+    )
+    return tuple(field for field in fields if field.head in wanted)
+
+
+_IS: Final = "baseline / candidate"
+_TIMES: Final = ("baseline", "candidate", "saved")
 
 
 def ladder(study: SpeedupStudy) -> Table:
     """Build the table of measured levels, from the kernel outwards, with what each takes of the saving of its focal calls."""
-    measured = [figure for figure in study.levels if not figure.missing]
-    costs = {LEVEL_TITLES[figure.level]: _cost(figure) for figure in measured}
-    cost: Field[LevelRow] = Field(
-        "costs",
-        lambda row: costs[row.level.text],
-        ExactTime,
-        "ms",
-        hint="what the focal calls in it saved, less what it saves",
-        missing=lambda row: (
-            "" if row.level.text == LEVEL_TITLES["kernel"] else "number of focal calls in it, or their saving, not known"
-        ),
-    )
-    shown = [field for field in _LEVEL_FIELDS if field.head not in ("95 % interval", "verdict", "from")]
-    return table_of(
-        "From the kernel to the whole.", (*shown[:-1], cost, shown[-1]), [_level_row(each, True) for each in measured]
-    )
+    fields = _level_fields(study, "level", "speedup, x", *_TIMES, "costs", "realised")
+    return table_of("From the kernel to the whole.", fields, [figure for figure in study.levels if not figure.missing])
 
 
-def _cost(figure: LevelFigure) -> int | None:
+def _cost(figure: LevelFigure) -> Fraction | None:
     """Return what of its focal calls' saving a level does not have; None for the kernel, or where it is not known."""
     if figure.level == "kernel" or not figure.realised or figure.saved_ns is None:
         return None
-    return round(figure.saved_ns / figure.realised - figure.saved_ns)
+    return figure.saved_ns / figure.realised - figure.saved_ns
+
+
+def _no_cost(figure: LevelFigure) -> str:
+    return "" if figure.level == "kernel" else "number of focal calls in it, or their saving, not known"
+
+
+def _source(figure: LevelFigure) -> str:
+    return "; ".join(dict.fromkeys(side.what for side in (figure.baseline, figure.candidate) if not isinstance(side, str)))
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
@@ -215,10 +192,14 @@ def _levels_figure(study: SpeedupStudy) -> Block:
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
-    title = "Speedup at each level, with the 95 % interval where there is one."
-    rows = [_level_row(figure, study.comparable) for figure in measured]
-    found = levels_figure(title, "baseline", rows, _LEVEL_FIELDS, "Speedups." if study.comparable else "Times.", notes)
-    return msgspec.structs.replace(found, table_open=True) if isinstance(found, Figure) else found
+    fields = _level_fields(study, "level", "speedup, x", "95 % interval", "verdict", *_TIMES, "realised", "from")
+    table = table_of("Speedups." if study.comparable else "Times.", fields, measured, notes=notes)
+    known = [(figure, ratio_cell(float(figure.ratio), figure.interval)) for figure in measured if figure.ratio is not None]
+    if not known:
+        return table
+    dots = (Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "") for figure, ratio in known)
+    picture, title = Whiskers("baseline", tuple(dots)), "Speedup at each level, with the 95 % interval where there is one."
+    return Figure(title, "Speedups by level; the table says the same.", picture, table, table_open=True)
 
 
 def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
@@ -234,36 +215,16 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _level_name(figure: LevelFigure) -> Text:
-    return Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
+def _mean(side: Measured | str) -> Fraction | None:
+    return None if isinstance(side, str) else side.mean_ns
 
 
-def _mean(side: Measured | str) -> Cell:
-    return Missing("", "-") if isinstance(side, str) else ExactTime(round(side.mean_ns))
-
-
-def _interval_cell(ratio: Ratio) -> Cell:
-    if ratio.low is None or ratio.high is None:
+def _interval_cell(figure: LevelFigure) -> Cell:
+    if figure.ratio is None:
+        return Text("")
+    if figure.interval is None:
         return Missing("fewer than two steps or rounds", "none")
-    return Text(f"{ratio.low:.4f} to {ratio.high:.4f}", note=DRIFT)
-
-
-def _level_row(figure: LevelFigure, comparable: bool) -> LevelRow:
-    b, c, saved, ratio = figure.baseline, figure.candidate, figure.saved_ns, ratio_of(figure)
-    assert not isinstance(b, str) and not isinstance(c, str) and saved is not None
-    reason = "no time on one side" if comparable else "not comparable"
-    tone: Tone = "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
-    realised = None if ratio is None or figure.level == "kernel" else figure.realised
-    return LevelRow(
-        candidate="candidate",
-        level=_level_name(figure),
-        ratio=ratio or Missing(reason, reason),
-        verdict=Text("") if ratio is None else Text(figure.verdict or "", tone),
-        times=(_mean(b), _mean(c), ExactTime(round(saved))),
-        realised=Missing("", "-") if realised is None else Share(float(realised)),
-        source=b.what if b.what == c.what else f"{b.what}; {c.what}",
-        detail="unlike" if figure.unlike else "",
-    )
+    return Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
 
 
 # --------------------------------------------------------------------------------------------------------------- account
@@ -299,8 +260,9 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
 def _two_accounts(traced: Account, unit: str) -> str:
     """Return the sentence on why this account and that of the traces differ."""
     return (
-        f"This account is of {unit}, cut at the log's timers; the first one is of a {_TRACED[traced.unit]}, cut at the trace's "
-        "kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of another whole."
+        f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
+        "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
+        "another whole."
     )
 
 
@@ -351,7 +313,8 @@ def kernel_moved(account: Account) -> bool:
 
 def _unit(account: Account) -> str:
     """Return the name of the whole that the account adds up to."""
-    return f"one {_WHOLES[account.ledger.levels[-1].level]}"
+    level = account.ledger.levels[-1].level
+    return f"one {'section' if level == AccountLevel.SECTION else level.value}"
 
 
 def ms(ns: Fraction) -> str:
@@ -372,7 +335,6 @@ LEDGER_UNITS: Final = {
     "call": "one focal call and the time up to the next",
     "window": "the traced window",
 }
-_TRACED: Final = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
 _WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
 
 
