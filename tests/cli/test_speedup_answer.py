@@ -199,9 +199,9 @@ def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:
     changed_most = "focal kernel 9.535 -> 2.762 ms; vectorized_gather_kernel 1.552 ms (new); tile_kernel 1.200 ms (new)."
     assert f"Changed most in a step: {changed_most}" in plain
     assert (
-        "How much of the 1,446 ms that the stage saves is the kernel's is not known, as the calls in a stage are not: the log counts "
-        "neither attention calls nor steps in its rounds. Each saves 6.772 ms: --calls-per-stage N makes the account above one of "
-        "the stage."
+        "How much of the 1,446 ms that the stage saves is the kernel's is not known, as the calls in a stage are not: the log "
+        "counts neither attention calls nor steps in its rounds. Each saves 6.772 ms: --calls-per-stage N makes the account "
+        "above one of the stage."
     ) in plain.splitlines()
     of_stage = (
         "The kernel is 3.45x faster, the stage 1.25x. The kernel saves 2,926 ms of a 7,201 ms stage; {} take 1,189 ms back, "

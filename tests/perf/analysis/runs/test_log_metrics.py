@@ -17,7 +17,6 @@ from strobe.perf.analysis.runs.log_times import (
     NO_STEPS,
     START_UP,
     LogRequest,
-    WantedTimes,
     attention_summary,
     calls_per_stage,
     slowest,
@@ -221,7 +220,7 @@ def test_steps_of_a_round(
     tmp_path: Path,
 ) -> None:
     log = log_of(tmp_path, *(line for ms in rounds_ms for line in (*inside, stage(ms))))
-    found = timings_of(log, WantedTimes(processes=processes))
+    found = timings_of(LogRequest(log=log), processes=processes)
     assert found.steps == (steps or NO_STEPS)
     assert found.steps_from == (f"{steps[0]} steps in a round of the log ({source})" if steps else "")
 
@@ -229,7 +228,7 @@ def test_steps_of_a_round(
 def test_steps_of_a_round_must_be_the_same_in_all_of_them(tmp_path: Path) -> None:
     bars = (BAR.format(n=n, s=0.1) for n in (50, 50, 40))
     log = log_of(tmp_path, *(line for bar, ms in zip(bars, (6000, 5100, 4100), strict=True) for line in (bar, stage(ms))))
-    assert timings_of(log, WantedTimes()).steps == NO_STEPS
+    assert timings_of(LogRequest(log=log)).steps == NO_STEPS
 
 
 def test_steps_of_a_dumped_request_are_those_of_its_denoising_stage(tmp_path: Path) -> None:
@@ -237,4 +236,4 @@ def test_steps_of_a_dumped_request_are_those_of_its_denoising_stage(tmp_path: Pa
     dump = {"total_duration_ms": 440.0, "steps": stages, "denoise_steps_ms": [{"step": n, "duration_ms": 100} for n in range(4)]}
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(dump))
-    assert timings_of(read_log(path), WantedTimes()).steps == (4, 100_000_000)
+    assert timings_of(LogRequest(log=read_log(path))).steps == (4, 100_000_000)

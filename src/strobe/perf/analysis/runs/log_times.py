@@ -411,30 +411,6 @@ _NEAR: Final = Fraction(1, 20)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WantedTimes:
-    """Selection of the timers in a log.
-
-    Args:
-        stage: regular expression of the stage's name.
-        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
-            `variant/span`.
-        unit: unit of the timer's values as written.
-        min_ns: shorter calls are left out.
-        max_ns: longer calls are left out.
-        calls: focal calls in a stage.
-        processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
-    """
-
-    stage: str = STAGE
-    timer: str = ""
-    unit: Unit | None = None
-    min_ns: int | None = None
-    max_ns: int | None = None
-    calls: int | None = None
-    processes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
     """Times found in a log. A text in place of a result is the reason why there is none.
 
@@ -463,39 +439,46 @@ class Timings:
     steps_from: str = ""
 
 
-def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Constraint] = ()) -> Timings:
+def timings_of(
+    request: LogRequest | None, stage: str = STAGE, timer: str = "", *, calls: int | None = None, processes: int | None = None
+) -> Timings:
     """Collect the times of a log.
 
     Args:
-        log: `None`: there is none.
-        constraints: bounds of one attention call from elsewhere.
+        request: the log, with what is known of its attention timer; `None`: there is no log.
+        stage: regular expression of the stage's name.
+        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
+            `variant/span`.
+        calls: focal calls in a stage, if the user gives them.
+        processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
 
     Raises:
         DataError: the log has no such timer, or several timers or stages that fit.
         UnitError: the unit of a timer is not known.
     """
-    calls, calls_from = wanted.calls, NO_CALLS if wanted.calls is None else f"given: {wanted.calls}"
-    if log is None:
+    calls_from = NO_CALLS if calls is None else f"given: {calls}"
+    if request is None:
         return Timings(
             timers=(), attention=NO_LOG, rounds=(), stage=NO_LOG, step=NO_LOG, e2e=NO_LOG, calls=calls, calls_from=calls_from
         )
-    stage = _stage(log, wanted.stage)
-    timers = _attention(log, wanted, constraints)
+    log = request.log
+    found = _stage(log, stage)
+    timers = _attention(replace(request, calls=calls), timer, stage)
     attention = slowest(timers) if timers else "the log times no attention call"
-    rounds: tuple[range, ...] = ()
-    if not isinstance(stage, str) and not isinstance(attention, str):
-        rounds = calls_of_rounds(log, attention.series, stage)
+    inside: tuple[range, ...] = ()
+    if not isinstance(found, str) and not isinstance(attention, str):
+        inside = calls_of_rounds(log, attention.series, found)
         if calls is None:
-            calls, calls_from = _counted(log, attention, stage, wanted.processes)
-    steps = _named(log, "step", wanted.timer)
-    counted, counted_from = (NO_STEPS, "") if isinstance(stage, str) else _steps_of(log, stage, wanted.processes)
+            calls, calls_from = _counted(log, attention, found, processes)
+    steps = _named(log, "step", timer)
+    counted, counted_from = (NO_STEPS, "") if isinstance(found, str) else _steps_of(log, found, processes)
     return Timings(
         timers=timers,
         attention=attention,
-        rounds=rounds,
-        stage=stage,
+        rounds=inside,
+        stage=found,
         step=steps if isinstance(steps, str) else slowest([summarise(LogRequest(log=log), each) for each in steps]),
-        e2e=_whole(log, wanted.timer),
+        e2e=_whole(log, timer),
         calls=calls,
         calls_from=calls_from,
         steps=counted,
@@ -582,21 +565,14 @@ def _stage(log: Log, name: str) -> StageRounds | str:
     return found[0]
 
 
-def _attention(log: Log, wanted: WantedTimes, constraints: Sequence[Constraint]) -> tuple[SeriesSummary, ...]:
-    if not log.of("attention", wanted.timer):
-        if wanted.timer and not any(re.search(wanted.timer, series.name, re.IGNORECASE) for series in log.series):
-            raise DataError(f"{log.path}: no attention timer {wanted.timer!r}; {log.content}")
+def _attention(request: LogRequest, timer: str, stage: str) -> tuple[SeriesSummary, ...]:
+    log = request.log
+    if not log.of("attention", timer):
+        if timer and not any(re.search(timer, series.name, re.IGNORECASE) for series in log.series):
+            raise DataError(f"{log.path}: no attention timer {timer!r}; {log.content}")
         return ()
-    request = LogRequest(
-        log=log,
-        constraints=tuple(constraints),
-        unit=wanted.unit,
-        min_ns=wanted.min_ns,
-        max_ns=wanted.max_ns,
-        calls=wanted.calls,
-    )
-    timers = attention_summary(request, wanted.timer, wanted.stage)
-    names = dict.fromkeys(timer.series.name for timer in timers)
+    timers = attention_summary(request, timer, stage)
+    names = dict.fromkeys(each.series.name for each in timers)
     if len(names) > 1:
         listed = ", ".join(repr(name) for name in names)
         raise DataError(f"{log.path}: {len(names)} attention timers: {listed}; choose one with --names")

@@ -50,7 +50,7 @@ from strobe.perf.analysis.ledger.traces import (
     path_tree,
     same_steps,
 )
-from strobe.perf.analysis.runs.log_times import STAGE, WantedTimes, timings_of, unsynchronised
+from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, unsynchronised
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
 from strobe.perf.analysis.structure.sections import (
     SectionDefinition,
@@ -322,16 +322,12 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         traced = tuple(label_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
     evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
-    wanted = WantedTimes(
-        stage=request.stage,
-        timer=side.timer,
-        unit=request.unit,
-        min_ns=side.min_ns,
-        max_ns=side.max_ns,
-        calls=request.calls,
-        processes=_processes(traces),
+    wanted = (
+        None
+        if log is None
+        else LogRequest(log=log, constraints=evidence.constraints, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
     )
-    timings = timings_of(log, wanted, evidence.constraints)
+    timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=_processes(traces))
     own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
     found = _facts(side, traces, own)
     return Loaded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
-from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, PathTree, TracedSide
+from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
@@ -37,7 +37,6 @@ from strobe.perf.report.blocks.fields import (
     ratio_cell,
     rows_of,
     share_cell,
-    share_of,
     table_of,
     verdict_cell,
 )
@@ -297,12 +296,6 @@ def _eaten(account: Account) -> Iterator[str]:
         f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
         f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
     )
-    grew = sorted((line for line in ledger.lines if line.saved_ns < 0), key=lambda line: line.saved_ns)
-    if grew:
-        yield "Lines that ate the rest: " + "; ".join(
-            f"{line.name} {ms(account.per_unit(line.saved_ns))} ({float(account.per_unit(line.saved_ns) / kernel):+.1%})"
-            for line in grew
-        )
 
 
 def kernel_moved(account: Account) -> bool:
@@ -367,7 +360,7 @@ def ledger_section(study: SpeedupStudy) -> Section:
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
         f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}. It is the account of the first section, line by line."
     )
-    blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account), *_unreached(account)]
+    blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account)]
     if len(study.accounts) > 2:
         blocks.append(_ranks(study))
     if any(side.met for side in study.sides):
@@ -381,14 +374,6 @@ def no_account(study: SpeedupStudy) -> str:
     without = [name for name, reason in lacking if reason == NO_TRACE]
     said = [f"no trace of the {' and the '.join(without)}"] if without else []
     return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
-
-
-def _unreached(account: Account) -> Iterator[Table]:
-    """Yield the table of levels that the account does not reach."""
-    if account.missing:
-        fields: tuple[Field[tuple[str, str]], ...] = (Field("level", lambda row: row[0]), Field("why", lambda row: row[1]))
-        caption = f"What the ledger does not reach: {', '.join(account.missing)}."
-        yield table_of(caption, fields, tuple(account.missing.items()), collapsed=True)
 
 
 def _ledger_figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
@@ -616,48 +601,6 @@ def sections_section(study: SpeedupStudy) -> Section | None:
     return Section("sections", "Section timing", lead, (table,))
 
 
-# Table of both sides' tree of modules, operators and kernels, node by node.
-
-TREE_UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
-"""Words for the unit that a tree's times are of."""
-_SMALL: Final = Fraction(1, 100)
-"""Share of the larger side below which nodes are joined with their siblings."""
-_DEPTH: Final = 8
-"""Most levels that are shown."""
-_INDENT: Final = "\u00b7 "
-_Shown: TypeAlias = tuple[Cell, int, Fraction, Fraction]
-"""Name of a node, its level, and its times."""
-
-
-def tree_table(tree: PathTree) -> Table:
-    """Build the table of every significant node below its parent; the direct children of a node add up to it."""
-    root = tree.root
-    of_all = share_of(root.baseline_ns - root.candidate_ns, "nothing was saved")
-    fields: tuple[Field[_Shown], ...] = (
-        Field("node", lambda row: row[0], hint="a dot for each level"),
-        *both_sides(("baseline", "candidate"), lambda row: row[2:]),
-        numeric("of the saving", lambda row: row[2] - row[3], "saved / saved by all of it", show=of_all),
-    )
-    shown = tuple(_rows(root, 0, _SMALL * max(root.baseline_ns, root.candidate_ns)))
-    rows = rows_of(fields, shown, strong=lambda row: row[1] == 0)
-    notes = ("Shown to the nanosecond; --json has every node, exactly. Numbers at the end of names are left out.",)
-    return Table(f"Node by node, {TREE_UNITS[tree.unit]}.", heads(fields), rows, notes, collapsed=True)
-
-
-def _rows(node: Node, depth: int, least: Fraction) -> Iterator[_Shown]:
-    yield Code(_INDENT * depth + (node.name if depth else "all of it")), depth, node.baseline_ns, node.candidate_ns
-    if depth == _DEPTH:
-        return
-    small = [child for child in node.children if max(child.baseline_ns, child.candidate_ns) < least]
-    for child in node.children:
-        if max(child.baseline_ns, child.candidate_ns) >= least:
-            yield from _rows(child, depth + 1, least)
-    b, c = (sum((getattr(child, side) for child in small), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
-    if b or c:
-        name = f"{_INDENT * (depth + 1)}{len(small)} smaller"
-        yield Text(name), depth + 1, b, c
-
-
 # Timeline of one step of both sides, and the flame graph of their difference.
 
 MAX_PATHS: Final = 40
@@ -732,15 +675,15 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     busy = None if tree is None else _busy(tree.root)
     if tree is None or busy is None or not busy.children:
         return None
-    words = TREE_UNITS[tree.unit]
+    words = "one focal call" if tree.unit == "call" else LEDGER_UNITS[tree.unit]
     lead = (
         f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
-        "kernel. Exclusive, so that it adds up; the table of nodes has the idle time too, by its cause. A name that only one "
+        "kernel. Exclusive, so that it adds up; --json has every node, and the idle time by its cause. A name that only one "
         "side has is new or gone; sides with different code share few names."
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
     alt = "Differential flame graph; the table lists the largest changes."
-    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy)), tree_table(tree)]
+    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy))]
     if not any(child.children for child in busy.children):
         blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
     return Section("flame", "The difference by path", lead, tuple(blocks))
