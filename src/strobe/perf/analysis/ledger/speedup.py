@@ -16,7 +16,6 @@ from strobe.perf.analysis.ledger.account import (
     AccountLevel,
     ClipKind,
     Explained,
-    LedgerLine,
     Part,
     part_of,
     trace_part,
@@ -587,14 +586,14 @@ def account_answer(account: Account) -> Answer:
     both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
     nameless = []
     for line in account.ledger.lines:
-        label, times = Label(line.path, line.activity), _times(account, line)
+        label, times = Label(line.path, line.activity), account.both(line)
         shares = account.kinds if label == OTHER_KERNELS else {KernelKind.OTHER: times}
         for kind, share in shares.items():
             for found, ns in zip(both, share, strict=True):
                 found[trace_part(label, kind)] += ns
         if trace_part(label) in NAMELESS:
             nameless.append(times)
-    whole = account.per_unit(account.ledger.baseline_ns), account.per_unit(account.ledger.candidate_ns)
+    whole = account.both(account.ledger)
     assert tuple(sum(found.values()) for found in both) == whole, "the parts do not add up to the account"
     nothing = dict.fromkeys(Part, Fraction(0))
     named = [1 - sum(abs(times[at]) for times in nameless) / took for at, took in enumerate(whole) if took]
@@ -605,10 +604,6 @@ def account_answer(account: Account) -> Answer:
         explained_time=max(0.0, float(min(named, default=Fraction(0)))),
         explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
     )
-
-
-def _times(account: Account, line: LedgerLine) -> tuple[Fraction, Fraction]:
-    return account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns)
 
 
 def _lines(

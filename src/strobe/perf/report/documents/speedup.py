@@ -140,10 +140,7 @@ class LevelPart(DocumentPart, frozen=True, kw_only=True):
     baseline: Annotated[MeasuredPart | None, Meta(description="time of the baseline; null: not measured")]
     candidate: Annotated[MeasuredPart | None, Meta(description="time of the candidate; null: not measured")]
     saved_ns: OrExact
-    realised: Annotated[
-        float | None,
-        Meta(description="saving at this level / saving of the focal calls in it; null: not known, or too small to compare"),
-    ]
+    realised: Annotated[float | None, Meta(description="saving / saving of the focal calls in it; null: unknown or too small")]
     unlike: Annotated[str, Meta(description="difference between the quantities that the two sides measure; empty: none")]
     missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
 
@@ -172,9 +169,7 @@ class EffectPart(DocumentPart, frozen=True, kw_only=True):
     """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
 
     kernel: Annotated[str, Meta(description="normalised name of the kernel")]
-    calls: Annotated[
-        tuple[str, str], Meta(description="number of calls per unit of the baseline and of the candidate, exact text")
-    ]
+    calls: Annotated[tuple[str, str], Meta(description="calls per unit of the baseline and of the candidate, exact text")]
     saved_ns: Exact
     by_calls_ns: Annotated[str, Meta(description="saving by fewer calls, ns as exact text")]
     by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
@@ -217,15 +212,11 @@ class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
     levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
     missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
-    unit: Annotated[str, Meta(description="unit of the times: `stage`, `step`, `focal call`, `traced window`; empty: no account")]
+    unit: Annotated[str, Meta(description="`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
     baseline_ns: OrExact
     candidate_ns: OrExact
-    explained_time_share: Annotated[
-        float | None, Meta(description="share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
-    ]
-    explained_saving_share: Annotated[
-        float | None, Meta(description="share of the saving in named parts, 0 to 1; null: no saving, not comparable, no account")
-    ]
+    explained_time_share: Annotated[float | None, Meta(description="share of a unit in named parts, 0 to 1; null: no account")]
+    explained_saving_share: Annotated[float | None, Meta(description="share of its saving in named parts; null: there is none")]
     limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
     parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
 
@@ -261,10 +252,7 @@ class SidePart(DocumentPart, frozen=True, kw_only=True):
     section: Annotated[str | None, Meta(description="definition of the section; null: none was given")]
     calls_per_stage: Annotated[int | None, Meta(description="number of focal calls in a stage; null: not known")]
     calls_from: Annotated[str, Meta(description="source of `calls_per_stage`, or the reason why it is not known")]
-    log: Annotated[
-        dict[str, Any] | None,
-        Meta(description="log: path, counts of its lines, damage, lines like timings, rejected values; null: no log"),
-    ]
+    log: Annotated[dict[str, Any] | None, Meta(description="path, counts of lines, damage, lines like timings, rejected values")]
     attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers of the log: [Timers](#timers)")]
     stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage in the log: [Stages](#stages); null: none")]
     traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
@@ -315,10 +303,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     unlike: Annotated[str, Meta(description="difference between the sections of the two sides; empty: none")]
     facts: Annotated[tuple[FactPart, ...], Meta(description="all facts that the comparison depends on")]
     common_kernels: Annotated[CommonPart | None, Meta(description="kernels that both sides ran; null if a side ran no kernel")]
-    levels: Annotated[
-        dict[str, LevelPart],
-        Meta(description="by level (`kernel`, `section`, `attention`, `step`, `stage`, `e2e`): times and speedup"),
-    ]
+    levels: Annotated[dict[str, LevelPart], Meta(description="times and speedup, by level from `kernel` to `e2e`")]
     call_ledger: Annotated[LedgerPart | None, Meta(description="account from a focal kernel to the stage; null: not measured")]
     ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="accounts of traces: of the slowest ranks, then of every rank")]
     answer: Annotated[AnswerPart, Meta(description="summary of the account of the slowest ranks")]

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from strobe.perf.analysis.comparable import FACTS, CommonKernels, SideCheck, Verdict, shown
+from strobe.perf.analysis.comparable import FACTS, Verdict, shown
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
-from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, LedgerLine, Part, trace_part
+from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Part, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME, Account
 from strobe.perf.analysis.runs.timeline import Label
@@ -211,8 +211,15 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 
 def settings_section(study: SpeedupStudy) -> Section:
     """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
-    rows = [_row(check) for check in study.comparability.checks]
-    rows += [] if study.common is None else [_common(study.common)]
+    rows: list[Sequence[object]] = []
+    for check in study.comparability.checks:
+        values = (
+            Missing("", "not recorded") if each is None else Text(shown(each)) for each in (check.baseline, check.candidate)
+        )
+        rows.append((check.title, *values, "" if check.weight == "told" else Text(*_SAID[check.verdict])))
+    if study.common is not None:
+        shares = (Share(float(share)) for share in (study.common.baseline_share, study.common.candidate_share))
+        rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
         rows.append((title, *cells, ""))
@@ -227,19 +234,6 @@ def settings_section(study: SpeedupStudy) -> Section:
     lead = "What ran on both sides, as their traces, records and the command line say it."
     table = table_of("Settings and metadata.", beside("", ("baseline", "candidate", "verdict")), rows, notes=notes)
     return Section("settings", "Experiment settings", lead, (table,))
-
-
-def _row(check: SideCheck) -> Sequence[object]:
-    sides = (Missing("", "not recorded") if value is None else Text(shown(value)) for value in (check.baseline, check.candidate))
-    if check.weight == "told":
-        return check.title, *sides, ""
-    word, tone = _SAID[check.verdict]
-    return check.title, *sides, Text(word, tone)
-
-
-def _common(common: CommonKernels) -> Sequence[object]:
-    shares = (Share(float(share)) for share in (common.baseline_share, common.candidate_share))
-    return "kernel time in kernels that both sides ran", *shares, f"{len(common.names)} kernels"
 
 
 _READ: Final[dict[str, Callable[[Loaded], str]]] = {
@@ -462,7 +456,7 @@ def changed_most(study: SpeedupStudy) -> str:
     found, effects = study.answer, [each for each in account.ledger.effects if each.saved_ns][:_TOLD]
     said = []
     for each in effects:
-        before, after = _ms(account.per_unit(each.baseline_ns)), _ms(account.per_unit(each.candidate_ns))
+        before, after = map(_ms, account.both(each))
         here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
         times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
         said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
@@ -540,14 +534,13 @@ def notes_on_unit(account: Account) -> Iterator[str]:
 
 def _nameless(account: Account) -> Iterator[str]:
     """Yield a note that names the unexplained time."""
-    lines = [line for line in account.ledger.lines if trace_part(Label(line.path, line.activity)) in NAMELESS]
-    if lines:
-        yield f"Unexplained: {'; '.join(_both_sides(account, line) for line in lines)}."
-
-
-def _both_sides(account: Account, line: LedgerLine) -> str:
-    b, c = (significant(float(account.per_unit(ns)) / 1e6) for ns in (line.baseline_ns, line.candidate_ns))
-    return f"{line_title(line)} {b} -> {c} ms"
+    said = []
+    for line in account.ledger.lines:
+        if trace_part(Label(line.path, line.activity)) in NAMELESS:
+            b, c = (significant(float(ns) / 1e6) for ns in account.both(line))
+            said.append(f"{line_title(line)} {b} -> {c} ms")
+    if said:
+        yield f"Unexplained: {'; '.join(said)}."
 
 
 def not_of_the_stage(study: SpeedupStudy) -> str:
@@ -595,6 +588,7 @@ def not_known(study: SpeedupStudy) -> Iterator[str]:
 
 def build_speedup_report(study: SpeedupStudy) -> Report:
     """Build the report: the answer, and folded sections on settings, stages, attention, kernels, speedups and the ledger."""
+    paths = dict.fromkeys(path for side in study.sides for path in side.files)
     sections = (
         answer_section(study),
         settings_section(study),
@@ -607,7 +601,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         timeline_section(study),
         flame_section(study),
         notes_section(study),
-        _inputs(study),
+        inputs_section(list(map(input_file, paths)), [side.log for side in study.sides if side.log is not None]),
     )
     return page(
         speedups=speedups(study),
@@ -631,27 +625,20 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
 
 
 def _stages(study: SpeedupStudy) -> Section:
-    logs = []
+    logs, lacking = [], []
     for side in study.sides:
-        timings = side.side.timings
-        rounds = tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str))
-        if rounds:
-            logs.append((side.request.name, rounds))
-    if logs:
-        return stages_section(logs)
-    reasons = (f"{side.request.name}: {side.side.timings.stage}" for side in study.sides)
-    return Section("stages", "Stages", "", (Paragraph(f"No stage table; {'; '.join(reasons)}."),))
+        name, timings = side.request.name, side.side.timings
+        if rounds := tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str)):
+            logs.append((name, rounds))
+        lacking.append(f"{name}: {timings.stage}")
+    return stages_section(logs) if logs else _without("stages", "Stages", "No stage table", lacking)
 
 
 def _attention(study: SpeedupStudy) -> Section:
     logs = [(side.request.name, side.side.timings.timers, side.remarks) for side in study.sides if side.side.timings.timers]
-    if logs:
-        return attention_section(logs)
-    reasons = (f"{side.request.name}: {side.side.timings.attention}" for side in study.sides)
-    return Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {'; '.join(reasons)}."),))
+    lacking = [f"{side.request.name}: {side.side.timings.attention}" for side in study.sides]
+    return attention_section(logs) if logs else _without("attention", "Attention end to end", "No attention timers", lacking)
 
 
-def _inputs(study: SpeedupStudy) -> Section:
-    paths = dict.fromkeys(path for side in study.sides for path in side.files)
-    logs = [side.log for side in study.sides if side.log is not None]
-    return inputs_section([input_file(path) for path in paths], logs)
+def _without(id: str, title: str, what: str, reasons: Sequence[str]) -> Section:
+    return Section(id, title, "", (Paragraph(f"{what}; {'; '.join(reasons)}."),))

@@ -226,9 +226,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
-    asked = _boundaries(request.baseline), _boundaries(request.candidate)
-    unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     sides = request.baseline, request.candidate
+    asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
+    unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
     read = [_read_traces(side, details, progress) for side in sides]
     baseline, candidate = (
@@ -245,8 +245,10 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         each.side.call_times(with_section=all(cut), kernel_is_section=stand)
         for each, stand in zip((baseline, candidate), stands, strict=True)
     ]
+    cuts = baseline.side.chosen, candidate.side.chosen
+    alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
     comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
-    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate))
+    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=alike)
     if comparability.obstacles:
         levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
     accounts = rank_ledgers(baseline.side, candidate.side)
@@ -266,10 +268,6 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     )
 
 
-def _boundaries(side: SideRequest) -> str:
-    return "kernel" if side.section is None else side.section.boundaries
-
-
 def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> str:
     """Return how the sections differ if one side's kernel stands in for its missing section; empty if both or none have it."""
     without = [
@@ -279,11 +277,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
         return ""
     words = {side: "kernel" if side in without else boundaries for side in ("baseline", "candidate")}
     return check_alike(words["baseline"], words["candidate"], allow_unlike=True)
-
-
-def _alike_steps(baseline: Loaded, candidate: Loaded) -> bool:
-    own, other = baseline.side.chosen, candidate.side.chosen
-    return own is None or other is None or same_steps((own, other))
 
 
 # --------------------------------------------------------------------------------------------------------------- loading
@@ -327,7 +320,9 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         if log is None
         else LogRequest(log=log, constraints=evidence.constraints, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
     )
-    timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=_processes(traces))
+    said = [trace.world_size for trace in traces if trace.world_size is not None]
+    processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
+    timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
     own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
     found = _facts(side, traces, own)
     return Loaded(
@@ -359,12 +354,6 @@ def _check_calls(calls: int | None, side: TimedSide) -> None:
             f"--calls-per-stage {calls}: so many focal kernels of the {side.name} take {took}, and its stage takes {whole}; "
             f"at most {int(stage.mean_ns * OVERLAP / kernel.mean_ns)} fit"
         )
-
-
-def _processes(traces: Sequence[Trace]) -> int | None:
-    """Return the number of processes of the job, as far as its traces tell; None if they do not."""
-    said = [trace.world_size for trace in traces if trace.world_size is not None]
-    return max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
 
 
 def _silent(of_host: Sequence[str], host_only: bool) -> str:

@@ -75,6 +75,7 @@ from strobe.perf.report.model import (
     Speedup,
     Table,
     Text,
+    Waterfall,
     Whisker,
     Whiskers,
 )
@@ -183,11 +184,13 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     measured = [figure for figure in study.levels if not figure.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
+    shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
+    common = " of the kernel time of the baseline and ".join(f"{100 * float(share):.1f} %" for share in shares)
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
-        *_common_kernels(study),
+        *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
@@ -199,13 +202,6 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     dots = (Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "") for figure, ratio in known)
     picture, title = Whiskers("baseline", tuple(dots)), "Speedup at each level, with the 95 % interval where there is one."
     return Figure(title, "Speedups by level; the table says the same.", picture, table, table_open=True)
-
-
-def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a sentence with the share of kernel time in kernels that both sides ran."""
-    if study.common is not None:
-        shares = (f"{100 * float(share):.1f} %" for share in (study.common.baseline_share, study.common.candidate_share))
-        yield f"Kernels that both sides ran take {' of the kernel time of the baseline and '.join(shares)} of the candidate's."
 
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
@@ -234,9 +230,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
     fields: tuple[Field[LedgerLine | Ledger], ...] = (
         Field("line", lambda line: line.name if isinstance(line, LedgerLine) else f"{unit} = sum of all lines"),
-        *both_sides(
-            ("baseline", "candidate"), lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))
-        ),
+        *both_sides(_SIDES, lambda line: account.both(line)),
         numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
@@ -249,11 +243,19 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
-    lines = [Drop(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
-    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
-    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
-    title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
-    return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+    title = f"What {unit} saves, from the kernel outwards. {_BARS}"
+    return Figure(title, "Waterfall of one call; the table says the same.", _bars(account), table, table_open=True)
+
+
+_BARS: Final = "Bars that go left are time saved, bars that go right time added."
+
+
+def _bars(account: Account) -> Waterfall:
+    """Draw the lines of an account between both sides, with their intervals."""
+    spread, saved = account.ledger.spread, account.per_unit
+    lines = [Drop(line_title(line), saved(line.saved_ns), spread.lines.get(line.name)) for line in account.ledger.lines]
+    before, after = account.both(account.ledger)
+    return waterfall((_SIDES[0], before), (_SIDES[1], after), lines, spread.total)
 
 
 def _two_accounts(traced: Account, unit: str) -> str:
@@ -360,7 +362,12 @@ def ledger_section(study: SpeedupStudy) -> Section:
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
         f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}. It is the account of the first section, line by line."
     )
-    blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account)]
+    of_rank, picture = f", {name}" if name else "", _bars(account)
+    words = (
+        f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{of_rank}. {_BARS}{whisker_words(picture)}"
+    )
+    alt = "Waterfall; the ledger table says the same."
+    blocks: list[Block] = [Figure(words, alt, picture, _lines(study, account), table_open=True), _effects(account)]
     if len(study.accounts) > 2:
         blocks.append(_ranks(study))
     if any(side.met for side in study.sides):
@@ -376,16 +383,7 @@ def no_account(study: SpeedupStudy) -> str:
     return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
 
 
-def _ledger_figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
-    ledger = account.ledger
-    lines = [Drop(line_title(line), account.per_unit(line.saved_ns), ledger.spread.lines.get(line.name)) for line in ledger.lines]
-    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
-    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines, ledger.spread.total)
-    title = (
-        f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{f', {name}' if name else ''}. "
-        f"Bars that go left are time saved, bars that go right time added.{whisker_words(picture)}"
-    )
-    return Figure(title, "Waterfall; the ledger table says the same.", picture, _lines(study, account), table_open=True)
+_COVERS: Final = "time in which such work ran, whatever else ran at the same time"
 
 
 def _lines(study: SpeedupStudy, account: Account) -> Table:
@@ -412,15 +410,10 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
             hint="the first level that contains the line",
         ),
         Field("line", lambda line: line_title(line) if isinstance(line, LedgerLine) else "sum of all lines"),
-        *both_sides(_SIDES, lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))),
+        *both_sides(_SIDES, lambda line: account.both(line)),
         *([interval_field(interval)] if spread.lines else []),
         *([share] if study.comparable else []),
-        Field(
-            "covers, baseline",
-            lambda line: covers(line, 0),
-            unit="ms",
-            hint="time in which such work ran, whatever else ran at the same time",
-        ),
+        Field("covers, baseline", lambda line: covers(line, 0), unit="ms", hint=_COVERS),
         Field("covers, candidate", lambda line: covers(line, 1), unit="ms"),
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
@@ -487,23 +480,25 @@ def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[tuple[str, Account]]:
-        return exact_time(title, lambda row: round(row[1].per_unit(_saved(row[1].ledger, title))))
+        return Field(title, lambda row: _saved(row[1], title), exact_cell, "ms")
 
     fields: tuple[Field[tuple[str, Account]], ...] = (
-        Field("rank", lambda row: row[0]),
-        *both_sides(
-            _SIDES, lambda row: (row[1].per_unit(row[1].ledger.baseline_ns), row[1].per_unit(row[1].ledger.candidate_ns))
-        ),
-        *map(group, _GROUPS),
-    )
+        Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both(row[1].ledger)), *map(group, _GROUPS)
+    )  # fmt: skip
+    own, other = (set(side.labels) for side in study.sides)
     units = dict.fromkeys(LEDGER_UNITS[account.unit] for _, account in study.accounts)
-    notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
+    notes = [
+        f"traced on the {name} alone: {', '.join(sorted(labels))}"
+        for name, labels in (("baseline", own - other), ("candidate", other - own))
+        if labels and len(own) + len(other) > 2
+    ]
+    notes.append("The columns behind 'saved' are what each kind of line saves; they add up to it.")
     return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
 
 
-def _saved(ledger: Ledger, group: str) -> int:
+def _saved(account: Account, group: str) -> Fraction:
     """Return what the lines of a column of the table of ranks save."""
-    return sum(line.saved_ns for line in ledger.lines if _group(line) == group)
+    return account.per_unit(sum(line.saved_ns for line in account.ledger.lines if _group(line) == group))
 
 
 def _waiting(study: SpeedupStudy) -> Table:
@@ -523,13 +518,6 @@ def _waiting(study: SpeedupStudy) -> Table:
         notes += [f"{side.request.name}: {problem}." for problem in (side.met.problems if side.met else ())]
     rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]
     return table_of("Communication of every rank: waiting for the last one, or moving data.", fields, rows, notes=notes)
-
-
-def _unmatched(study: SpeedupStudy) -> Iterator[str]:
-    own, other = (set(side.labels) for side in study.sides)
-    for name, labels in (("baseline", own - other), ("candidate", other - own)):
-        if labels and len(own) + len(other) > 2:
-            yield f"traced on the {name} alone: {', '.join(sorted(labels))}"
 
 
 def _group(line: LedgerLine) -> str:
@@ -672,9 +660,11 @@ def kind_of(label: Label) -> Kind:
 def flame_section(study: SpeedupStudy) -> Section | None:
     """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
     tree = study.tree
-    busy = None if tree is None else _busy(tree.root)
-    if tree is None or busy is None or not busy.children:
+    working = () if tree is None else tuple(child for child in tree.root.children if child.name != IDLE_LABEL)
+    if tree is None or not working:
         return None
+    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
+    busy = Node(name=tree.root.name, baseline_ns=before, candidate_ns=after, children=working)
     words = "one focal call" if tree.unit == "call" else LEDGER_UNITS[tree.unit]
     lead = (
         f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
@@ -687,13 +677,6 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     if not any(child.children for child in busy.children):
         blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
     return Section("flame", "The difference by path", lead, tuple(blocks))
-
-
-def _busy(root: Node) -> Node:
-    """Return the tree without its idle time."""
-    working = tuple(child for child in root.children if child.name != IDLE_LABEL)
-    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
-    return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
 
 
 def _frame(node: Node) -> Frame:
