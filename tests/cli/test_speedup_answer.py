@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from fractions import Fraction
@@ -249,6 +250,22 @@ def test_calls_of_a_stage_are_found_in_its_progress_bar_and_the_steps_of_the_tra
         "1,188 ms back, 442 ms more went to time outside the trace."
     )
     assert f"Focal calls in a stage: 432 ({said})." in out
+
+
+def test_a_repetition_of_little_work_is_no_step_unless_a_range_says_so(strobe: Strobe, tmp_path: Path) -> None:
+    """A third of a step is work: two such repetitions may be a step of the log, which is as long as one."""
+    named = write_model_trace(tmp_path / "a.json", faster=3)
+    events = json.loads(gzip.decompress(write_trace(tmp_path / "b.json.gz", fa_layers()).read_bytes()))["traceEvents"]
+    shorter = [{**each, "dur": each["dur"] / 3} if each["cat"] == "kernel" else each for each in events]
+    found = tmp_path / "b.json"
+    found.write_text(json.dumps({"traceEvents": shorter}))
+    many = "9 steps in a round of the log ('step of a bare progress bar' ends there) x 1 focal calls in a step of the trace"
+    few = "a step of 12.9 ms in the log may be several of the trace's, which has 4.31 ms of device work (--steps)"
+    for trace, rate, ms, expected in ((named, "10000.00", "0.95", (9, many)), (found, "77.52", "120", (None, few))):
+        log = tmp_path / "a.log"
+        log.write_text(f"100%|####| 9/9 [00:00<00:00, {rate}it/s]\n[DenoisingStage] finished in {ms} ms\n" * 4)
+        side = strobe("speedup", log, trace, log, trace, "--json").document["sides"]["baseline"]
+        assert (side["calls_per_stage"], side["calls_from"]) == expected
 
 
 def test_a_count_of_calls_that_the_steps_contradict_is_not_used(strobe: Strobe, steps: dict[str, Path]) -> None:

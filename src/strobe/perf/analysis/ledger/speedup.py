@@ -231,6 +231,9 @@ class TimedSide:
             return f"{many}, and the trace has no steps: {own.steps.reason}"
         if not _may_be(own, steps[1]):
             return f"a step of {short(steps[1])} in the log cannot be the trace's, which takes {short(own.mean_ns)} (--steps)"
+        if own.steps.source == "period" and _busy(own) * _CLOCKS < steps[1]:
+            work = f"{short(_busy(own))} of device work"
+            return f"a step of {short(steps[1])} in the log may be several of the trace's, which has {work} (--steps)"
         calls = steps[0] * Fraction(own.num_focal, len(own.tiles))
         return (
             int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
