@@ -20,7 +20,7 @@ from strobe.perf.analysis.ledger.account import (
     part_of,
     trace_part,
 )
-from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Account, CallTimes, TimedStep, TracedSide, UnitName, foreign_ledger
+from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Account, MeanTimes, TracedSide, UnitName, foreign_ledger
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
@@ -160,11 +160,11 @@ class TimedSide:
         """Return the time of a whole run of the log, or the reason why there is none."""
         return _rounds(self.timings.e2e)
 
-    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> CallTimes:
+    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> MeanTimes:
         """Return the means for the account of a call; with sections in it, the kernel is what runs inside one section."""
         kernel = _mean(self.kernel())
         inside = self.focal_in_section() if with_section else None
-        return CallTimes(
+        return MeanTimes(
             kernel_ns=kernel if inside is None else inside,
             section_ns=kernel if kernel_is_section else _mean(self.section()),
             call_ns=_mean(self.call()),
@@ -239,14 +239,14 @@ class TimedSide:
             int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
         )
 
-    def timed(self) -> TimedStep:
+    def timed(self) -> MeanTimes:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""
         logged = self.timings.step
         step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
         own = self.chosen
         if step is not None and (own is None or not _may_be(own, step)):
             step = None
-        return TimedStep(
+        return MeanTimes(
             step_ns=step,
             stage_ns=_mean(self.timed_stage()),
             e2e_ns=_mean(self.whole()) if self.stages_per_run == 1 else None,

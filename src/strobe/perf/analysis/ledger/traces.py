@@ -328,20 +328,28 @@ UnitName = Literal["stage", "step", "call", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedStep:
-    """Times of one side without a profiler, from its log; `None` where the log has none.
+class MeanTimes:
+    """Mean times of one side; `None` where nothing was measured.
 
     Args:
-        step_ns: mean of a step.
-        stage_ns: mean of a stage.
-        e2e_ns: mean of a whole run, if one stage is in it.
+        kernel_ns: one focal kernel, traced.
+        section_ns: the section around it, traced.
+        call_ns: one call as its log says.
+        step_ns: one step without a profiler, as its log says.
+        stage_ns: one stage, as its log says, without warm-up.
+        e2e_ns: a whole run, if one stage is in it.
         calls_per_stage: focal calls in a stage.
+        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
     """
 
+    kernel_ns: Fraction | None = None
+    section_ns: Fraction | None = None
+    call_ns: Fraction | None = None
     step_ns: Fraction | None = None
     stage_ns: Fraction | None = None
     e2e_ns: Fraction | None = None
     calls_per_stage: int | None = None
+    kernel_is_section: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -380,7 +388,7 @@ class _Unit(NamedTuple):
 
 
 def foreign_ledger(
-    baseline: TracedSide, candidate: TracedSide, timed: tuple[TimedStep, TimedStep] = (TimedStep(), TimedStep())
+    baseline: TracedSide, candidate: TracedSide, timed: tuple[MeanTimes, MeanTimes] = (MeanTimes(), MeanTimes())
 ) -> Account:
     """Account for the difference between two traces in the largest unit that they and their logs allow.
 
@@ -413,7 +421,7 @@ def foreign_ledger(
     return _closed(sides, unit, anchors, missing)
 
 
-def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[TimedStep, TimedStep]) -> tuple[_Unit, dict[str, str]]:
+def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[MeanTimes, MeanTimes]) -> tuple[_Unit, dict[str, str]]:
     calls, focal = [side.calls_per_stage for side in timed], [side.num_focal for side in sides]
     reason = ""
     if not all(focal):
@@ -654,27 +662,6 @@ KERNEL_LINE: Final = "focal kernel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CallTimes:
-    """Mean times of one side; `None` where nothing was measured.
-
-    Args:
-        kernel_ns: one focal kernel, traced.
-        section_ns: the section around it, traced.
-        call_ns: one call as its log says.
-        stage_ns: one stage, as its log says, without warm-up.
-        calls_per_stage: calls in a stage.
-        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
-    """
-
-    kernel_ns: Fraction | None = None
-    section_ns: Fraction | None = None
-    call_ns: Fraction | None = None
-    stage_ns: Fraction | None = None
-    calls_per_stage: int | None = None
-    kernel_is_section: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImpliedCalls:
     """Number of calls in a stage that would explain its saving by the saving of a call alone.
 
@@ -692,7 +679,7 @@ class ImpliedCalls:
         return self.calls.denominator == 1
 
 
-def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
+def call_ledger(baseline: MeanTimes, candidate: MeanTimes) -> Account | None:
     """Account for the saving of one call, level by level; `None` if no level was measured on both sides.
 
     A level that one side lacks is left out, and its time is part of the next line.
@@ -751,7 +738,7 @@ def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel
     return names
 
 
-def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | None = None) -> ImpliedCalls | None:
+def implied_calls(baseline: MeanTimes, candidate: MeanTimes, *, given: int | None = None) -> ImpliedCalls | None:
     """Divide the stage's saving by a call's; `None` if either is not known or the call saves nothing.
 
     Args:
@@ -768,7 +755,7 @@ def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | Non
     return ImpliedCalls(calls=calls, candidates=tuple((n, stage - n * call) for n in tried))
 
 
-def coincidences(baseline: CallTimes, candidate: CallTimes) -> tuple[tuple[str, str, Fraction], ...]:
+def coincidences(baseline: MeanTimes, candidate: MeanTimes) -> tuple[tuple[str, str, Fraction], ...]:
     """Find different quantities that are suspiciously equal; return both names and the relative difference.
 
     A kernel may well be all of its section: they come from the same events, and are not held against each other.
