@@ -385,4 +385,4 @@ def test_times_stand_beside_their_clock_and_at_the_lowest_of_the_cell(tmp_path: 
     heads = ("SM MHz", "at the lowest clock")
     places = [[column.title for column in table.columns].index(head) for head in heads]
     shown = [[cell_text(each.cells[at], table.columns[at]) for at in places] for each in table.rows]
-    assert shown == [["1,500", "10.00"], ["1,800", "6.000"], ["-", "-"]]
+    assert shown == [["1500", "10.00"], ["1800", "6.000"], ["-", "-"]]
