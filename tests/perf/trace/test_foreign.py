@@ -172,7 +172,7 @@ def test_an_operator_of_an_old_trace_may_be_a_step(tmp_path: Path) -> None:
         assert len(trace.ops) == 4 * ops
 
 
-@pytest.mark.parametrize("key", ["module_fqn", "str", "annotation"])
+@pytest.mark.parametrize("key", ["module_fqn", "name", "str", "annotation"])
 def test_labels_of_graph_kernels_are_paths(key: str, tmp_path: Path) -> None:
     events = [
         launch("1", "1", 1, "cudaGraphLaunch"),

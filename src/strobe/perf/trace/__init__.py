@@ -15,9 +15,10 @@ from strobe.perf.trace.events import (
     Region,
     Trace,
 )
-from strobe.perf.trace.reader import find_traces, read_trace
+from strobe.perf.trace.reader import CAPTURES, captures_of, find_traces, read_trace
 
 __all__ = [
+    "CAPTURES",
     "Collective",
     "Device",
     "DeviceEvent",
@@ -31,6 +32,7 @@ __all__ = [
     "ReadCounts",
     "Region",
     "Trace",
+    "captures_of",
     "find_traces",
     "read_trace",
 ]

@@ -41,6 +41,10 @@ _READ: Final = (
     "read are torch.profiler (.json, .json.gz), JAX and XLA (.trace.json.gz), Ascend (trace_view.json) and Nsight Systems (the "
     "export `nsys export --type sqlite` of a report)"
 )
+CAPTURES: Final = ("capture_traces", "graph_capture_profile")
+"""Folders of traces of the captures of graphs, as vLLM, SGLang and xDiT write them beside the traces of replays."""
+_RANK: Final = re.compile(r"(?:rank_?|TP-)(?P<rank>\d+)")
+_NUMBER: Final = re.compile(r"\d+")
 _LISTED: Final = 6
 _STEP: Final = "ProfilerStep#"
 _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
@@ -68,6 +72,19 @@ def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def captures_of(trace: Trace) -> tuple[Path, ...]:
+    """The traces of captures beside a trace, in folders as servers write them: those of its rank, if their names tell it.
+
+    Those whose name has a number that ranges of the trace have too, such as the batch size of its steps, come first.
+    """
+    found = [path for folder in CAPTURES if (inside := trace.path.parent / folder).is_dir() for path in find_traces([inside])]
+    rank = None if trace.rank is None else str(trace.rank)
+    told = {path: one["rank"] for path in found if (one := _RANK.search(path.name))}
+    mine = [path for path in found if rank is None or told.get(path, rank) == rank]
+    numbers = set(_NUMBER.findall(" ".join(trace.ranges.names)))
+    return tuple(sorted(mine or found, key=lambda path: numbers.isdisjoint(_NUMBER.findall(_RANK.sub("", path.name)))))
+
+
 def read_trace(
     path: str | Path, *, ops: bool = True, shapes: bool = False, details: bool = False, progress: Report | None = None
 ) -> Trace:
@@ -84,7 +101,8 @@ def read_trace(
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
         shapes: describe a device event by the input sizes of its operator where they were recorded, and add up the time of
             operators whose cost follows from them.
-        details: keep the host operators with what they were given, and the calls that wait for a device.
+        details: keep the host operators with what they were given, the calls that wait for a device, and the launches that no
+            device event answers to, as those that are captured into a graph.
         progress: called with the bytes read so far, all bytes and the name of the file.
 
     Raises:
@@ -179,7 +197,8 @@ class _Contents:
             self._with_ops = self._without_ops = foreign
             self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
-        self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
+        self._ranges, self._modules, self._waits = HostTable(), HostTable(), WaitTable()
+        self._launches = LaunchTable(kernels=details)
         self._long_calls = HostTable(LONG_CALL_NS)
         self._devices = DeviceTable(linked=shapes or details)
         self._sizes = OperatorSizes()
@@ -290,6 +309,7 @@ class _Contents:
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             launched=joined.launched,
+            unanswered=joined.unanswered,
             window_end_ns=self._window_end,
             damage=joined.damage,
             foreign=self.cannot,

@@ -208,6 +208,7 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
         late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
+    yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
     for label, path in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(path, CriticalPath) and path.what_if:
             first = path.what_if[0]
