@@ -134,7 +134,8 @@ def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output
         output.show(*map(table_text, answers))
         return
     *others, last = told
-    output.show(*(text for table, bound in others for text in (table.caption, bound, "")))
+    several = len(others) > 1  # then what limits each is on the page alone, so that all of them stand on a screen
+    output.show(*(text for table, bound in others for text in (table.caption, *([] if several else [bound]), "")))
     output.show(table_text(last[0], notes=False), last[1], "")
     output.show("All parts and notes: --details prints them, and the page has them.")
 
@@ -243,7 +244,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     for each in findings:
         sides = () if each.e2e is None else ((each.reference, each.e2e.baseline), (each.candidate, each.e2e.candidate))
         for subject, side in sides:
-            work, mean_ns = subject.run.header.workload, sum(side.clips_ns) / len(side.clips_ns)
+            work, mean_ns = subject.run.header.workload, side.total_ns / len(side.ns)
             if subject.label in shown or subject.label in refused:
                 continue
             shown.add(subject.label)

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 Format = Literal["html", "md", "json"]
 _SHOWN: Final = {
     "overview": (0,), "activity": (1,), "kernels": (0,), "operator-times": (0,), "roofline": (0,), "operators": (0, 1),
-    "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0, 1),
+    "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0,),
+    "what-if": (0,),
 }  # fmt: skip
 """Positions of the printed tables of each section: devices, causes of idle time, kernels and operators of the first device,
 roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
 length, critical path and what-if."""
-_NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path")
+_NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path", "what-if")
 """Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15
 _LONG: Final = {"breakdown": 60}

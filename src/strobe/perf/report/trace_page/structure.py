@@ -41,7 +41,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, RangeTime, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps, layer_groups
+from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -93,7 +93,15 @@ from strobe.perf.report.model import (
     time_text,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page.device import device_name, during, seen_devices, seen_operators, seen_ranges, seen_steps
+from strobe.perf.report.trace_page.device import (
+    device_name,
+    during,
+    seen_devices,
+    seen_layers,
+    seen_operators,
+    seen_ranges,
+    seen_steps,
+)
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
@@ -354,10 +362,9 @@ _NO_CALLS: Final = "a graph's kernels have no call of their own"
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), strict=True)
-    for trace, label, window, of_trace in each:
+    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), seen_layers(study), strict=True)
+    for trace, label, window, of_trace, layers in each:
         trees = dict(call_trees(trace, window))
-        layers = dict(layer_groups(trace, window))
         for ranges in of_trace:
             name = device_name(study, label, ranges.device)
             if ranges.rows:
