@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from layouts import compact, write
+from strobe.perf.analysis.structure.steps import layer_groups
 from strobe.perf.report.study import TraceStudy, load_trace_study
 from strobe.perf.trace import Trace
 from synthetic import START, event, launch
@@ -135,6 +136,24 @@ def test_kernels_of_two_streams_are_joined_in_the_order_of_each(tmp_path: Path) 
     assert late != sorted(late)
     found, said = _graph_path(tmp_path, [nodes[i] for i in late], nodes)
     assert found == [nodes[i].path for i in late] and "37 of 37 events" in said
+
+
+def test_paths_with_a_number_are_layers_in_each_launch(tmp_path: Path) -> None:
+    nodes = layers()
+    path = beside(tmp_path, [*replay(nodes, 0), *replay(nodes, 1)], bs_8_rank0=capture(nodes, kernels=True))
+    ((_, (group, *others)),) = layer_groups(load_trace_study([path]).traces[0])
+    assert (group.name, group.path, group.enclosing, group.sum_ns, others) == ("Layer", ("Model",), 2, 2 * 36 * 9_000, [])
+    assert [layer.label for layer in group.layers] == [f"Layer_{i}" for i in range(LAYERS)]
+    times = {(layer.times.device.p50_ns, layer.times.span.p50_ns, layer.times.kernels) for layer in group.layers}
+    assert times == {(6 * 9_000, 59_000, 5)} and not group.by_kernels
+
+
+def test_labels_with_a_number_between_dots_are_layers(tmp_path: Path) -> None:
+    events = replay(layers(2), 0)
+    for i, one in enumerate(events[1:]):
+        one["args"]["module_fqn"] = f"model.layers.{i // 4}.mlp"
+    ((_, (group,)),) = layer_groups(load_trace_study([write(tmp_path / "t.json", compact(events, {}))]).traces[0])
+    assert (group.name, [layer.label for layer in group.layers]) == ("layers", [f"layers.{i}" for i in range(4)])
 
 
 def test_two_streams_that_do_the_same_are_not_told_apart(tmp_path: Path) -> None:

@@ -264,13 +264,13 @@ def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
     groups = seen_layers(study)[at].get(one.view.device, ())
-    found = next((group for group in groups if not group.inside), None)
+    found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
     median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
-    share = _share(found.sum_ns, one.hot.busy_ns)
-    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the busy time"
+    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
+    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the work"
     if slowest.times.device.p50_ns > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
