@@ -348,7 +348,7 @@ def load_trace_study(
     ran = [trace for trace in read if not holds_captures(trace)] or read
     ran.sort(key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path)))
     apart = [path for path in every if path not in files]
-    named = [name_replays(trace, _captures(trace, given, apart)) for trace in ran]
+    named = [name_replays(trace, _captures(trace, given, apart, skipped)) for trace in ran]
     traces, replays = tuple(trace for trace, _ in named), tuple(said for _, said in named)
     asked = options.window
     windows = tuple(
@@ -360,14 +360,14 @@ def load_trace_study(
     )
 
 
-def _captures(trace: Trace, given: Iterable[Trace], apart: Iterable[Path]) -> Iterator[Trace]:
-    """Yield the captures that were given for a trace, then read those that lie in folders of captures."""
+def _captures(trace: Trace, given: Iterable[Trace], apart: Iterable[Path], skipped: list[str]) -> Iterator[Trace]:
+    """Yield the captures that were given for a trace, then read those that lie in folders of captures; add what is none."""
     yield from (one for one in given if one is not trace)
     for path in dict.fromkeys((*apart, *captures_of(trace))):
         try:
             yield read_trace(path, details=True)
-        except TraceFormatError:
-            continue
+        except TraceFormatError as error:
+            skipped.append(str(error))
 
 
 def _zeros(traces: Sequence[Trace]) -> Sequence[int | None]:

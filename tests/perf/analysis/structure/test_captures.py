@@ -126,6 +126,19 @@ def test_a_graph_that_begins_like_another_is_not_taken_for_it(tmp_path: Path) ->
     assert found == [node.path for node in begin]
 
 
+def test_operators_called_like_their_kernels_tell_graphs_of_equal_length_apart(tmp_path: Path) -> None:
+    one, other = (
+        [Node("nvjet_tst", f"{top}.aten::mm"), Node(f"triton_poi_fused_{what}", f"{top}.Norm.triton_poi_fused_{what}")]
+        for top, what in (("Target", "add_native_layer_norm_3"), ("Draft", "mul_silu_1"))
+    )
+    path = beside(
+        tmp_path, [*replay(other, 0), *replay(one, 1)],
+        bs_8_rank0=[*capture(one, kernels=False), *capture(other, kernels=False, first=START + 5000)],
+    )  # fmt: skip
+    found, _ = only(load_trace_study([path]))
+    assert found == [node.path for node in (*other, *one)]
+
+
 def _graph_path(folder: Path, ran: Sequence[Node], captured: Sequence[Node]) -> tuple[list[str], str]:
     return only(load_trace_study([beside(folder, replay(ran, 0), bs_8_rank0=capture(captured, kernels=True))]))
 
@@ -242,6 +255,15 @@ def test_a_trace_of_kernels_launched_one_by_one_in_the_folder_is_a_key_too(tmp_p
         eager.append(ran | {"args": {**ran["args"], "correlation": call["args"]["correlation"]}})
     found, _ = only(load_trace_study([beside(tmp_path, replay(nodes, 3), warm_up=eager)]))
     assert found == [node.path for node in nodes]
+
+
+def test_a_broken_capture_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    nodes = layers()
+    path = beside(tmp_path, replay(nodes, 0), bs_8_rank0=capture(nodes, kernels=True))
+    (broken := tmp_path / "capture_traces" / "bs_1_rank0.json").write_text("no trace")
+    study = load_trace_study([path])
+    assert only(study)[0] == [node.path for node in nodes]
+    assert len(study.skipped) == 1 and str(broken) in study.skipped[0]
 
 
 def test_only_the_captures_of_its_own_rank_name_a_replay(tmp_path: Path) -> None:

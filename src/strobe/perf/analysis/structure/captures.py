@@ -17,6 +17,7 @@ from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.intervals import Ints, column
@@ -156,28 +157,26 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     calls, file = trace.unanswered, "its own capture" if own else _file(trace)
     start, thread = column(calls.start_ns), column(calls.thread)
     named = [calls.names[number] for number in calls.name]
-    launches = np.array([not (_BEGIN.search(text) or _END.search(text) or _is_graph(text)) for text in named], np.bool_)
-    path_of = _PathsOf(trace)
     begins = [row for row, text in enumerate(named) if _BEGIN.search(text)]
-    for row in begins:
-        ends = [other for other in range(row + 1, len(named)) if thread[other] == thread[row] and _END.search(named[other])]
-        rows = np.flatnonzero(launches[row : ends[0]]) + row if ends else np.zeros(0, np.int64)
-        if len(rows):
-            yield _Capture(file, tuple(_said(named[one]) for one in rows), path_of(thread[rows], start[rows]), whole=True)
-    if own:
+    if own and not begins:
         return
-    rows = np.flatnonzero(launches)
-    if not begins and len(rows):
-        yield _Capture(file, tuple(_said(named[one]) for one in rows), path_of(thread[rows], start[rows]), whole=True)
+    launches = np.array([not (_BEGIN.search(text) or _END.search(text) or _is_graph(text)) for text in named], np.bool_)
+    path_of, parts = _PathsOf(trace), [launches] if named and not begins else list[NDArray[np.bool_]]()
+    for row in begins:
+        mine = (other for other in range(row + 1, len(named)) if thread[other] == thread[row])
+        end = next((other for other in mine if _END.search(named[other])), row)
+        parts.append(launches & (np.arange(len(named)) > row) & (np.arange(len(named)) < end))
+    for rows in filter(len, map(np.flatnonzero, parts)):
+        paths = path_of(thread[rows], start[rows])
+        yield _Capture(file, tuple(map(_said, (named[one] for one in rows), paths)), paths, whole=True)
     events, host = trace.device_events, column(trace.device_events.host)
     ran = np.flatnonzero(host >= 0)
     ran = ran[~graph_calls(trace)[host[ran]]]
-    if len(ran):
+    if len(ran) and not own:
         begun, on = column(events.hosts.start_ns)[host[ran]], column(events.hosts.thread)[host[ran]]
         by_launch = np.argsort(begun, kind="stable")
         ran, begun, on = ran[by_launch], begun[by_launch], on[by_launch]
-        order = tuple(_ran(trace, row) for row in ran.tolist())
-        yield _Capture(file, order, path_of(on, begun), whole=False)
+        yield _Capture(file, tuple(_ran(trace, row) for row in ran.tolist()), path_of(on, begun), whole=False)
 
 
 def _file(trace: Trace) -> str:
@@ -188,13 +187,15 @@ def _is_graph(text: str) -> bool:
     return _GRAPH.search(text.partition(OF_KERNEL)[0]) is not None
 
 
-def _said(text: str) -> str:
-    """Return what a launch call says it launches."""
+def _said(text: str, path: str) -> str:
+    """Return what a launch call launches: what it says, or the operator that is called like the kernel, as those of Inductor."""
     call, _, kernel = text.partition(OF_KERNEL)
     lower = call.lower()
     for kind in _MEMORY:
         if kind in lower:
             return kind
+    if not kernel and _INDUCTOR.match(operator := path.rpartition(".")[2]):
+        return operator
     return _what(kernel, DEVICE_KINDS[0]) if kernel else _UNKNOWN
 
 
