@@ -35,7 +35,7 @@ from strobe.perf.records.record import LaunchedPasses, Variant
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.model import Section
-from strobe.perf.trace import CAPTURES, Trace, captures_of, find_traces, read_trace
+from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
 
@@ -332,8 +332,7 @@ def load_trace_study(
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
         ConfigError: the window is not written as one.
     """
-    every = find_traces(paths)
-    files = [path for path in every if path.parent.name not in CAPTURES] or every
+    files = find_traces(paths)
     read, skipped = list[Trace](), list[str]()
     for path, found in zip(files, reading(files, options, progress), strict=True):
         if isinstance(found, Trace):
@@ -347,8 +346,7 @@ def load_trace_study(
     given = [trace for trace in read if holds_captures(trace)]
     ran = [trace for trace in read if not holds_captures(trace)] or read
     ran.sort(key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path)))
-    apart = [path for path in every if path not in files]
-    named = [name_replays(trace, _captures(trace, given, apart, skipped)) for trace in ran]
+    named = [name_replays(trace, _captures(trace, given, paths, skipped)) for trace in ran]
     traces, replays = tuple(trace for trace, _ in named), tuple(said for _, said in named)
     asked = options.window
     windows = tuple(
@@ -360,10 +358,10 @@ def load_trace_study(
     )
 
 
-def _captures(trace: Trace, given: Iterable[Trace], apart: Iterable[Path], skipped: list[str]) -> Iterator[Trace]:
+def _captures(trace: Trace, given: Iterable[Trace], paths: Sequence[Path], skipped: list[str]) -> Iterator[Trace]:
     """Yield the captures that were given for a trace, then read those that lie in folders of captures; add what is none."""
     yield from (one for one in given if one is not trace)
-    for path in dict.fromkeys((*apart, *captures_of(trace))):
+    for path in captures_of(trace, paths):
         try:
             yield read_trace(path, details=True)
         except TraceFormatError as error:

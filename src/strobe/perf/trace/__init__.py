@@ -15,10 +15,9 @@ from strobe.perf.trace.events import (
     Region,
     Trace,
 )
-from strobe.perf.trace.reader import CAPTURES, captures_of, find_traces, read_trace
+from strobe.perf.trace.reader import captures_of, find_traces, read_trace
 
 __all__ = [
-    "CAPTURES",
     "Collective",
     "Device",
     "DeviceEvent",

@@ -57,27 +57,34 @@ _ALWAYS_READ: Final = ((_COMM_OPERATOR.encode(), b"am_c"), (_COMPILED.encode(), 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The trace files among files and folders: a folder gives every `*.json` and `*.json.gz` below it, in order of name.
 
+    Those in folders of captures of graphs are left out where there are others: they are the keys to these.
+
     Raises:
         DataError: there is none.
     """
-    found: dict[Path, None] = {}
-    for path in map(Path, paths):
-        inside = (
-            sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file()) if path.is_dir() else [path]
-        )
-        found.update(dict.fromkeys(inside))
+    found = list(dict.fromkeys(one for path in map(Path, paths) for one in _inside(path)))
     if not found:
         given = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no trace in {given}; give .json or .json.gz files as torch.profiler writes them, or folders of them")
-    return tuple(found)
+    return tuple([path for path in found if not _of_capture(path)] or found)
 
 
-def captures_of(trace: Trace) -> tuple[Path, ...]:
-    """The traces of captures beside a trace, in folders as servers write them: those of its rank, if their names tell it.
+def _inside(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file()) if path.is_dir() else [path]
+
+
+def _of_capture(path: Path) -> bool:
+    return path.parent.name in CAPTURES
+
+
+def captures_of(trace: Trace, paths: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """The traces of captures among files and folders and beside a trace: those of its rank, if their names tell it.
 
     Those whose name has a number that ranges of the trace have too, such as the batch size of its steps, come first.
     """
-    found = [path for folder in CAPTURES if (inside := trace.path.parent / folder).is_dir() for path in find_traces([inside])]
+    beside = (folder for name in CAPTURES if (folder := trace.path.parent / name).is_dir())
+    every = (path for place in (*paths, *beside) for path in _inside(place))
+    found = [path for path in dict.fromkeys(every) if _of_capture(path) and path != trace.path]
     rank = None if trace.rank is None else str(trace.rank)
     told = {path: one["rank"] for path in found if (one := _RANK.search(path.name))}
     mine = [path for path in found if rank is None or told.get(path, rank) == rank]

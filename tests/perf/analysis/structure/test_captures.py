@@ -233,13 +233,20 @@ def test_labels_of_torch_stay_and_only_the_others_are_joined(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "given",
-    [lambda folder: [folder], lambda folder: [folder / "replay.json", folder / "elsewhere" / "one.json"]],
-    ids=["the folder", "the capture by hand"],
+    [
+        lambda folder: [folder],
+        lambda folder: [folder / "replay.json", folder / "elsewhere" / "one.json"],
+        lambda folder: [folder / "replay.json", folder / "elsewhere" / "capture_traces"],
+        lambda folder: [folder / "replay.json", folder / "elsewhere" / "capture_traces" / "two.json"],
+    ],
+    ids=["the folder", "the capture by hand", "a folder of captures", "one of a folder of captures"],
 )
 def test_a_capture_is_no_rank_of_the_job(given: Callable[[Path], list[Path]], tmp_path: Path) -> None:
     nodes = layers()
-    (tmp_path / "elsewhere").mkdir()
-    write(tmp_path / "elsewhere" / "one.json", compact(capture(nodes, kernels=True), {}))
+    (tmp_path / "elsewhere" / "capture_traces").mkdir(parents=True)
+    (tmp_path / "capture_traces").mkdir()  # an empty one is none
+    for name in ("one", "capture_traces/two"):
+        write(tmp_path / "elsewhere" / f"{name}.json", compact(capture(nodes, kernels=True), {}))
     write(tmp_path / "replay.json", compact(replay(nodes, 0), {}))
     study = load_trace_study(given(tmp_path))
     assert [trace.path.name for trace in study.traces] == ["replay.json"]
