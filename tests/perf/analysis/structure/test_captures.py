@@ -12,6 +12,7 @@ import pytest
 from layouts import compact, write
 from strobe.perf.analysis.structure.steps import layer_groups
 from strobe.perf.report.study import TraceStudy, load_trace_study
+from strobe.perf.report.trace_page.build import trace_banners
 from strobe.perf.trace import Trace
 from synthetic import START, event, launch
 
@@ -262,6 +263,23 @@ def test_a_trace_of_kernels_launched_one_by_one_in_the_folder_is_a_key_too(tmp_p
         eager.append(ran | {"args": {**ran["args"], "correlation": call["args"]["correlation"]}})
     found, _ = only(load_trace_study([beside(tmp_path, replay(nodes, 3), warm_up=eager)]))
     assert found == [node.path for node in nodes]
+
+
+def test_a_capture_alone_is_no_device_that_was_not_recorded(tmp_path: Path) -> None:
+    study = load_trace_study([write(tmp_path / "one.json", compact(capture(layers(), kernels=True), {}))])
+    (banner,) = trace_banners(study)
+    assert banner.items == (
+        "one: it shows captures of graphs, in which nothing runs; give the trace of their replays as one more file",
+    )
+
+
+def test_launches_of_a_capture_beside_its_replay_are_not_missed(tmp_path: Path) -> None:
+    nodes, lost = layers(), launch(str(START + 99_000), "5", 99, "hipLaunchKernel")
+    events = [*capture(nodes, kernels=True), *replay(nodes, 0)]
+    study = load_trace_study([write(tmp_path / "one.json", compact(events, {}))])
+    assert only(study)[1].endswith("37 by its own capture.") and not trace_banners(study)
+    (banner,) = trace_banners(load_trace_study([write(tmp_path / "two.json", compact([*events, lost], {}))]))
+    assert banner.items == ("two: launch calls that no device event answers to: hipLaunchKernel 1 of 32",)
 
 
 def test_a_broken_capture_is_named_and_the_others_are_read(tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.intervals import Ints, column
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.device.launch import graph_calls
+from strobe.perf.analysis.device.launch import captured_calls, graph_calls
 from strobe.perf.analysis.structure.ranges import NOWHERE, Paths, base_of, nest, ranges_and_modules
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, Trace
 
@@ -35,9 +34,7 @@ _LEAST_TOLD: Final = 0.01
 _UNKNOWN: Final = ""
 _MEMORY: Final = ("memcpy", "memset")
 _COPIES: Final = re.compile(r"memcpy|copybuffer|(memset|fillbuffer)", re.IGNORECASE)
-_BEGIN: Final = re.compile(r"StreamBeginCapture")
-_END: Final = re.compile(r"StreamEndCapture")
-_GRAPH: Final = re.compile(r"graph", re.IGNORECASE)
+_GRAPH: Final = re.compile(r"GraphLaunch")
 _AROUND: Final = re.compile(r"ProfilerStep#?\d*|capture_\d+\w*")
 """Ranges that servers and the profiler put around a whole capture."""
 _INDUCTOR: Final = re.compile(r"triton_(?:poi|per|red|for|tem)_fused_")
@@ -71,7 +68,7 @@ class _Match(NamedTuple):
 
 def holds_captures(trace: Trace) -> bool:
     """Return whether a trace shows graphs being captured and none being replayed: it is the key to another one."""
-    return any(map(_BEGIN.search, trace.unanswered.names)) and not any(map(_GRAPH.search, trace.device_events.hosts.names))
+    return any(True for _ in captured_calls(trace)) and not any(map(_GRAPH.search, trace.device_events.hosts.names))
 
 
 def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, str]:
@@ -157,16 +154,13 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     calls, file = trace.unanswered, "its own capture" if own else _file(trace)
     start, thread = column(calls.start_ns), column(calls.thread)
     named = [calls.names[number] for number in calls.name]
-    begins = [row for row, text in enumerate(named) if _BEGIN.search(text)]
-    if own and not begins:
+    parts = list(captured_calls(trace))
+    if own and not parts:
         return
-    launches = np.array([not (_BEGIN.search(text) or _END.search(text) or _is_graph(text)) for text in named], np.bool_)
-    path_of, parts = _PathsOf(trace), [launches] if named and not begins else list[NDArray[np.bool_]]()
-    for row in begins:
-        mine = (other for other in range(row + 1, len(named)) if thread[other] == thread[row])
-        end = next((other for other in mine if _END.search(named[other])), row)
-        parts.append(launches & (np.arange(len(named)) > row) & (np.arange(len(named)) < end))
-    for rows in filter(len, map(np.flatnonzero, parts)):
+    path_of = _PathsOf(trace)
+    if not parts:
+        parts = [np.flatnonzero([_GRAPH.search(text) is None for text in named])]
+    for rows in filter(len, parts):
         paths = path_of(thread[rows], start[rows])
         yield _Capture(file, tuple(map(_said, (named[one] for one in rows), paths)), paths, whole=True)
     events, host = trace.device_events, column(trace.device_events.host)
@@ -181,10 +175,6 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
 
 def _file(trace: Trace) -> str:
     return f"{trace.path.parent.name}/{trace.path.name}"
-
-
-def _is_graph(text: str) -> bool:
-    return _GRAPH.search(text.partition(OF_KERNEL)[0]) is not None
 
 
 def _said(text: str, path: str) -> str:

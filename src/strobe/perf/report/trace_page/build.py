@@ -14,6 +14,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, Activity
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -369,7 +370,9 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
     if len(trace.device_events):
         return
     launched = sum(n for n, _ in trace.launched.values())
-    if launched:
+    if holds_captures(trace):
+        yield f"{label}: it shows captures of graphs, in which nothing runs; give the trace of their replays as one more file"
+    elif launched:
         yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
     elif not (trace.counts.events or len(trace.ops)):
         yield f"{label}: the trace holds no events at all"
