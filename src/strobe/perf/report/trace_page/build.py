@@ -14,6 +14,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, Activity
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -216,6 +217,7 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
         late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
+    yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
     yield from _layers(study, one)
     for label, path in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(path, CriticalPath) and path.what_if:
@@ -263,13 +265,13 @@ def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
     groups = seen_layers(study)[at].get(one.view.device, ())
-    found = next((group for group in groups if not group.inside), None)
+    found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
     median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
-    share = _share(found.sum_ns, one.hot.busy_ns)
-    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the busy time"
+    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
+    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the work"
     if slowest.times.device.p50_ns > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
@@ -368,7 +370,9 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
     if len(trace.device_events):
         return
     launched = sum(n for n, _ in trace.launched.values())
-    if launched:
+    if holds_captures(trace):
+        yield f"{label}: it shows captures of graphs, in which nothing runs; give the trace of their replays as one more file"
+    elif launched:
         yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
     elif not (trace.counts.events or len(trace.ops)):
         yield f"{label}: the trace holds no events at all"
