@@ -294,7 +294,7 @@ class Connection:
     async def _obey(self, channel: Channel, message: FromViewer, at_s: float) -> None:
         hub, worker, name = self.hub, self.hub.worker, channel.name
         match message:
-            case protocol.Seen():
+            case protocol.PaintedFrame():
                 hub.seen(channel, message)
             case protocol.Received():
                 hub.received(channel, message)
@@ -382,7 +382,7 @@ class Connection:
     async def _record(self, channel: Channel, on: bool) -> None:
         if on:
             self.hub.recordings.start(channel.name, self.hub.fps)
-            self._post(protocol.Recorded(on=True, download="", frames=0))
+            self._post(protocol.RecordingState(on=True, download="", frames=0))
             return
         clip = await self.hub.recordings.end(channel.name)
         self._post(clip.told)

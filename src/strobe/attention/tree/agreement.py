@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import CollectiveCall, Exchange
-from strobe.attention.tree.comm.group import Peer
+from strobe.attention.tree.comm.group import RankProcess
 from strobe.attention.tree.faults import CollectiveError, disagreement, machine_id, start_of
 
 UNKNOWN = -1
@@ -60,8 +60,8 @@ _FIELDS = ("number", "digest", "queries", "num_kv_heads", "head_dim_v", "machine
 
 
 @lru_cache(maxsize=1)
-def _process(pid: int) -> Peer:
-    return Peer(machine=machine_id(), pid=pid, start=start_of(pid))
+def _process(pid: int) -> RankProcess:
+    return RankProcess(machine=machine_id(), pid=pid, start=start_of(pid))
 
 
 class Agreement:
@@ -106,7 +106,9 @@ class Agreement:
         if self._tokens is None and self._kind in comm.agreed:
             return comm.agreed[self._kind]
         tokens = self._collected()
-        comm.peers = {rank: Peer(machine=token.machine, pid=token.pid, start=token.start) for rank, token in enumerate(tokens)}
+        comm.peers = {
+            rank: RankProcess(machine=token.machine, pid=token.pid, start=token.start) for rank, token in enumerate(tokens)
+        }
         for field, what in _MUST_AGREE:
             values = [getattr(token, field) for token in tokens]
             known = [value for value in values if value != UNKNOWN]

@@ -14,7 +14,7 @@ from strobe.lint.document import DocumentSection
 from strobe.lint.quantity import QUALITY, quantities
 from strobe.lint.rules.tables import frames_of_block
 from strobe.lint.rules.units import levels
-from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, View
+from strobe.lint.study import Claim, LintFigure, LintStudy, MetricSeries, Rule, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
 _COUNT_HEAD: Final = re.compile(
@@ -53,7 +53,7 @@ class _Samples(NamedTuple):
 def percentile_samples(study: LintStudy) -> Iterator[Claim]:
     """Find p99s, and percentiles beyond, with too small a stated number of samples."""
     stated = list(_statements(study))
-    groups: dict[tuple[int, str, _Samples], list[Figure]] = {}
+    groups: dict[tuple[int, str, _Samples], list[LintFigure]] = {}
     for view in study.views:
         for series in view.of_kind("time", "number", "rate", "memory"):
             for figure in series.figures if series.metric.statistic.startswith("p99") else ():
@@ -74,7 +74,7 @@ def percentile_samples(study: LintStudy) -> Iterator[Claim]:
         )
 
 
-def _stated_for(figure: Figure, stated: list[_Samples]) -> _Samples | None:
+def _stated_for(figure: LintFigure, stated: list[_Samples]) -> _Samples | None:
     """Return the most samples stated in the chapter of a figure, else in the document's setup."""
     chapter = [each for each in stated if each.section.path[:2] == figure.table.section.path[:2]]
     setup = [
@@ -84,7 +84,7 @@ def _stated_for(figure: Figure, stated: list[_Samples]) -> _Samples | None:
     return max(chapter or setup, key=lambda each: each.n, default=None)
 
 
-def _own_count(view: View, figure: Figure) -> _Samples | None:
+def _own_count(view: View, figure: LintFigure) -> _Samples | None:
     """Return the samples that the row, the cell, the caption or a note of a figure states."""
     line, section = figure.place.line, view.table.section
     for series in view.series:
@@ -158,7 +158,7 @@ def quality_reference(study: LintStudy) -> Iterator[Claim]:
             )
 
 
-def _own_reference(view: View, series: list[Series]) -> Figure | None:
+def _own_reference(view: View, series: list[MetricSeries]) -> LintFigure | None:
     """Return a figure of the row that calls itself the reference, if a reference cannot have it against itself."""
     rows = view.table.rows
     for figure in [figure for each in series for figure in each.figures]:

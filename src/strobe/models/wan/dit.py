@@ -18,7 +18,7 @@ from strobe.models.wan.text import TextKV, distinct_rows
 from strobe.models.wan.transformer import CausalTransformer, Modulation
 
 
-class Head(nn.Module):
+class OutputHead(nn.Module):
     """Modulated norm and the projection back to latent patches."""
 
     def __init__(self, config: WanConfig) -> None:
@@ -52,7 +52,7 @@ class CausalWan(CausalTransformer):
         self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(WanLayer(config) for _ in range(config.num_layers))
-        self.head = Head(config)
+        self.head = OutputHead(config)
         self.kernels: KernelImpl | None = None
 
     @property

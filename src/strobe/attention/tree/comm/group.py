@@ -79,7 +79,7 @@ def _silent(works: Sequence[Waiting]) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
+class RankProcess:
     """The identity of a rank's process, which can be looked up if it runs on this machine."""
 
     machine: int
@@ -110,7 +110,7 @@ class Comm:
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
         self.board = RankStore(None if group is None else c10d._get_process_group_store(group), self.rank)
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, RankProcess] = {}
         self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
         self.num_calls = 0
         self.broken = ""
