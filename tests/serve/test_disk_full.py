@@ -22,7 +22,7 @@ from strobe.serve.client import RefusedError, watch
 from strobe.serve.hub import Hub
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture
-from strobe.serve.recordings import EndedClip, Recordings
+from strobe.serve.recordings import Recordings
 
 Run = Callable[[Any], Any]
 FPS = 16
@@ -117,9 +117,9 @@ def nothing() -> None:
 
 def ended(
     frames: list[np.ndarray[Any, Any]], before_frames: Callable[[], None] = nothing, before_end: Callable[[], None] = nothing
-) -> tuple[EndedClip, list[EndedClip], int]:
+) -> tuple[protocol.RecordingState, list[protocol.RecordingState], int]:
     """Record frames; return what is told in the end, what was told before, and how many frames of the clip play."""
-    told: list[EndedClip] = []
+    told: list[protocol.RecordingState] = []
     here = Recordings(Metrics(), lambda name, clip: told.append(clip))
     try:
         here.start("a", FPS)
@@ -128,14 +128,14 @@ def ended(
             here.add("a", part)
         here._writer.submit(before_end).result()
         clip = asyncio.run(here.end("a"))
-        return clip, told, decoded(here.clips[clip.name].read_bytes()) if clip.name else 0
+        return clip, told, decoded(here.clips[clip.download.rpartition("/")[2]].read_bytes()) if clip.download else 0
     finally:
         here.close()
 
 
 def test_a_disk_without_room_for_one_frame_keeps_nothing_and_says_so(disk: Path) -> None:
     clip, told, plays = ended([noise(1), noise(8)], before_frames=lambda: fill(disk, 0))
-    assert told == [clip] and clip.why and not clip.name and clip.frames == plays == 0
+    assert told == [clip] and clip.why and not clip.download and clip.frames == plays == 0
 
 
 def test_a_disk_that_is_full_when_the_clip_ends_keeps_all_of_it(disk: Path) -> None:

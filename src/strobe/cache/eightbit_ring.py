@@ -42,10 +42,7 @@ class EightBitStep:
     attended: int
     skipped: int
     sink_from: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:

@@ -139,10 +139,7 @@ class RingStep:
     rows: Tensor
     attended: int
     skipped: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:

@@ -32,10 +32,7 @@ class QuantizedStep:
     rows: Tensor
     attended: int
     skipped: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:

@@ -23,19 +23,16 @@ from strobe.core.spans import KV_CLONE, KV_ROLL, KV_SINK, KV_UPDATE, span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RollingStep:
-    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass."""
+    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass.
+
+    It reads indices back from the device, so that it has no signature and cannot be recorded.
+    """
 
     cache: RollingCache
     positions: tuple[int, ...]
     keep_sink: bool = False
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
-
-    @property
-    def signature(self) -> None:
-        """None: a pass reads indices back from the device and cannot be recorded."""
+    reach: None = None
+    signature: None = None
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer `[B, window * N, H, D]`."""

@@ -82,8 +82,8 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     folder = given.release or (given.path if given.path.is_dir() else given.path.parent)
     opened = open_checkpoint(given.path, config)
     beside = find_lora(given.path)
-    found = find_recipe(opened, beside, given.recipe)
-    defaults = recipe_defaults(found.recipe, wan_defaults(opened.dit.config, given.frame_size))
+    recipe, why = find_recipe(opened, beside, given.recipe)
+    defaults = recipe_defaults(recipe, wan_defaults(opened.dit.config, given.frame_size))
     files = (*(() if beside is None else ((beside, 1.0),)), *given.loras)
     check_there(folder, given, [file for file, _ in files])
     if opened.copied_bytes:
@@ -110,7 +110,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         vae=vae,
         defaults=replace(defaults, lora=bool(loras)),
         loras=loras,
-        notes=(f"recipe {found.recipe}: {found.why}", *(f"LoRA {lora.account}" for lora in loras)),
+        notes=(f"recipe {recipe}: {why}", *(f"LoRA {lora.account}" for lora in loras)),
     )
 
 

@@ -32,9 +32,10 @@ from strobe.serve.protocol import (
     PaintedFrame,
     Picture,
     Received,
+    RecordingState,
     State,
 )
-from strobe.serve.recordings import EndedClip, Recordings
+from strobe.serve.recordings import Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import LiveStream
 from strobe.serve.worker import StreamGoneError, Worker
@@ -184,9 +185,9 @@ class Hub:
         told = "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
         self.loop.call_soon_threadsafe(self._tell, name, Error(message=told))
 
-    def recorded(self, name: str, clip: EndedClip) -> None:
+    def recorded(self, name: str, clip: RecordingState) -> None:
         """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
-        self.loop.call_soon_threadsafe(self._tell, name, clip.told)
+        self.loop.call_soon_threadsafe(self._tell, name, clip)
 
     def _tell(self, name: str, message: FromServer) -> None:
         if name in self.channels:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from strobe.core.printable import first_of
 from strobe.lint.document import DocumentSection
-from strobe.lint.quantity import QUALITY, quantities
+from strobe.lint.quantity import QUALITY
 from strobe.lint.rules.tables import frames_of_block
 from strobe.lint.rules.units import levels
 from strobe.lint.study import Claim, LintFigure, LintStudy, MetricSeries, Rule, View
@@ -25,17 +25,15 @@ _N: Final = r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)"
 _NOUNS: Final = (
     r"(?:iterations?|iters?|samples?|runs?|repetitions?|repeats?|reps?|trials?|measurements?|requests?|calls?|rounds?|clips?)"
 )
-_STATED: Final = re.compile(rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |profiled |benchmark )*(?P<noun>{_NOUNS})\b")
+_STATED: Final = re.compile(
+    rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |profiled |benchmark )*{_NOUNS}\b"
+    rf"|(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|{_NOUNS})\s*[=:]\s*{_N}\b"
+    rf"|--(?:[a-z]+-)*(?:{_NOUNS}|requests|frames)[ =]{_N}\b"
+)
+"""A number of samples: `100 iterations`, `n = 33`, or a flag of a command."""
 _SIZED: Final = re.compile(
     rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |pixel |latent )*(?:frames?|(?:frame )?blocks?|switches|prompts)\b"
 )
-_EQUALS: Final = re.compile(
-    r"(?i)(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|samples|iterations|iters|runs|repetitions)\s*[=:]\s*(\d{1,3}(?:,\d{3})+|\d+)\b"
-)
-_FLAG: Final = re.compile(
-    r"(?i)--(?:[a-z]+-)*(?:iterations?|iters?|runs?|samples?|repeats?|reps?|rounds?|requests|frames)[ =](\d+)\b"
-)
-_SETTING: Final = re.compile(rf"(?i)\s*(?:{_NOUNS}|(?:number|num|#) of {_NOUNS}|n)\s*")
 _BENCHMARK: Final = re.compile(r"(?i)\b(?:benchmark\w*|bench|measured|measurements?|mode|over|timed|profil\w+|sampled?)\b")
 _WARM: Final = re.compile(r"(?i)\bwarm-?up\b")
 _SETUP: Final = re.compile(r"(?i)\b(?:environment|set-?up|method\w*|configuration|settings|protocol|benchmark|hardware|how)\b")
@@ -96,29 +94,22 @@ def _own_count(view: View, figure: LintFigure) -> _Samples | None:
 
 
 def _counts(text: str) -> Iterator[tuple[int, str]]:
-    for pattern in (_STATED, _EQUALS, _FLAG):
-        for found in pattern.finditer(text):
-            if not _WARM.search(text[max(0, found.start() - 12) : found.end() + 12]):
-                yield int(found[1].replace(",", "")), found[0]
-    for found in _SIZED.finditer(text) if _BENCHMARK.search(text) else ():
-        yield int(found[1].replace(",", "")), found[0]
+    for found in (*_STATED.finditer(text), *(_SIZED.finditer(text) if _BENCHMARK.search(text) else ())):
+        if not _WARM.search(text[max(0, found.start() - 12) : found.end() + 12]):
+            yield int(next(number for number in found.groups() if number).replace(",", "")), found[0]
 
 
 def _statements(study: LintStudy) -> Iterator[_Samples]:
     """Yield every number of samples in the document: in sentences, cells of settings, and flags of commands."""
-    for sentence in study.document.sentences:
+    flags = [(line, True) for line in study.document.code]
+    for sentence, flag in [*((sentence, False) for sentence in study.document.sentences), *flags]:
         for n, text in _counts(sentence.text):
-            yield _Samples(n, text, sentence.line, sentence.section)
-    for line in study.document.code:
-        for found in _FLAG.finditer(line.text):
-            yield _Samples(int(found[1]), found[0], line.line, line.section)
+            if not flag or text.startswith("--"):
+                yield _Samples(n, text, sentence.line, sentence.section)
     for table in study.document.tables:
         for row in table.rows if len(table.header) == 2 else ():  # settings: `Benchmark mode | quick (100 frames)`
-            text = f"{row.label}: {row.cells[-1].text}"
-            for n, words in _counts(text):
+            for n, words in _counts(f"{row.label}: {row.cells[-1].text}"):
                 yield _Samples(n, words, row.line, table.section)
-            for number in quantities(row.cells[-1].text)[:1] if _SETTING.fullmatch(row.label) else ():
-                yield _Samples(int(number.value), text, row.line, table.section)
 
 
 # ------------------------------------------------------------------------------------------------------------- references
