@@ -175,7 +175,7 @@ class Store:
         place = StreamFolder(folder=folder, owner=owners[-1])
         try:
             data = place.head.read_bytes()
-            version = msgspec.json.decode(data, type=_Version).v
+            version = msgspec.json.decode(data, type=_HeadVersion).v
             if version != VERSION:
                 raise DataError(f"the stream was kept in version {version}, and this server reads version {VERSION}")
             return place, msgspec.json.decode(data, type=SavedStream)
@@ -283,7 +283,7 @@ class Store:
         return time.time() - touched > self.resume_s + spare_s
 
 
-class _Version(Struct):
+class _HeadVersion(Struct):
     v: int
 
 

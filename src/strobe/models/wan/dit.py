@@ -167,19 +167,7 @@ class CausalWan(CausalTransformer):
         kv: KeyValueStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Run one pass: predict the flow of a frame block, and store its keys and values.
-
-        Args:
-            latents: noisy (or, in a commit pass, clean) latents `[B, F, C, Y, X]`.
-            modulation: rows of the timesteps of this pass.
-            text: the prompt's keys and values.
-            rope: rotations of this block's tokens.
-            kv: where keys and values go and what is attended; None attends to this pass's own tokens.
-            mask: `[S, S]`, True = attend; the training path, which has no cache.
-
-        Returns:
-            flow `[B, F, C, Y, X]`.
-        """
+        """See `Transformer.forward`."""
         grid = self.grid(latents)
         with span(PATCH_EMBEDDING):
             x = self.patchify(latents)
