@@ -246,7 +246,9 @@ class SlotRing(ABC, Generic[Step]):
             SessionError: nothing was written before `end`.
         """
         end = self._end if end is None else end
-        first_frame = check_rewrite(self._end, end, self.policy.window)
+        if not 0 < end <= self._end:
+            raise SessionError(f"frames before {end} cannot be derived again: frames 0..{self._end} (exclusive) were written")
+        first_frame = max(0, end - self.policy.window)
         self._move_sink(end)
         self._end = end
         if not keep_sink:
@@ -270,7 +272,11 @@ class SlotRing(ABC, Generic[Step]):
         """Return to a snapshot of a cache of the same shape and format; addresses stay."""
 
     def _open(self, first_frame: int, end: int) -> None:
-        check_order(self._end, first_frame, end - first_frame)
+        if first_frame >= end or (first_frame != self._end and end != self._end):
+            raise SessionError(
+                f"frames {first_frame}..{end - 1} cannot be written: the cache ends before frame {self._end}; "
+                f"write from frame {self._end} on, or the last frames again"
+            )
         self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
         self._move_sink(end)
         self._end = end
@@ -433,30 +439,6 @@ def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | Non
     if rotate is None:
         raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
     return rotate
-
-
-def check_order(end: int, first_frame: int, num_frames: int) -> None:
-    """Check that frames are the next ones or the last ones written.
-
-    Raises:
-        SessionError: they are neither.
-    """
-    if num_frames < 1 or (first_frame != end and first_frame + num_frames != end):
-        raise SessionError(
-            f"frames {first_frame}..{first_frame + num_frames - 1} cannot be written: the cache ends before frame {end}; "
-            f"write from frame {end} on, or the last frames again"
-        )
-
-
-def check_rewrite(written: int, end: int, window: int) -> int:
-    """Return the first frame of a rewrite that ends before `end`.
-
-    Raises:
-        SessionError: the frames before `end` were not written yet.
-    """
-    if not 0 < end <= written:
-        raise SessionError(f"frames before {end} cannot be derived again: frames 0..{written} (exclusive) were written")
-    return max(0, end - window)
 
 
 def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:
