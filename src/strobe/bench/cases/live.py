@@ -32,7 +32,7 @@ from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.records.record import Arrivals, Served, Server
-from strobe.perf.records.record import LoadViewer as ViewerLine
+from strobe.perf.records.record import Viewer as ViewerLine
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, Playback, RefusedError, watch

@@ -187,7 +187,7 @@ def test_every_case_of_the_gate_is_refused_without_a_gpu(impl: str) -> None:
     cases = [case for case in eightbit.cases(impl, torch.device("cpu")) if not case.needs_gpu]
     assert len({case.name for case in cases}) == len(cases) > 30
     for case in cases:
-        with pytest.raises(eightbit.RefusedError, match="the tensors are on cpu"):
+        with pytest.raises(eightbit.CaseRefusedError, match="the tensors are on cpu"):
             case.run()
 
 
