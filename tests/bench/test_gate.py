@@ -7,7 +7,8 @@ import torch
 
 from strobe.attention.impls import GateRun
 from strobe.attention.sparse.impls import IMPLS
-from strobe.bench import gate, peers
+from strobe.bench import gate
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as ours
 from strobe.bench.attention.contestant import GridCell, Shape, draw
 from strobe.core.device import Card
