@@ -271,7 +271,8 @@ def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
     median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
     share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
-    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the work"
+    which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
+    said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest.times.device.p50_ns > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
