@@ -148,7 +148,9 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
 
 def name_of(one: PathWhatIf) -> str:
     """Return the name of what a what-if leaves out."""
-    return one.name or {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}.get(one.kind, one.kind)
+    return one.name or {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}.get(
+        one.kind, one.kind
+    )
 
 
 def _what_if(label: str, found: CriticalPath) -> Table:
@@ -214,7 +216,7 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        late = f" In that time the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
@@ -322,9 +324,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
         ),
-        ("caution", "Host-bound", late),
+        ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", _uneven(study)),
-        ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
+        ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
     banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
     return tuple(banner for banner in banners if banner.items)
