@@ -635,11 +635,14 @@ class _Measurement:
         first, *rest = runs
         for number in range(rounds):
             self._say(f"timing, round {number + 1} of {rounds}")
-            with ClockSampler(self._device) as sampler:
-                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
-            clocks = sampler.clocks()
-            for name, lap in taken:
-                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
+            taken = []
+            for name in palindrome(first, rest):
+                with ClockSampler(self._device, lap=True) as sampler:
+                    lap = watch.lap(runs[name], calls[name], speeds[name].host_ns)
+                taken.append((name, lap, sampler.sampled()))
+            at_end = read_clocks(self._device)  # of laps that were not sampled
+            for name, lap, clocks in taken:
+                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks or at_end)
                 times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
                 self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
             self._writer.sync()
