@@ -343,7 +343,7 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
     if done.status == "lost":
         return done.stderr
     if done.status == "timeout":
-        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --profile-iterations"
+        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --iterations"
     said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
     gone = sorted(set(range(task.shape.world_size)) - {each.rank for each in found})
     if said and gone:

@@ -704,7 +704,7 @@ def warnings(cell: TreeCellRun) -> tuple[str, ...]:
     wide = [entry for entry in cell.measured if entry.spread > HIGH_SPREAD]
     if wide:
         which = ", ".join(f"{entry.name} {100 * entry.spread:.0f} %" for entry in wide)
-        found.append(f"high variance, (p90 - p10) / median: {which}; run more --profile-iterations and look for other load")
+        found.append(f"high variance, (p90 - p10) / median: {which}; run more --iterations and look for other load")
     busy, lost = cell.surroundings.busy_cores, cell.surroundings.lost_machines
     if busy is not None and busy > 0.2:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
