@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 
 def drawn(**changed: object) -> Inputs:
     cell = GridCell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
-    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=CPU, seed=3)
+    return draw(cell, tile="cube", dtype=torch.float32, device=CPU, seed=3)
 
 
 def plain(inputs: Inputs, contestant: Contestant) -> tuple[Tensor, Tensor]:

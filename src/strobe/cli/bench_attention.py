@@ -64,6 +64,7 @@ class How:
         seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take. By default 4, for the quick grid
             0.5.
         dtype: auto, bfloat16, float16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
+        tile: auto (fewest padding rows) or cube (the usual tile of the block size).
         seed: of all tensors.
         device: auto, cpu, cuda or cuda:N.
         profile: trace some calls of every contestant, and keep torch's memory summary before and after them.
@@ -72,6 +73,7 @@ class How:
     impls: tuple[str, ...] = ()
     seconds_per_cell: float | None = None
     dtype: str = "auto"
+    tile: str = "auto"
     seed: int = 0
     device: str = "auto"
     profile: Annotated[bool, Parameter(negative="")] = False
@@ -115,6 +117,7 @@ def attention(
             contestants=contestants(how.impls, device),
             dtype=how.dtype,
             device=str(device),
+            tile=how.tile,
             seed=how.seed,
             seconds=_seconds(how, grid),
             traced_calls=3 if how.profile else 0,

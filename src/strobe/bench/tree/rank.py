@@ -151,11 +151,11 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
+def predict(inputs: Inputs, links: Links) -> tuple[dict[str, Predicted], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
     plan = _plan(inputs, links)
     faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
-    for factor in what_if:
+    for factor in FASTER:
         faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
         faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
     found: dict[str, Predicted] = {}
@@ -222,6 +222,8 @@ def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "m
 
 
 WARMUP: Final = 3
+FASTER: Final = (2.0, 10.0)
+"""Factors on the speed of the links that predictions are made for too."""
 START_S: Final = 60.0
 """Least timeout for the ranks to start, s: they import torch before they meet."""
 
@@ -273,7 +275,7 @@ class _Rank:
             )
         with torch.inference_mode():
             measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
-            result.predicted, choice = predict(inputs, measured, how.what_if)
+            result.predicted, choice = predict(inputs, measured)
             result.links = links_line(measured, choice)
             result.predicted["auto"] = result.predicted[choice]
             runs = {name: bind(name, inputs, how.timeout_s, measured) for name in names}

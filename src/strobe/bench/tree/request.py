@@ -77,33 +77,27 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
         iterations: timed calls of each, at least; never fewer than three palindromes.
         profile: also take calls apart, free-running and serialised.
         seed: seed of all tensors.
-        threads: threads of each rank on a CPU; the same for all world sizes, so that ranks of all sizes can be compared.
         timeout_s: timeout of a wait for another rank.
         delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
-        what_if: factors on the speed of the links that predictions are made for.
     """
 
     contestants: tuple[str, ...] = CONTESTANTS
     iterations: int = 20
     profile: bool = False
     seed: int = 0
-    threads: int = 1
     timeout_s: float = 30.0
     delay_rank: int = -1
     delay_ms: float = 0.0
-    what_if: tuple[float, ...] = (2.0, 10.0)
 
     def __post_init__(self) -> None:
         for name in self.contestants:
             if name not in (*CONTESTANTS, *BY_NAME):
                 raise unknown_choice("strategy", name, (*CONTESTANTS, *BY_NAME))
-        if not self.contestants or self.iterations < 1 or self.threads < 1 or self.timeout_s <= 0:
+        if not self.contestants or self.iterations < 1 or self.timeout_s <= 0 or self.delay_ms < 0:
             raise ConfigError(
-                f"give at least one strategy, one iteration, one thread and a timeout above 0, got {len(self.contestants)}, "
-                f"{self.iterations}, {self.threads}, {self.timeout_s:g}"
+                f"give at least one strategy, one iteration, a timeout above 0 and a delay of 0 or more, got "
+                f"{len(self.contestants)}, {self.iterations}, {self.timeout_s:g}, {self.delay_ms:g}"
             )
-        if any(not factor > 0 for factor in self.what_if) or self.delay_ms < 0:
-            raise ConfigError(f"what_if and delay_ms: got {self.what_if} and {self.delay_ms:g}, expected above 0, and 0 or more")
 
     @property
     def rounds(self) -> int:

@@ -232,12 +232,12 @@ def _blocks(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Recor
 
 
 def cell_of(task: Task, timeout_s: float) -> Cell:
-    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself."""
+    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself; each has one thread."""
     shape = task.shape
     launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
     return Cell(
         argv=(sys.executable, "-m", "strobe.bench.tree.launch", *launch, "-m", "strobe.bench.tree.rank", "."),
-        env={"OMP_NUM_THREADS": str(task.how.threads)},
+        env={"OMP_NUM_THREADS": "1"},
         files={TASK: msgspec.json.encode(task)},
         resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
         timeout_s=timeout_s,
