@@ -8,7 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.records.record import Header, Links, Mode, SentMessage, WhatIf
+from strobe.perf.analysis.runs.rank_calls import RankCall
+from strobe.perf.records.record import Header, Links, Mode, Prediction
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
@@ -117,22 +118,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     how: How
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """One region of a call on one rank, timed from the call's start; `part`: its kind, where there are several."""
-
-    name: str
-    start_ns: int
-    value_ns: int
-    part: str = ""
-
-
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One call on one rank with its marked regions."""
-
-    total_ns: int
-    marks: tuple[Mark, ...]
-
-
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of a contestant on one rank against float64.
 
@@ -158,35 +143,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
 
 
-class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """Prediction of the plan for one strategy.
-
-    Args:
-        local_ns: attention and merge.
-        hidden_ns: communication that runs beside attention.
-        host_ns: how long a GPU waits for its host.
-        bound: `flop` or `memory`, which of the two roofs local attention is under.
-        what_if: the whole call with faster links.
-    """
-
-    local_ns: float
-    hidden_ns: float
-    messages: tuple[SentMessage, ...]
-    bound: Literal["flop", "memory"]
-    what_if: tuple[WhatIf, ...]
-    host_ns: float = 0.0
-
-    @property
-    def comm_ns(self) -> float:
-        """Predicted time of all messages, ns."""
-        return sum(message.alpha_ns + message.beta_ns for message in self.messages)
-
-    @property
-    def total_ns(self) -> float:
-        """Predicted time of the whole call, ns."""
-        return self.local_ns + self.comm_ns - self.hidden_ns + self.host_ns
-
-
 class RankResult(msgspec.Struct, kw_only=True):
     """Result of a rank, in `rankN.json`.
 
@@ -207,9 +163,9 @@ class RankResult(msgspec.Struct, kw_only=True):
     header: Header | None = None
     checks: dict[str, Check] = {}
     laps: dict[str, list[list[int]]] = {}
-    free: dict[str, list[Taken]] = {}
-    serialised: dict[str, list[Taken]] = {}
+    free: dict[str, list[RankCall]] = {}
+    serialised: dict[str, list[RankCall]] = {}
     blocks: dict[Mode, dict[str, list[float]]] = {}
     links: Links | None = None
-    predicted: dict[str, Predicted] = {}
+    predicted: dict[str, Prediction] = {}
     versions: dict[str, str] = {}
