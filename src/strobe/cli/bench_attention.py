@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from strobe.cli.bench import answer_grid
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
-from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
@@ -179,20 +179,11 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += advice_tables(runs)
     output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
-    failed = () if outcome is None else outcome.failed
-    measured = () if outcome is None else outcome.measured
-    _show_traces([cell for cell in runs if cell.name in measured], output)
+    _show_traces([cell for cell in runs if outcome is not None and cell.name in outcome.measured], output)
     entries = [(cell, entry) for cell in runs for entry in cell.entries]
     red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.outcome == "red"]
-    for line in (*failed, *red):
-        output.note(line)
-    if outcome is not None:
-        output.note(f"{len(measured)} cells measured, {len(outcome.kept)} were there, {len(failed)} failed")
-    output.show(" ".join(paths))
-    kept = () if outcome is None else outcome.kept
-    document = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
-    output.emit({"cells": [_document(cell) for cell in runs]} | document)
-    return GATE_FAILED if red or failed else 0
+    notes = (*(() if outcome is None else outcome.failed), *red)
+    return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=bool(red))
 
 
 def _show_traces(runs: list[AttentionCellRun], output: Output) -> None:

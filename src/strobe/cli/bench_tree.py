@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from strobe.cli.bench import answer_grid
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
-from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
@@ -200,17 +200,9 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
     if not scaling:
         output.show(*(line for cell in runs for line in _verdicts(cell)))
-    for banner in report.banners:
-        for item in banner.items:
-            output.note(item)
-    failed, measured, kept = ((), (), ()) if outcome is None else (outcome.failed, outcome.measured, outcome.kept)
-    if outcome is not None:
-        output.note(f"{len(measured)} cells measured, {len(kept)} were there, {len(failed)} failed")
-    output.show(" ".join(paths))
-    done = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
-    output.emit({"cells": [_document(cell) for cell in runs]} | done)
+    notes = (item for banner in report.banners for item in banner.items)
     red = any(entry.outcome == "red" for cell in runs for entry in cell.entries)
-    return GATE_FAILED if red or failed else 0
+    return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=red)
 
 
 def _verdicts(cell: TreeCellRun) -> Iterator[str]:

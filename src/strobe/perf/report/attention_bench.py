@@ -53,11 +53,20 @@ from strobe.perf.report.blocks.fields import (
     unread_banners,
 )
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
-from strobe.perf.report.blocks.settings import NONE, Entry, Timed, banners, compared, reason_cell, settings_section, timed_fields
+from strobe.perf.report.blocks.settings import (
+    NONE,
+    Entry,
+    Timed,
+    banners,
+    bars_figure,
+    compared,
+    reason_cell,
+    settings_section,
+    timed_fields,
+)
 from strobe.perf.report.model import (
     Axis,
     Banner,
-    Bar,
     Block,
     Cell,
     Code,
@@ -76,7 +85,6 @@ from strobe.perf.report.model import (
     Speedup,
     Table,
     Text,
-    Waterfall,
     Whisker,
     Whiskers,
     bytes_cell,
@@ -809,17 +817,8 @@ def stage_bars(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
     for cell in largest.values():
         for entry in cell.measured:
             if WHOLE in entry.stages:
-                yield _bars(cell, entry)
-
-
-def _bars(cell: AttentionCellRun, entry: AttentionContestant) -> Figure:
-    bars, done = [], 0
-    for name, ns in entry.parts:
-        bars.append(Bar(label=name, start_ns=done, stop_ns=done + ns, tone="plain"))
-        done += ns
-    bars.append(Bar(label=WHOLE, start_ns=0, stop_ns=entry.stages[WHOLE], tone="plain", total=True))
-    title = f"Stages of {entry.name}: {cell.name}"
-    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=stage_table([cell], entry.name))
+                title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
+                yield bars_figure(title, entry.parts, whole, (), stage_table([cell], entry.name))
 
 
 def stage_table(cells: Sequence[AttentionCellRun], only: str = "") -> Table:
