@@ -21,7 +21,7 @@ ELEMENT, CALL = tolerance("element", "float32"), tolerance("call", "float32")
 def drawn(*, backward: bool = False) -> Inputs:
     shape = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
     cell = GridCell(shape=shape, sparsity=0.5, block=64, backward=backward)
-    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=torch.device("cpu"), seed=3)
+    return draw(cell, tile="cube", dtype=torch.float32, device=torch.device("cpu"), seed=3)
 
 
 class Library:

@@ -19,7 +19,7 @@ CELL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity
 
 
 def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = draw(CELL, tile="auto", data="normal", dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    inputs = draw(CELL, tile="auto", dtype=torch.float32, device=torch.device("cpu"), seed=0)
     assert ours.build_ours("fine:flex", inputs).impl == "flex"
     monkeypatch.setattr(gate, "card_of", lambda _: A100)
     for name in ("fine:flex", "tiled:flex"):

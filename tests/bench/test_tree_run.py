@@ -165,7 +165,7 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
         (lambda: Shape(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
         (lambda: How(contestants=("algather",)), "did you mean 'allgather'"),
         (lambda: How(iterations=0), "one iteration"),
-        (lambda: How(what_if=(2.0, 0.0)), "above 0"),
+        (lambda: How(delay_ms=-1), "a delay of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:
