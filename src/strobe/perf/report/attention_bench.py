@@ -377,7 +377,7 @@ def _clock_notes(cells: Sequence[AttentionCellRun]) -> Iterator[str]:
         yield "SM clock: not sampled, which needs NVML (strobe-video[nvml]): no share of the peak at that clock."
         return
     if any(cell.clocks_of_rounds for cell in cells):
-        yield "SM clock: sampled over whole rounds of all contestants, so that none has a clock of its own; newer records have it."
+        yield "SM clock: sampled over whole rounds of all contestants, so that none has one of its own; newer records have it."
         return
     busy = [cell.busy_mhz for cell in cells if cell.busy_mhz is not None]
     if busy:
