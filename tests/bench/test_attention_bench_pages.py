@@ -422,6 +422,16 @@ def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp
     assert any("its clock when kept busy is not known" in note for note in table.notes)
 
 
+def test_a_clock_of_whole_rounds_is_no_contestants_own(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1872, throttle=("sw_power_cap",))
+    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1872, throttle=("sw_power_cap",))
+    cell.end()
+    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    assert [line[3] for line in clocked(table)] == ["-", "-"]
+    assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
+
+
 def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
     cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a"])
     cell.measured("dense:a", [(0.01, 0.01)] * 3)

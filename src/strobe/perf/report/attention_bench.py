@@ -202,10 +202,17 @@ class AttentionCellRun:
         return device_peaks(self.run.header.machine.device_name)
 
     @cached_property
-    def busy_mhz(self) -> int | None:
-        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: none was."""
+    def clocks_of_rounds(self) -> bool:
+        """Whether the clock was sampled over whole rounds, and not in the laps of each contestant, as older records have it."""
         clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
-        return min(each.sm_mhz for each in clocks) if any(each.power_capped for each in clocks) else None
+        return len(clocks) > 1 and all(each.clips_mhz == clocks[0].clips_mhz for each in clocks)
+
+    @cached_property
+    def busy_mhz(self) -> int | None:
+        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: not known."""
+        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
+        capped = any(each.power_capped for each in clocks) and not self.clocks_of_rounds
+        return min(each.sm_mhz for each in clocks) if capped else None
 
     @cached_property
     def sparsity(self) -> float:
@@ -331,6 +338,8 @@ def _at_busy_clock(row: Timed) -> float | Missing:
     roof = _roof(row)
     if entry.clocks is None:
         return Missing(NO_CLOCK, "-")
+    if cell.clocks_of_rounds:
+        return Missing("the clock was sampled over rounds of all contestants: none has one of its own", "-")
     if cell.busy_mhz is None:
         return Missing("no contestant brought the chip to its power limit: its clock when kept busy is not known", "-")
     if roof is None or roof.bound != "compute":
@@ -366,6 +375,9 @@ def _clock_notes(cells: Sequence[AttentionCellRun]) -> Iterator[str]:
         yield device_note(cells[0].run.header.machine.device_name, cells[0].peaks)
     if not any(entry.clocks for _, entry in entries(cells)):
         yield "SM clock: not sampled, which needs NVML (strobe-video[nvml]): no share of the peak at that clock."
+        return
+    if any(cell.clocks_of_rounds for cell in cells):
+        yield "SM clock: sampled over whole rounds of all contestants, so that none has one of its own; newer records have it."
         return
     busy = [cell.busy_mhz for cell in cells if cell.busy_mhz is not None]
     if busy:
