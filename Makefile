@@ -57,9 +57,10 @@ test: setup
 	$(PYTEST)
 
 # The first tier and then what it leaves out; `make test test-all` runs each test once. tests/support/tiers.py says which tests
-# those are.
+# those are. Those with Ray come last, by themselves.
 test-all: test
 	$(PYTEST) --tier rest
+	$(MAKE) test-ray
 
 # Cells and replicas of the server on a Ray of this machine, a node and a replica killed. By themselves: beside other tests Ray's own
 # processes do not start in the seconds that Ray gives them.

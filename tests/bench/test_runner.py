@@ -136,7 +136,7 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
 
     run = read_run(run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "compilation"] == [("b", (2,))]
-    assert [pair.palindrome for pair in mirrored_pairs(run, "b")] == [1]
+    assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert latencies(run, "b").num_clips == 3
 
 
@@ -191,7 +191,7 @@ def test_a_hot_gpu_gives_no_sample_and_is_waited_for(tmp_path: Path, fake: Any, 
     case = fake("a", "b", at_block=lambda name, clip, block: at.append((name, clip)))
     run = read_run(run_case(case, root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "thermal throttling"] == [("b", (1,))]
-    assert [pair.palindrome for pair in mirrored_pairs(run, "b")] == [1]
+    assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert waited == [("b", 1)]
 
 

@@ -243,7 +243,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     for each in findings:
         sides = () if each.e2e is None else ((each.reference, each.e2e.baseline), (each.candidate, each.e2e.candidate))
         for subject, side in sides:
-            work, mean_ns = subject.run.header.workload, sum(side.clips_ns) / len(side.clips_ns)
+            work, mean_ns = subject.run.header.workload, side.total_ns / len(side.ns)
             if subject.label in shown or subject.label in refused:
                 continue
             shown.add(subject.label)

@@ -11,7 +11,7 @@ import msgspec
 
 from strobe.core.spans import ATTENTION, ATTENTION_OPERATOR, DENOISE_STEP
 from strobe.perf.analysis.ledger.account import Ledger, is_attention_kernel
-from strobe.perf.analysis.runs.compare import stage_totals
+from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, speedups
 from strobe.perf.report.blocks.breakdown import quality_table, stages_section
@@ -122,8 +122,11 @@ _Pair: TypeAlias = tuple[Paired, PerStep | str, PerStep | str]
 
 def per_step(subject: Subject) -> PerStep | str:
     """Return the attention times of a variant from its trace and timed clips; a text says why there are none."""
-    totals = [each for each in stage_totals(subject.run, subject.name, DENOISE_STEP) if each.clip.phase == "timed" and each.calls]
-    if not totals:
+    time = stage_time(subject.run, subject.name, DENOISE_STEP)
+    steps_ns = [
+        n / calls for clip, n, calls in zip(time.clips, time.ns, time.calls, strict=True) if clip.phase == "timed" and calls
+    ]
+    if not steps_ns:
         return "no timed clip"
     if not isinstance(subject.profile, Profile):
         return subject.profile
@@ -134,7 +137,7 @@ def per_step(subject: Subject) -> PerStep | str:
     operator = sum(ns for label, ns in owned.items() if ATTENTION in label.path and not ATTENTION_OPERATOR.isdisjoint(label.path))
     section = sum(ns for label, ns in owned.items() if ATTENTION in label.path)
     return PerStep(
-        step=statistics.fmean(each.total_ns / each.calls for each in totals),
+        step=statistics.fmean(steps_ns),
         kernel=kernel / steps,
         operator=operator / steps,
         section=None if subject.settings.compile_mode else section / steps,

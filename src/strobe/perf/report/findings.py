@@ -106,12 +106,12 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer
     pairs = mirrored_pairs(run, candidate.name)
     stages = _not_told_apart(reference) | _not_told_apart(candidate)
     sides = []
-    for subject, clips in ((reference, [pair.baseline for pair in pairs]), (candidate, [pair.candidate for pair in pairs])):
+    for subject, clips in ((reference, [pair[0] for pair in pairs]), (candidate, [pair[1] for pair in pairs])):
         side = _explained(subject, clips, kinds)
         sides.append(coarsened(side, stages) if stages else side)
     sides = list(levelled(sides[0], sides[1]))
-    cut = cut_clips(run, (clip for pair in pairs for clip in (*pair.baseline, *pair.candidate)))
-    whole = [(_took(cut, pair.baseline), _took(cut, pair.candidate)) for pair in pairs]
+    cut = cut_clips(run, (clip for pair in pairs for clip in (*pair[0], *pair[1])))
+    whole = [(_took(cut, pair[0]), _took(cut, pair[1])) for pair in pairs]
     ledger = clip_ledger(sides[0], sides[1], whole)
     return ledger, answer(sides[0], sides[1], (side_clocks(run, reference.name), side_clocks(run, candidate.name)))
 

@@ -117,7 +117,7 @@ def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
 
 def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
     reference, candidate, found = each
-    saved_ns = found.saved_ns / found.baseline.calls
+    saved_ns = found.saved_ns / found.baseline.num(per_call=True)
     return Speedup(candidate.label, reference.label, _LEVELS[found.stage], ratio_cell(found.ratio, found.interval), saved_ns)
 
 

@@ -12,7 +12,7 @@ from strobe.perf.analysis.runs.compare import (
     compare_stages,
     compare_unpaired,
     mirrored_pairs,
-    stage_totals,
+    stage_time,
 )
 from strobe.perf.records.store import RunRecords
 
@@ -43,11 +43,11 @@ def test_ratios_by_hand(make_run: MakeRun) -> None:
     step = compare_stage(run, "turbo", "denoise_step", per_call=True)
     assert (whole.ratio, whole.ratio_of_sums, whole.floor) == (2.0, 2.0, 2.0)
     assert (step.ratio, step.ratio_of_sums, step.floor) == (1.0, 1.0, 1.0)
-    assert (whole.baseline.calls, whole.candidate.calls) == (8 * 12 * 4, 8 * 12 * 2)
+    assert (whole.baseline.num(per_call=True), whole.candidate.num(per_call=True)) == (8 * 12 * 4, 8 * 12 * 2)
     assert whole.saved_ns == 8 * 12 * 2_000_000
     assert (whole.verdict, step.verdict, len(whole.ratios)) == ("faster", "no difference", 4)
     e2e = compare_stage(run, "turbo", "e2e")
-    assert e2e.baseline.clips_ns == (10_000 + 12 * 4_001_100,) * 8
+    assert e2e.baseline.ns == (10_000 + 12 * 4_001_100,) * 8
     assert [found.stage for found in compare_stages(run, "turbo")] == [
         "denoise_step", "text", "denoise_step", "vae_decode", "frame_block", "e2e"
     ]  # fmt: skip
@@ -64,11 +64,11 @@ def test_drift_that_is_linear_in_time_leaves_the_ratio_alone(make_run: MakeRun) 
 
 def test_warm_up_and_unfinished_palindromes_are_not_paired(make_run: MakeRun) -> None:
     run = make_run(noisy(1, {"baseline": 30, "a": 20, "b": 10}), names=("baseline", "a", "b"), clips=3 + 6 + 3)
-    assert [pair.palindrome for pair in mirrored_pairs(run, "a")] == [0]
-    assert [clip.order for clip in mirrored_pairs(run, "b")[0].candidate] == [5, 6]
+    assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "a")] == [0]
+    assert [clip.order for clip in mirrored_pairs(run, "b")[0][1]] == [5, 6]
     found = compare_stage(run, "b", "e2e")
-    assert (found.interval, found.verdict, len(found.baseline.clips_ns)) == (None, "inconclusive", 2)
-    assert [total.clip.phase for total in stage_totals(run, "b", "e2e")] == ["warmup", "timed", "timed", "timed"]
+    assert (found.interval, found.verdict, len(found.baseline.ns)) == (None, "inconclusive", 2)
+    assert [clip.phase for clip in stage_time(run, "b", "e2e").clips] == ["warmup", "timed", "timed", "timed"]
     with pytest.raises(DataError, match="no finished pair"):
         compare_stage(make_run(noisy(1, {"baseline": 30, "turbo": 20}), clips=5), "turbo", "e2e")
 

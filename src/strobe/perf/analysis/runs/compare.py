@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -35,39 +35,44 @@ STAGES: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageTotal:
-    """Sum of all regions of one name in one clip."""
+class StageTime:
+    """A stage's time in clips of one variant.
 
-    clip: Clip
-    calls: int
-    total_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """Two clips of the baseline and two of the candidate in one palindrome, as their `Clip` records."""
-
-    palindrome: int
-    baseline: tuple[Clip, Clip]
-    candidate: tuple[Clip, Clip]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One variant's part of a comparison: the stage's time in each of its clips, and its regions in all of them."""
+    Args:
+        name: of the variant.
+        stage: name of the span.
+        clips: in the order they ran.
+        ns: sum of the stage's regions in each clip.
+        calls: regions in each clip.
+    """
 
     name: str
-    clips_ns: tuple[int, ...]
-    calls: int
+    stage: str
+    clips: tuple[Clip, ...]
+    ns: tuple[int, ...]
+    calls: tuple[int, ...]
 
     @property
     def total_ns(self) -> int:
         """Sum over all clips, ns."""
-        return sum(self.clips_ns)
+        return sum(self.ns)
 
-    def scale(self, per_call: bool) -> float:
-        """Return the regions per clip if a single region is compared, else 1."""
-        return self.calls / len(self.clips_ns) if per_call else 1.0
+    def num(self, per_call: bool) -> int:
+        """Return the number of regions if a single region is compared, else that of clips."""
+        return sum(self.calls) if per_call else len(self.clips)
+
+    def only(self, clips: Sequence[Clip]) -> StageTime:
+        """Return the time in some of the clips, in their order.
+
+        Raises:
+            DataError: a clip never entered the stage.
+        """
+        orders = [clip.order for clip in self.clips]
+        places = [orders.index(clip.order) for clip in clips]
+        ns, calls = (tuple(values[place] for place in places) for values in (self.ns, self.calls))
+        if not all(ns):
+            raise DataError(f"{self.name!r} has clips without a {self.stage!r} region; stages: {', '.join(STAGES)}")
+        return replace(self, clips=tuple(clips), ns=ns, calls=calls)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +91,8 @@ class Comparison:
 
     stage: str
     per_call: bool
-    baseline: Side
-    candidate: Side
+    baseline: StageTime
+    candidate: StageTime
     ratios: tuple[float, ...]
     ratio: float
     interval: Interval | None
@@ -102,8 +107,8 @@ class Comparison:
     @property
     def floor(self) -> float:
         """Shortest clip of the baseline / shortest of the candidate."""
-        scale = self.candidate.scale(self.per_call) / self.baseline.scale(self.per_call)
-        return min(self.baseline.clips_ns) / min(self.candidate.clips_ns) * scale
+        candidate, baseline = (side.num(self.per_call) / len(side.clips) for side in (self.candidate, self.baseline))
+        return min(self.baseline.ns) / min(self.candidate.ns) * candidate / baseline
 
     @property
     def saved_ns(self) -> int:
@@ -111,19 +116,16 @@ class Comparison:
         return self.baseline.total_ns - self.candidate.total_ns
 
 
-def stage_totals(run: RunRecords, variant: str, stage: str) -> tuple[StageTotal, ...]:
-    """Return the stage's time in every finished warm-up and timed clip of a variant, in the order they ran."""
-    totals: Counter[int] = Counter()
-    calls: Counter[int] = Counter()
+def stage_time(run: RunRecords, variant: str, stage: str) -> StageTime:
+    """Return the stage's time in every finished warm-up and timed clip of a variant."""
+    ns, calls = Counter[int](), Counter[int]()
     for span in run.spans:
         if span.variant == variant and span.name == stage:
-            totals[span.clip] += span.value_ns
+            ns[span.clip] += span.value_ns
             calls[span.clip] += 1
-    return tuple(
-        StageTotal(clip=clip, calls=calls[clip.clip], total_ns=totals[clip.clip])
-        for clip in run.clips
-        if clip.variant == variant and clip.phase != "traced"
-    )
+    clips = tuple(clip for clip in run.clips if clip.variant == variant and clip.phase != "traced")
+    sums = (tuple(counted[clip.clip] for clip in clips) for counted in (ns, calls))
+    return StageTime(name=variant, stage=stage, clips=clips, ns=next(sums), calls=next(sums))
 
 
 def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
@@ -132,19 +134,14 @@ def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
     return tuple(clip for clip in run.clips if clip.phase == "timed" and (clip.variant, clip.clip) not in excluded)
 
 
-def mirrored_pairs(run: RunRecords, candidate: str) -> tuple[Pair, ...]:
-    """Return the palindromes in which all four clips of baseline and candidate can be used."""
+def mirrored_pairs(run: RunRecords, candidate: str) -> list[tuple[list[Clip], list[Clip]]]:
+    """Return two clips of the baseline and two of the candidate, for each palindrome in which all four can be used."""
     finished: dict[int, dict[str, list[Clip]]] = defaultdict(lambda: defaultdict(list))
     for clip in timed_clips(run):
         if clip.palindrome is not None:
             finished[clip.palindrome][clip.variant].append(clip)
-    pairs = []
-    for palindrome, clips in sorted(finished.items()):
-        both = clips[run.header.baseline], clips[candidate]
-        if all(len(each) == 2 for each in both):
-            (b_first, b_last), (c_first, c_last) = both
-            pairs.append(Pair(palindrome=palindrome, baseline=(b_first, b_last), candidate=(c_first, c_last)))
-    return tuple(pairs)
+    both = ((clips[run.header.baseline], clips[candidate]) for _, clips in sorted(finished.items()))
+    return [pair for pair in both if len(pair[0]) == len(pair[1]) == 2]
 
 
 def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool = False) -> Comparison:
@@ -158,18 +155,19 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
     baseline, pairs = run.header.baseline, mirrored_pairs(run, candidate)
     if not pairs:
         raise DataError(f"run {run.header.run} has no finished pair of {baseline!r} and {candidate!r}")
-    before = {total.clip.order: total for total in stage_totals(run, baseline, stage)}
-    after = {total.clip.order: total for total in stage_totals(run, candidate, stage)}
-    reference = [_side(baseline, stage, [before[clip.order] for clip in pair.baseline]) for pair in pairs]
-    measured = [_side(candidate, stage, [after[clip.order] for clip in pair.candidate]) for pair in pairs]
-    ratios = [_ratio(*pair, per_call=per_call) for pair in zip(reference, measured, strict=True)]
-    delta_ns = statistics.median((b.total_ns - c.total_ns) / 2 for b, c in zip(reference, measured, strict=True))
+    sides = [stage_time(run, name, stage) for name in (baseline, candidate)]
+    both = [(sides[0].only(b), sides[1].only(c)) for b, c in pairs]
+    ratios = [_ratio(*pair, per_call=per_call) for pair in both]
+    delta_ns = statistics.median((b.total_ns - c.total_ns) / 2 for b, c in both)
     ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
+    used = [
+        side.only([clip for clips in own for clip in clips]) for side, own in zip(sides, zip(*pairs, strict=True), strict=True)
+    ]
     return Comparison(
         stage=stage,
         per_call=per_call,
-        baseline=_join(reference),
-        candidate=_join(measured),
+        baseline=used[0],
+        candidate=used[1],
         ratios=tuple(ratios),
         ratio=ratio,
         interval=interval,
@@ -204,13 +202,13 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
     sides = []
     for run in (baseline, candidate):
         usable = timed_clips(run)
-        timed = [total for total in stage_totals(run, variant, stage) if total.clip in usable]
+        timed = [clip for clip in stage_time(run, variant, stage).clips if clip in usable]
         if not timed:
             raise DataError(f"run {run.header.run} has no timed clip of {variant!r}")
-        sides.append(_side(run.header.run, stage, timed))
-    interval = welch_interval(sides[0].clips_ns, sides[1].clips_ns)
-    ratio = statistics.geometric_mean(sides[0].clips_ns) / statistics.geometric_mean(sides[1].clips_ns)
-    delta_ns = statistics.fmean(sides[0].clips_ns) - statistics.fmean(sides[1].clips_ns)
+        sides.append(replace(stage_time(run, variant, stage).only(timed), name=run.header.run))
+    interval = welch_interval(sides[0].ns, sides[1].ns)
+    ratio = statistics.geometric_mean(sides[0].ns) / statistics.geometric_mean(sides[1].ns)
+    delta_ns = statistics.fmean(sides[0].ns) - statistics.fmean(sides[1].ns)
     return Comparison(
         stage=stage,
         per_call=False,
@@ -224,21 +222,9 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
     )
 
 
-def _side(name: str, stage: str, totals: Sequence[StageTotal]) -> Side:
-    if not all(total.total_ns > 0 for total in totals):
-        raise DataError(f"{name!r} has clips without a {stage!r} region; stages: {', '.join(STAGES)}")
-    return Side(name=name, clips_ns=tuple(total.total_ns for total in totals), calls=sum(total.calls for total in totals))
-
-
-def _join(sides: Sequence[Side]) -> Side:
-    clips_ns = tuple(value for side in sides for value in side.clips_ns)
-    return Side(name=sides[0].name, clips_ns=clips_ns, calls=sum(side.calls for side in sides))
-
-
-def _ratio(baseline: Side, candidate: Side, *, per_call: bool) -> float:
+def _ratio(baseline: StageTime, candidate: StageTime, *, per_call: bool) -> float:
     """Return the mean time of a clip (or of one region) of the baseline / that of the candidate."""
-    b_count, c_count = ((side.calls if per_call else len(side.clips_ns)) for side in (baseline, candidate))
-    return baseline.total_ns * c_count / (candidate.total_ns * b_count)
+    return baseline.total_ns * candidate.num(per_call) / (candidate.total_ns * baseline.num(per_call))
 
 
 # Clock, power and energy of a variant's clips, and what a difference of clocks does to the time of a kernel.
@@ -394,8 +380,7 @@ def own_code(run: RunRecords) -> tuple[OwnCode, ...]:
 
 def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
     clips = [clip for clip in timed_clips(run) if clip.variant == name]
-    totals = {total.clip.order: total.total_ns for total in stage_totals(run, name, E2E)}
-    samples = tuple(totals[clip.order] / clip.calls for clip in clips)
+    samples = tuple(ns / clip.calls for ns, clip in zip(stage_time(run, name, E2E).only(clips).ns, clips, strict=True))
     logs = [math.log(value) for value in samples]
     peaks = [clip.peak_bytes for clip in clips if clip.peak_bytes is not None]
     added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]

@@ -233,7 +233,7 @@ def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
 
 
 def _per_clip_ns(timed: Comparison) -> float:
-    return timed.saved_ns / len(timed.baseline.clips_ns)
+    return timed.saved_ns / len(timed.baseline.clips)
 
 
 # Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel.

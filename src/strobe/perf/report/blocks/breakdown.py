@@ -13,10 +13,10 @@ from strobe.core.costs import DevicePeaks
 from strobe.core.spans import COMMIT, DENOISE_STEP, E2E, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
-from strobe.perf.analysis.runs.compare import STAGES, Comparison, Side, StageTotal, stage_totals
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, StageTime, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.records.record import Quality, SpanCost
+from strobe.perf.records.record import Clip, Quality, SpanCost
 from strobe.perf.report.blocks.fields import (
     Field,
     beside,
@@ -371,8 +371,8 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with a figure of every clip, the table of every run, stage averages, and exclusions."""
     blocks: list[Block] = []
     for stage, title in _SHOWN:
-        totals = [stage_totals(subject.run, subject.name, stage) for subject in study.subjects]
-        if not any(total.total_ns for each in totals for total in each):
+        totals = [_clips(subject, stage) for subject in study.subjects]
+        if not any(ns for own in totals for _, ns, _ in own):
             continue
         table = _runs_table(study, totals, title)
         blocks.append(_runs_figure(study, totals, title, table) if stage == E2E else table)
@@ -385,15 +385,21 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     return Section("stages", "Stages", lead, tuple(blocks))
 
 
-def _warmup(total: StageTotal) -> bool:
-    return total.clip.phase == "warmup"
+_Clips: TypeAlias = list[tuple[Clip, int, int]]
+"""The clips of a variant, and the time and calls of a stage in each."""
 
 
-def _runs_figure(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str, table: Table) -> Figure:
+def _clips(subject: Subject, stage: str, *, warmup: bool = True) -> _Clips:
+    found = stage_time(subject.run, subject.name, stage)
+    clips = zip(found.clips, found.ns, found.calls, strict=True)
+    return [each for each in clips if warmup or each[0].phase != "warmup"]
+
+
+def _runs_figure(study: RunStudy, totals: Sequence[_Clips], title: str, table: Table) -> Figure:
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
-        marks += [Mark(total.clip.order, total.total_ns, subject.series, hollow=_warmup(total)) for total in own]
-        timed = [total.total_ns for total in own if not _warmup(total)]
+        marks += [Mark(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
+        timed = [ns for clip, ns, _ in own if clip.phase != "warmup"]
         if timed:
             levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
     names = tuple(subject.label for subject in study.subjects)
@@ -402,7 +408,7 @@ def _runs_figure(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title:
     return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
 
 
-def _runs_table(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: str) -> Table:
+def _runs_table(study: RunStudy, totals: Sequence[_Clips], title: str) -> Table:
     longest = max(len(own) for own in totals)
     digits = max(2, len(str(longest)))
     rows: list[Sequence[object]] = [
@@ -410,21 +416,22 @@ def _runs_table(study: RunStudy, totals: Sequence[Sequence[StageTotal]], title: 
     ]
     averages = (
         ("avg_all_rounds", *map(_mean, totals)),
-        ("avg_excl_warmup", *(_mean([total for total in own if not _warmup(total)]) for own in totals)),
+        ("avg_excl_warmup", *(_mean([each for each in own if each[0].phase != "warmup"]) for own in totals)),
     )
     fields = beside("run", (subject.label for subject in study.subjects), "ms")
     shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
     return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
 
 
-def _run_cell(own: Sequence[StageTotal], number: int) -> Cell:
-    if number >= len(own) or not own[number].total_ns:
+def _run_cell(own: _Clips, number: int) -> Cell:
+    if number >= len(own) or not own[number][1]:
         return Missing("", "-")
-    return Time(own[number].total_ns, "warm-up" if _warmup(own[number]) else "")
+    clip, ns, _ = own[number]
+    return Time(ns, "warm-up" if clip.phase == "warmup" else "")
 
 
-def _mean(totals: Sequence[StageTotal]) -> Cell:
-    measured = [total.total_ns for total in totals if total.total_ns]
+def _mean(own: _Clips) -> Cell:
+    measured = [ns for _, ns, _ in own if ns]
     return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
 
 
@@ -441,19 +448,19 @@ def _averages(study: RunStudy) -> Table:
 
 
 def _average_cell(subject: Subject, stage: str) -> Cell:
-    timed = [total for total in stage_totals(subject.run, subject.name, stage) if not _warmup(total) and total.calls]
+    timed = [each for each in _clips(subject, stage, warmup=False) if each[2]]
     if not timed:
         return Missing("", "-")
-    calls = statistics.fmean(total.calls for total in timed)
-    return Time(statistics.fmean(total.total_ns for total in timed), f"{calls:g} calls" if calls != 1 else "1 call")
+    ns, calls = statistics.fmean(ns for _, ns, _ in timed), statistics.fmean(calls for *_, calls in timed)
+    return Time(ns, f"{calls:g} calls" if calls != 1 else "1 call")
 
 
 def _speedups(finding: Finding) -> Table:
     assert not isinstance(finding.stages, str)
     labels = (finding.reference.label, finding.candidate.label)
 
-    def each_ns(item: Comparison, side: Side) -> float:
-        return side.total_ns / (side.calls if item.per_call else len(side.clips_ns))
+    def each_ns(item: Comparison, side: StageTime) -> float:
+        return side.total_ns / side.num(item.per_call)
 
     fields: tuple[Field[Comparison], ...] = (
         Field("stage", lambda item: f"{item.stage}, one call" if item.per_call else item.stage),
