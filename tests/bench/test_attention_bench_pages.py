@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.grid import speedup
@@ -40,6 +41,7 @@ from strobe.perf.report.model import (
     Table,
     Waterfall,
     Whiskers,
+    cell_text,
     decode_report,
     encode_report,
 )
@@ -81,6 +83,7 @@ class CellWriter:
         density: float = 1.0,
         memory: float = 0.0,
         recall: float | None = None,
+        sm_mhz: int | None = None,
     ) -> None:
         dense = density == 1
         whole = name.startswith(("tiled", "raster"))
@@ -122,7 +125,7 @@ class CellWriter:
             for value in pair:
                 self.line(name, span, round(value * MS), number, "cuda_event")
                 self.line(name, "host_call", 30_000, number, "perf_counter")
-                self.clip(name, number)
+                self.clip(name, number, sm_mhz=sm_mhz)
 
     def number(self, name: str, metric: str, value: float, against: str | None = None, tensor: str = "") -> Quality:
         return Quality(
@@ -139,10 +142,10 @@ class CellWriter:
             )
         )  # fmt: skip
 
-    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2) -> None:
-        self.writer.append(
-            Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
-        )
+    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2, sm_mhz: int | None = None) -> None:
+        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz)
+        made = Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
+        self.writer.append(replace(made, clocks=clocks))
         self.order += 1
 
     def stages(self, variant: str, **times: int) -> None:
@@ -207,8 +210,6 @@ def tables(report: Report) -> dict[str, Table]:
 
 def row(table: Table, *words: object) -> dict[str, object]:
     """The first row whose leading cells say these words."""
-    from strobe.perf.report.model import cell_text
-
     for each in table.rows:
         texts = [cell_text(cell, column) for cell, column in zip(each.cells, table.columns, strict=True)]
         if all(str(word) in texts for word in words):
@@ -372,3 +373,16 @@ def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -
     found = [("a", "clock: 1380"), ("b", "clock: 1380"), ("c", "throttled"), ("", "files had changed")]
     assert remarks(found, gather=True) == ("2 cells: clock: 1380", "c: throttled", "files had changed")
     assert remarks(found, gather=False) == ("a: clock: 1380", "b: clock: 1380", "c: throttled", "files had changed")
+
+
+def test_times_stand_beside_their_clock_and_at_the_lowest_of_the_cell(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a", "fine:b"])
+    cell.measured("dense:a", [(10, 10)] * 3, sm_mhz=1500)
+    cell.measured("fine:a", [(5, 5)] * 3, density=0.5, sm_mhz=1800)
+    cell.measured("fine:b", [(6, 6)] * 3, density=0.5)
+    cell.end()
+    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    heads = ("SM MHz", "at the lowest clock")
+    places = [[column.title for column in table.columns].index(head) for head in heads]
+    shown = [[cell_text(each.cells[at], table.columns[at]) for at in places] for each in table.rows]
+    assert shown == [["1500", "10.00"], ["1800", "6.000"], ["-", "-"]]

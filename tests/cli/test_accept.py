@@ -53,6 +53,7 @@ def test_broken_weights_are_not_accepted_and_the_files_say_why(
     ("flags", "said"),
     [
         (["--blocks", "2"], "2 frame blocks are too few to see drift; give 4 or more"),
+        (["--seconds", "1"], "2 frame blocks are too few to see drift; give 4 or more"),
         (["--preset", "turbp"], "unknown preset 'turbp' (did you mean 'turbo'?)"),
         (["--preset", "ultra"], "no FP8 matrix units"),
         (["--prompt", "a red ball"], "ball"),

@@ -168,6 +168,7 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
         (["quality", "turbo", "--require", "quality:e2e>1"], "unknown candidate in --require 'quality'"),
         (["quality", "turbo", "--rounds", "0"], "--rounds 0: give 1 or more"),
         (["quality", "turbo", "--blocks", "0"], "--blocks 0: give 1 or more"),
+        (["quality", "turbo", "--seconds", "0"], "--seconds 0: give more than 0, and an end"),
         (["quality", "turbo", "--require", "fast"], "--require"),
         (["quality", "turbo", "--switch", "block=40:a blue square moving up"], "never take effect"),
     ],
@@ -181,6 +182,14 @@ def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: lis
 @pytest.mark.parametrize(("blocks", "number"), [(5, 0), (8, 1), (14, 2)])
 def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> None:
     assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 3.0])
+def test_a_length_in_seconds_is_the_fewest_frame_blocks_that_last_so_long(seconds: float) -> None:
+    defaults = shapes_defaults()
+    length = ClipFlags(seconds=seconds).script(defaults).num_blocks
+    lasts = [defaults.stride.frames(0, count * defaults.frame_block) / defaults.fps for count in (length - 1, length)]
+    assert lasts[0] < seconds <= lasts[1]
 
 
 def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path) -> None:

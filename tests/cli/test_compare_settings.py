@@ -103,8 +103,22 @@ def test_what_cannot_be_measured_is_refused(strobe: Strobe, tmp_path: Path, line
 
 
 @pytest.mark.parametrize("folder", ["batch", "eight-low"])
-def test_published_settings_are_reported_by_their_folder(strobe: Strobe, tmp_path: Path, folder: str) -> None:
+def test_published_settings_are_reported_by_their_folder(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     place = shutil.copytree(ROOT / "benchmarks/engine-h200" / folder, tmp_path / folder)
     published = gzip.decompress((place / "report.md.gz").read_bytes())
-    assert strobe("report", place).code == 0
+    reported = strobe("report", place)
+    assert reported.code == 0 and 10 < reported.out.count("\n") <= 40
     assert (place / "report.md").read_bytes() == published
+
+
+@pytest.mark.parametrize("folder", ["engine-h200/compare", "presets-h200"])
+def test_many_candidates_are_answered_on_a_screen(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    reported = strobe("report", ROOT / "benchmarks" / folder, "--out", tmp_path)
+    assert reported.code == 0 and 20 < reported.out.count("\n") <= 40
+    assert "ultra against baseline" in reported.out and "quality against baseline" not in reported.out

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import tells_what_is_kept
-from strobe.cli.model import ModelFlags, settings_notes
+from strobe.cli.model import ModelFlags, frame_blocks, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
@@ -39,6 +39,7 @@ class Judged:
         preset: what streams.
         prompt: what the first clip shows; by default one that the model can draw. Another one must change the clip.
         blocks: frame blocks of the first clip.
+        seconds: length of the first clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
@@ -46,6 +47,7 @@ class Judged:
     preset: PresetName = "balanced"
     prompt: str | None = None
     blocks: int = 12
+    seconds: float | None = None
     seed: int = 0
     device: DeviceName = "auto"
 
@@ -63,8 +65,10 @@ class Judged:
 
         device, config = resolve_device(self.device), flags.config(self.preset)
         check_device(config, device)
-        check_blocks(self.blocks)
+        if self.seconds is None:
+            check_blocks(self.blocks)
         model = flags.load()
+        check_blocks(length := frame_blocks(self.blocks, self.seconds, model.defaults))
         prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
         return Subject(
             model=model,
@@ -72,7 +76,7 @@ class Judged:
             prompts=(self.prompt or prompt, other),
             device=device,
             seed=self.seed,
-            blocks=self.blocks,
+            blocks=length,
         )
 
 

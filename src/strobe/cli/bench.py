@@ -9,6 +9,7 @@ from cyclopts import App
 from rich.table import Table
 
 from strobe.cli.console import Output
+from strobe.cli.model import frame_blocks
 from strobe.cli.report import GATE_FAILED
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def shapes(
     model: str = "shapes",
     streams: int = 128,
     blocks: int = 201,
+    seconds: float | None = None,
     seed: int = 0,
     device: str = "auto",
     output: Output = Output(),
@@ -49,6 +51,7 @@ def shapes(
         model: shapes, or a folder of weights trained like it.
         streams: streams in lockstep.
         blocks: length of the long stream in frame blocks.
+        seconds: length of the long stream in seconds of video, instead of --blocks.
         seed: of prompts and noise.
         device: auto, cpu, cuda or cuda:N; made for a GPU, hours on a CPU with the default numbers.
     """
@@ -61,10 +64,12 @@ def shapes(
 
         if streams < 2 or blocks < 1:
             raise ConfigError(f"{streams} streams of {blocks} frame blocks cannot be measured; the least are 2 and 1")
-        trial = Trial(presets=presets or ("quality", "turbo", "ultra"), streams=streams, blocks=blocks, seed=seed)
-        for name in trial.presets:
+        presets = presets or ("quality", "turbo", "ultra")
+        for name in presets:
             preset(name)  # a wrong one is told before anything is measured
-        figures = list(measure_model(load(model), resolve_device(device), trial, advance))
+        loaded = load(model)
+        trial = Trial(presets=presets, streams=streams, blocks=frame_blocks(blocks, seconds, loaded.defaults), seed=seed)
+        figures = list(measure_model(loaded, resolve_device(device), trial, advance))
     output.show(_table(figures))
     output.emit({"figures": [asdict(figure) for figure in figures]})
     return GATE_FAILED if any(figure.reached is False for figure in figures) else 0

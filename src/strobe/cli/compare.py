@@ -15,7 +15,7 @@ from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_program
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
-from strobe.cli.model import ModelFlags, at_least
+from strobe.cli.model import ModelFlags, at_least, frame_blocks
 from strobe.cli.report import GATE_FAILED, page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
 from strobe.core.errors import ConfigError
@@ -47,6 +47,7 @@ class ClipFlags(ModelFlags):
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several. A clip too
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
+        seconds: length of a clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
@@ -54,6 +55,7 @@ class ClipFlags(ModelFlags):
     prompt: str = "a red circle moving right slowly on a navy background"
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
     blocks: int = 14
+    seconds: float | None = None
     seed: int = 17
     device: DeviceName = "auto"
 
@@ -62,10 +64,11 @@ class ClipFlags(ModelFlags):
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
+        length = frame_blocks(self.blocks, self.seconds, defaults)
         switches = tuple(parse_switch(text, defaults) for text in self.switch)
         if self.switch == SWITCHES:
-            switches = tuple(switch for switch in switches if switch.frame_block < self.blocks)
-        return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
+            switches = tuple(switch for switch in switches if switch.frame_block < length)
+        return Script(prompt=self.prompt, switches=switches, num_blocks=length, seed=self.seed)
 
 
 @Parameter(name="*", group="Clip")

@@ -13,7 +13,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from strobe.engine.config import EngineConfig
+    from strobe.engine.config import EngineConfig, ModelDefaults
     from strobe.engine.model import Model
     from strobe.engine.weights import Weights
 
@@ -214,6 +214,21 @@ def at_least(least: int, **given: int | None) -> None:
     for name, count in given.items():
         if count is not None and count < least:
             raise ConfigError(f"--{name} {count}: give {least} or more")
+
+
+def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") -> int:
+    """Return a length in frame blocks: those that last `seconds` where they are given.
+
+    Raises:
+        ConfigError: seconds that are not above 0 and finite.
+    """
+    from strobe.engine.prompts import blocks_for
+
+    if seconds is None:
+        return blocks
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
+    return blocks_for(seconds, defaults)
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 GATE_FAILED = 1
 SECTIONS = 10
+LINES = 32
+"""Most lines of the tables of a grid or a log without --details; the first is printed whole."""
+MOST_TOLD = 1
+"""Most candidates beside the last whose account is told in a sentence each; of more only the table has the times."""
 """First sections of a page of many runs whose tables a terminal shows."""
 
 
@@ -106,8 +111,15 @@ def page_of_many(
         paths = write_report(report, into)
     blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Rows)]
     stops = [banner for banner in report.banners if banner.level == "stop"]
-    output.show(*banner_texts(stops), *(table_text(table, notes=False) for table in blocks))
-    output.show(*map(table_text, answers_of(report)[-1:]), " ".join(map(str, paths)))
+    texts = [table_text(table, notes=False) for table in blocks] + [table_text(table) for table in answers_of(report)[-1:]]
+    kept = len(texts)
+    if not output.details:
+        ends = accumulate(len(text.plain.splitlines()) for text in texts)
+        kept = max(1, sum(end <= LINES for end in ends))
+    output.show(*banner_texts(stops), *texts[:kept])
+    if kept < len(texts):
+        output.show(f"{len(texts) - kept} more tables: --details prints them, and the page has them.")
+    output.show(" ".join(map(str, paths)))
     output.emit(
         {
             "report": {path.suffix[1:]: str(path) for path in paths},
@@ -134,7 +146,8 @@ def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output
         output.show(*map(table_text, answers))
         return
     *others, last = told
-    output.show(*(text for table, bound in others for text in (table.caption, bound, "")))
+    if len(others) <= MOST_TOLD:
+        output.show(*(text for table, bound in others for text in (table.caption, bound, "")))
     output.show(table_text(last[0], notes=False), last[1], "")
     output.show("All parts and notes: --details prints them, and the page has them.")
 
@@ -237,7 +250,10 @@ def _ratio_figure(each: Speedup) -> Figure:
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:
     """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
-    columns = (Column(name, no_wrap=True, justify="right") for name in ("clip ms", "FPS", "speedup"))
+    from strobe.perf.report.model import significant
+
+    names = ("clip ms", "FPS", "speedup", "steady block ms")
+    columns = (Column(name, no_wrap=True, justify="right") for name in names)
     table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown: set[str] = set()
     for each in findings:
@@ -249,7 +265,10 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
             shown.add(subject.label)
             rate = "-" if work is None else f"{work.frames * work.batch * 1e9 / mean_ns:.1f}"
             ratio = "1" if subject is each.reference or each.e2e is None else _one_line(each.e2e)
-            table.add_row(clean(subject.label), f"{mean_ns / 1e6:.1f}", rate, ratio)
+            found = each.answer
+            block_ns = None if found is None else found.baseline_ns if subject is each.reference else found.candidate_ns
+            block = "-" if block_ns is None else significant(float(block_ns) / 1e6)
+            table.add_row(clean(subject.label), f"{mean_ns / 1e6:.1f}", rate, ratio, block)
     return table
 
 

@@ -18,9 +18,8 @@ from strobe.cli.require import Figure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.analysis.comparable import Facts
     from strobe.perf.report.model import Block, Report
-    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
+    from strobe.perf.report.speedup_page.study import SpeedupRequest, SpeedupStudy
 
 
 @Parameter(name="*", group="Comparison")
@@ -67,6 +66,7 @@ class Result:
     require: tuple[str, ...] = ()
 
 
+_NAMES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
@@ -184,48 +184,53 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
     from strobe.core.errors import ConfigError
 
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
-    if any(all(pair) for pair in given.values()):
-        return
-    named = ("baseline", "candidate")
-    flags = {f"--{side}-{what}": path for what, pair in given.items() for side, path in zip(named, pair, strict=True)}
-    there = [flag for flag, path in flags.items() if path]
-    other = {"baseline": "candidate", "candidate": "baseline"}
-    wanted = [f"--{other[side]}-{what}" for side, what in (flag.removeprefix("--").split("-") for flag in there)]
-    if there:
+    there = [(side, what) for what, pair in given.items() for side, path in zip(_NAMES, pair, strict=True) if path]
+    if there and not any(all(pair) for pair in given.values()):
+        flags = " and ".join(f"--{side}-{what}" for side, what in there)
+        wanted = " or ".join(f"--{_NAMES[side == 'baseline']}-{what}" for side, what in there)
         raise ConfigError(
-            f"a speedup is of two sides, and {' and '.join(there)} is of one: give {' or '.join(wanted)} too; one side by itself "
-            "is what strobe trace and strobe extract read"
+            f"a speedup is of two sides, and {flags} is of one: give {wanted} too; one side by itself is what strobe trace and "
+            "strobe extract read"
         )
 
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
+    from strobe.core.errors import ConfigError
+    from strobe.perf.analysis.comparable import given_facts
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE
+    from strobe.perf.analysis.structure.sections import parse_section
     from strobe.perf.logs import parse_unit
-    from strobe.perf.report.speedup_page.study import SpeedupRequest
+    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest
 
-    names, windows = of_sides("--names", sides.names), of_sides("--between", sides.between)
-    sections = of_sides("--section", comparing.section)
+    given = {"names": sides.names, "between": sides.between, "section": comparing.section}
+    shared = {flag: of_sides(f"--{flag}", texts) for flag, texts in given.items()}
+    both = []
+    for at, name in enumerate(_NAMES):
+        focal, traces = getattr(evidence, f"focal_{name}"), getattr(evidence, f"{name}_trace")
+        if focal is not None and not traces:
+            raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
+        section = parse_section(shared["section"][at], focal) if shared["section"][at] and traces else None
+        low, high = durations(shared["between"][at])
+        of_both = [text for text in comparing.fact if text.partition(":")[0] not in _NAMES]
+        own = [text.removeprefix(f"{name}:") for text in comparing.fact if text.startswith(f"{name}:")]
+        both.append(
+            SideRequest(
+                name=name,
+                log=getattr(sides, f"{name}_log"),
+                timer=shared["names"][at],
+                traces=traces,
+                focal=section.focal if section else focal,
+                section=section,
+                min_ns=low,
+                max_ns=high,
+                facts=given_facts(of_both) | given_facts(own),
+            )
+        )
     return SpeedupRequest(
-        baseline=_side(
-            "baseline",
-            (sides.baseline_log, names[0]),
-            evidence.baseline_trace,
-            evidence.focal_baseline,
-            sections[0],
-            windows[0],
-            _facts(comparing.fact, "baseline"),
-        ),
-        candidate=_side(
-            "candidate",
-            (sides.candidate_log, names[1]),
-            evidence.candidate_trace,
-            evidence.focal_candidate,
-            sections[1],
-            windows[1],
-            _facts(comparing.fact, "candidate"),
-        ),
+        baseline=both[0],
+        candidate=both[1],
         patterns=flags.patterns,
         unit=None if flags.unit is None else parse_unit(flags.unit),
         stage=flags.stage or STAGE,
@@ -235,45 +240,6 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
         priority=comparing.priority or PRIORITY,
         allow_different=comparing.allow_different,
         allow_unlike=comparing.allow_unlike,
-    )
-
-
-def _facts(texts: Sequence[str], side: str) -> Facts:
-    """Return the facts of one side: those of both, and those that name it."""
-    from strobe.perf.analysis.comparable import given_facts
-
-    of_both = [text for text in texts if text.partition(":")[0] not in ("baseline", "candidate")]
-    own = [text.removeprefix(f"{side}:") for text in texts if text.startswith(f"{side}:")]
-    return given_facts(of_both) | given_facts(own)
-
-
-def _side(
-    name: Literal["baseline", "candidate"],
-    log: tuple[Path | None, str],
-    traces: tuple[Path, ...],
-    focal: str | None,
-    section: str,
-    between: str,
-    facts: Facts,
-) -> SideRequest:
-    from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.structure.sections import parse_section
-    from strobe.perf.report.speedup_page.study import SideRequest
-
-    low, high = durations(between)
-    if focal is not None and not traces:
-        raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
-    definition = None if not (section and traces) else parse_section(section, focal)
-    return SideRequest(
-        name=name,
-        log=log[0],
-        timer=log[1],
-        traces=traces,
-        focal=definition.focal if definition else focal,
-        section=definition,
-        min_ns=low,
-        max_ns=high,
-        facts=facts,
     )
 
 
@@ -316,21 +282,22 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
     blocks = {section.id: section.blocks for section in report.sections}
     lead = next(section.lead for section in report.sections if section.id == ANSWER)
     output.show(story(study) or lead, "")
-    shown = ("speedups", "ledger") if details else ("speedups",)
-    for name in shown:
+    parts = [block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER]]
+    answer = [table for table in parts if isinstance(table, model.Table)]
+    rungs = len(answer) - (study.answer is not None)  # all but the account, which is last
+    if not details:
+        output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, notes=False) for table in answer[:rungs]))
+    for name in ("speedups", "ledger") if details else ():
         figures = [block.table for block in blocks[name] if isinstance(block, model.Figure)]
-        output.show(*(table_text(table, notes=details) for table in (figures if details else figures[:1])))
-        if details:
-            tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
-            output.show(*map(table_text, tables))
-            _show_texts(blocks[name], output)
+        tables = [block for block in blocks[name] if isinstance(block, model.Table) and not block.collapsed]
+        output.show(*map(table_text, (*figures, *tables)))
+        _show_texts(blocks[name], output)
     if details:
         _show_texts(blocks["notes"], output)
-    output.show(*banner_texts(report.banners))
+    output.show(*banner_texts(report.banners, ("stop", "caution") if details else ("caution",)))
     if details:
         output.show(lead, "")
-    parts = (block.table if isinstance(block, model.Figure) else block for block in blocks[ANSWER])
-    output.show(*(table_text(table, notes=details) for table in parts if isinstance(table, model.Table)))
+    output.show(*(table_text(table, notes=details) for table in answer[rungs:]))
     if study.answer is not None and study.comparable and not details:
         output.show(limit("candidate", study.answer))
     _show_texts(blocks[ANSWER], output)

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 Format = Literal["html", "md", "json"]
 _SHOWN: Final = {
     "overview": (0,), "activity": (1,), "kernels": (0,), "operator-times": (0,), "roofline": (0,), "operators": (0, 1),
-    "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0, 1),
+    "steps": (0,), "sections": (0,), "breakdown": (0,), "collectives": (0, 2), "queue": (0,), "critical-path": (0,),
+    "what-if": (0,),
 }  # fmt: skip
 """Positions of the printed tables of each section: devices, causes of idle time, kernels and operators of the first device,
 roofline, threads and operators, steps, sections, pieces of a frame block, exposed communication and waiting across ranks, queue
 length, critical path and what-if."""
-_NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path")
+_NOTED: Final = ("steps", "sections", "collectives", "roofline", "critical-path", "what-if")
 """Sections whose remarks are printed too, since they name what could not be found."""
 _ROWS: Final = 15
 _LONG: Final = {"breakdown": 60}
@@ -112,7 +113,7 @@ def trace(
 
     Args:
         files: traces of torch.profiler, JAX or Ascend (.json or .json.gz) or exports of Nsight Systems (.sqlite), or
-            folders that hold some; one per rank.
+            folders that hold some; one per rank, and those of the captures of graphs, which name kernels in replays.
         out: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.

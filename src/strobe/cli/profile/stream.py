@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from strobe.cli.compare import tell_case
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
-from strobe.cli.model import ModelFlags, at_least
+from strobe.cli.model import ModelFlags, at_least, frame_blocks
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.tables import table_text
@@ -49,6 +49,7 @@ class Profiled(ModelFlags):
         prompt: what to show.
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
         blocks: length of a clip in frame blocks; with 100 or more the page holds the last, times and memory, against the first.
+        seconds: length of a clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
@@ -59,6 +60,7 @@ class Profiled(ModelFlags):
     prompt: str = "a red circle moving left slowly on a navy background"
     switch: tuple[str, ...] = ()
     blocks: int = 8
+    seconds: float | None = None
     seed: int = 0
     device: str = "auto"
 
@@ -148,16 +150,19 @@ def stream(
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
-        script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
+        length = frame_blocks(what.blocks, what.seconds, model.defaults)
+        script = Script(prompt=what.prompt, switches=switches, num_blocks=length, seed=what.seed)
         configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)
         if what.compile:
             _check_compile(configs, model, what.device)
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
-        plan = _plan(what, traced, attributed, alone=len(configs) == 1)
+        plan = _plan(length, what.rounds, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
     if recorded < plan.traced_blocks:
-        output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
+        output.note(
+            f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
+        )
     told = tells_what_is_kept(output, lambda: kept_runs([folder]))
     with told, closing(case), output.progress("profile") as advance:
         from strobe.bench.runner import run_case
@@ -226,7 +231,7 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
-def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
+def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
     from strobe.bench.case import Plan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
@@ -235,7 +240,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
     return Plan(
-        palindromes=what.rounds,
+        palindromes=rounds,
         traced_blocks=traced.active if traced.trace else 0,
         traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
         whole_clip=False,
@@ -243,7 +248,7 @@ def _plan(what: Profiled, traced: Traced, attributed: Attributed, *, alone: bool
         attribution=_attribution_capture(attributed, regions),
         review=False,
         alone=alone,
-        memory=what.blocks >= _LONG,
+        memory=blocks >= _LONG,
     )
 
 

@@ -127,10 +127,10 @@ def dumped(path: Path) -> list[tuple[Kind, str, str, int | None]]:
     stages, steps = found.get("steps"), found.get("denoise_steps_ms")
     if not isinstance(stages, list) or not isinstance(steps, list | None):
         return []
+    inside = [_time("step", one, "denoising step", place) for place, one in enumerate(steps or ()) if isinstance(one, dict)]
     times = [_time("stage", one, one.get("name"), None) for one in stages if isinstance(one, dict)]
-    for place, one in enumerate(steps or ()):
-        if isinstance(one, dict):
-            times.append(_time("step", one, "denoising step", place))
+    around = next((at for at, one in enumerate(times) if one and "denois" in one[1].lower()), len(times))
+    times[around:around] = inside  # before the line of the stage that they are steps of, as in a text log
     total = found.get("total_duration_ms")
     times += [("e2e", "total", total, None)] if isinstance(total, str) else []
     return [time for time in times if time is not None]

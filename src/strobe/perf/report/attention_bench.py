@@ -17,7 +17,7 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
 from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.compare import timed_clips
+from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
 from strobe.perf.analysis.runs.grid import Grid, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
 from strobe.perf.records.record import (
     COSINE,
@@ -91,10 +91,12 @@ class AttentionContestant(grid.GridContestant):
     Args:
         hosts_ns: until each call returned to its caller.
         stages: of a whole operator and of all of it in the same calls, median ns by name.
+        clocks: while its calls were timed; None where they were not sampled.
     """
 
     hosts_ns: tuple[int, ...]
     stages: dict[str, int]
+    clocks: SideClocks | None
 
     @property
     def kind(self) -> Work | None:
@@ -225,7 +227,8 @@ def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[AttentionContest
         elif span.palindrome is not None and span.name in (ATTENTION, ATTENTION_KERNEL, MATMUL):
             rounds[span.variant][span.palindrome].append(span.value_ns)
     for name in names:
-        yield AttentionContestant(**recorded(run, name, rounds[name]), hosts_ns=tuple(hosts[name]), stages=stages[name])
+        own = recorded(run, name, rounds[name])
+        yield AttentionContestant(**own, hosts_ns=tuple(hosts[name]), stages=stages[name], clocks=side_clocks(run, name))
 
 
 # Tables of an attention grid over the cells of one shape and direction.
@@ -270,6 +273,7 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
             show=Share,
             missing=NONE,
         ),
+        *_clock_fields(cells),
         time(
             "host",
             lambda row: statistics.median(row[1].hosts_ns) if row[1].hosts_ns else None,
@@ -287,6 +291,28 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
     if (small := _too_small(cells)) is not None:
         notes.append(small)
     return table_of(f"{title}: speed.", fields, rows, notes=notes, sortable=True)
+
+
+def _clock_fields(cells: Sequence[AttentionCellRun]) -> tuple[Field[Timed], ...]:
+    """Return the columns of the SM clock, and of each time at the lowest clock of its cell; none where no clock was sampled."""
+    if not any(entry.clocks for _, entry in entries(cells)):
+        return ()
+    lowest = {cell.name: min((entry.clocks.sm_mhz for entry in cell.entries if entry.clocks), default=None) for cell in cells}
+
+    def at_lowest(row: Timed) -> float | None:
+        slow = lowest[row[0].name]
+        return None if row[1].clocks is None or slow is None else row[1].median_ns * row[1].clocks.sm_mhz / slow
+
+    return (
+        count("SM MHz", lambda row: row[1].clocks and row[1].clocks.sm_mhz, "median while its calls were timed", missing=NONE),
+        time(
+            "at the lowest clock",
+            at_lowest,
+            hint="median x own clock / lowest clock of the cell, that of a chip kept busy: for calls whose time goes with the SM "
+            "clock, not for those that wait for memory",
+            missing=NONE,
+        ),
+    )
 
 
 def _too_small(cells: Sequence[AttentionCellRun]) -> str | None:

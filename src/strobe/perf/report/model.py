@@ -344,7 +344,7 @@ class Fact(_Node, frozen=True):
 
 
 class Banner(_Node, frozen=True):
-    """A warning above the numbers: `stop` voids some of them, `caution` weakens them."""
+    """A warning: `stop` voids some numbers and stands above them, `caution` weakens them and stands below the first section."""
 
     level: Literal["stop", "caution"]
     title: str

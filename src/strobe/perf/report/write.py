@@ -178,7 +178,9 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
     contents = "".join(f'<li><a href="#{esc(section.id)}">{esc(section.title)}</a></li>' for section in report.sections)
-    sections = "".join(page.section(number, section) for number, section in enumerate(report.sections, start=1))
+    stops, cautions = ("".join(map(_html_banner, banners)) for banners in _banners(report))
+    own_text = [page.section(number, section) for number, section in enumerate(report.sections, start=1)]
+    sections = "".join([*own_text[:1], cautions, *own_text[1:]])
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>{esc(report.title)}</title><link rel="icon" href="data:,"><style>\n{style}</style>'
@@ -191,11 +193,16 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     )
     twins = ' The same content stands in <a href="report.md">report.md</a> and <a href="report.json">report.json</a>.'
     footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"
-    banners = "".join(_html_banner(banner) for banner in report.banners)
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{hatch_patterns()}{nav}'
-        f"<main>{header}{banners}\n{sections}\n{footer}</main><script>\n{script}</script></body></html>\n"
+        f"<main>{header}{stops}\n{sections}\n{footer}</main><script>\n{script}</script></body></html>\n"
     )
+
+
+def _banners(report: Report) -> tuple[list[Banner], list[Banner]]:
+    """Return the banners that void figures, which stand above the first section, and the others, which stand below it."""
+    stops = [banner for banner in report.banners if banner.level == "stop"]
+    return stops, [banner for banner in report.banners if banner.level != "stop"]
 
 
 def _html_banner(banner: Banner) -> str:
@@ -265,10 +272,9 @@ def render_markdown(report: Report) -> str:
     lines = [f"# {escape(report.title)}", "", escape(report.subtitle), ""]
     lines += [f"* {escape(fact.name)}: {_markdown_cell(fact.value, Column(''))}" for fact in report.facts]
     lines.append("")
-    for banner in report.banners:
-        lines += _markdown_banner(banner)
-    for number, section in enumerate(report.sections, start=1):
-        lines += _section(number, section)
+    stops, cautions = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
+    own = [_section(number, section) for number, section in enumerate(report.sections, start=1)]
+    lines += [line for part in (stops, *own[:1], cautions, *own[1:]) for line in part]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strobe.perf.analysis.ledger.account import Part
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
-from strobe.perf.analysis.ledger.traces import Account, Labelling, TimedStep, foreign_ledger, label_trace
+from strobe.perf.analysis.ledger.traces import Account, Labelling, MeanTimes, foreign_ledger, label_trace
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
@@ -57,7 +57,7 @@ def cut(section: bool = True, **changes: object) -> Labelling:
 
 
 def accounted(
-    before: Trace, after: Trace, timed: tuple[TimedStep, TimedStep] = (TimedStep(), TimedStep()), **changes: object
+    before: Trace, after: Trace, timed: tuple[MeanTimes, MeanTimes] = (MeanTimes(), MeanTimes()), **changes: object
 ) -> Account:
     return foreign_ledger(label_trace(before, "b", cut(**changes)), label_trace(after, "c", cut(**changes)), timed)
 
@@ -93,14 +93,14 @@ def test_the_shares_are_of_the_saving() -> None:
 
 def test_what_the_trace_does_not_hold_of_a_stage_is_unexplained() -> None:
     """Four calls a stage: four steps of 1,000 in 5,000 and in 4,400, so 1,000 and 400 have no name."""
-    stages = tuple(TimedStep(stage_ns=Fraction(ns), calls_per_stage=4) for ns in (5_000, 4_400))
+    stages = tuple(MeanTimes(stage_ns=Fraction(ns), calls_per_stage=4) for ns in (5_000, 4_400))
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1])))
     assert found.unit == "stage" and parts(found)[Part.UNNAMED] == (1_000, 400) and parts(found)[Part.FOCAL] == (1_200, 400)
     assert found.explained_time == 0.8 and found.explained_saving == 0.0, "all that was saved lies outside the trace"
 
 
 def test_the_profiler_is_unexplained_on_both_sides() -> None:
-    steps = tuple(TimedStep(step_ns=Fraction(ns)) for ns in (900, 800))
+    steps = tuple(MeanTimes(step_ns=Fraction(ns)) for ns in (900, 800))
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (steps[0], steps[1])))
     assert found.unit == "step" and parts(found)[Part.UNNAMED] == (-100, -200)
     assert found.explained_time == 1 - 200 / 800 and found.explained_saving == 0.0
@@ -154,7 +154,7 @@ def owned_by(trace: Trace, names: set[str], tiles: list[tuple[int, int]]) -> int
 def test_the_lines_add_up_to_the_account_exactly(
     before: Trace, after: Trace, timed: tuple[Fraction | None, Fraction | None, int | None]
 ) -> None:
-    says = TimedStep(step_ns=timed[0], stage_ns=timed[1], calls_per_stage=timed[2])
+    says = MeanTimes(step_ns=timed[0], stage_ns=timed[1], calls_per_stage=timed[2])
     account = accounted(before, after, (says, says))
     found = account_answer(account)
     whole = account.per_unit(account.ledger.baseline_ns), account.per_unit(account.ledger.candidate_ns)

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.ledger.account import AccountLevel
-from strobe.perf.analysis.ledger.traces import CallTimes, call_ledger, coincidences, implied_calls
+from strobe.perf.analysis.ledger.traces import MeanTimes, call_ledger, coincidences, implied_calls
 
-FA = CallTimes(
+FA = MeanTimes(
     kernel_ns=Fraction(9_534_580),
     section_ns=Fraction(9_534_580),
     call_ns=Fraction(12_999_318),
     stage_ns=Fraction("7200807590"),
     kernel_is_section=True,
 )
-VSA = CallTimes(
+VSA = MeanTimes(
     kernel_ns=Fraction(2_762_085), section_ns=Fraction(5_513_097), call_ns=Fraction(9_534_198), stage_ns=Fraction(5_754_608_690)
 )
 
@@ -64,11 +64,11 @@ def test_a_level_that_one_side_lacks_joins_the_next_line() -> None:
     assert [(line.name, line.saved_ns) for line in found.ledger.lines] == [
         ("focal kernel", 6_772_495), ("attention call beyond the kernel", 3_465_120 - 6_772_495),
     ]  # fmt: skip
-    only = call_ledger(CallTimes(call_ns=Fraction(7)), CallTimes(call_ns=Fraction(5)))
+    only = call_ledger(MeanTimes(call_ns=Fraction(7)), MeanTimes(call_ns=Fraction(5)))
     assert only is not None and [(line.name, line.saved_ns) for line in only.ledger.lines] == [("attention call", 2)]
     assert only.ledger.kernel_saved_ns == 0 and only.ledger.realised_share is None
-    assert call_ledger(CallTimes(), CallTimes()) is None
-    assert call_ledger(CallTimes(stage_ns=Fraction(1)), CallTimes(stage_ns=Fraction(2))) is None
+    assert call_ledger(MeanTimes(), MeanTimes()) is None
+    assert call_ledger(MeanTimes(stage_ns=Fraction(1)), MeanTimes(stage_ns=Fraction(2))) is None
 
 
 def test_a_copied_figure_is_noticed() -> None:
@@ -81,7 +81,7 @@ def test_a_copied_figure_is_noticed() -> None:
 
 _TIMES = st.none() | st.fractions(Fraction(1, 7), 10**10, max_denominator=1000)
 _SIDES = st.builds(
-    CallTimes,
+    MeanTimes,
     kernel_ns=_TIMES,
     section_ns=_TIMES,
     call_ns=_TIMES,
@@ -91,7 +91,7 @@ _SIDES = st.builds(
 
 
 @given(_SIDES, _SIDES)
-def test_it_adds_up_and_swapped_sides_negate(baseline: CallTimes, candidate: CallTimes) -> None:
+def test_it_adds_up_and_swapped_sides_negate(baseline: MeanTimes, candidate: MeanTimes) -> None:
     there, back = call_ledger(baseline, candidate), call_ledger(candidate, baseline)
     if there is None:
         assert back is None
@@ -120,8 +120,8 @@ def test_it_adds_up_and_swapped_sides_negate(baseline: CallTimes, candidate: Cal
 
 def test_a_call_that_takes_no_time_saves_all_of_the_other() -> None:
     """Zero is a time, not a missing one."""
-    whole = CallTimes(call_ns=Fraction(1, 2), stage_ns=Fraction(10))
-    nothing = CallTimes(call_ns=Fraction(0), stage_ns=Fraction(1))
+    whole = MeanTimes(call_ns=Fraction(1, 2), stage_ns=Fraction(10))
+    nothing = MeanTimes(call_ns=Fraction(0), stage_ns=Fraction(1))
     found = implied_calls(whole, nothing)
     assert found is not None and found.calls == 18
-    assert implied_calls(CallTimes(call_ns=Fraction(0), stage_ns=Fraction(10)), replace(whole, stage_ns=Fraction(1))) is None
+    assert implied_calls(MeanTimes(call_ns=Fraction(0), stage_ns=Fraction(10)), replace(whole, stage_ns=Fraction(1))) is None

@@ -24,7 +24,7 @@ from strobe.perf.analysis.ledger.account import (
     paired_spread,
     step_spread,
 )
-from strobe.perf.analysis.ledger.traces import Labelling, TimedStep, TracedSide, foreign_ledger, label_trace
+from strobe.perf.analysis.ledger.traces import Labelling, MeanTimes, TracedSide, foreign_ledger, label_trace
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import bootstrap_interval
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
@@ -168,7 +168,7 @@ def test_steps_of_traces_carry_intervals_to_the_lines_and_the_total() -> None:
 
 def test_a_stage_of_calls_has_intervals_of_its_labels_but_not_of_what_the_log_timed() -> None:
     sides = side(BOTH[0], 300, calls=2), side(BOTH[1], 320, calls=2)
-    timed = TimedStep(stage_ns=Fraction(10**6), calls_per_stage=40), TimedStep(stage_ns=Fraction(8 * 10**5), calls_per_stage=40)
+    timed = MeanTimes(stage_ns=Fraction(10**6), calls_per_stage=40), MeanTimes(stage_ns=Fraction(8 * 10**5), calls_per_stage=40)
     staged, plain = foreign_ledger(*sides, timed).ledger.spread, foreign_ledger(*sides).ledger.spread
     assert staged.total is None and set(staged.lines) == {"focal: kernel", "step: kernel"}
     for name, each in plain.lines.items():  # twenty steps make a stage

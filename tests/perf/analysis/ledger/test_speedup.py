@@ -13,19 +13,19 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW
 from strobe.perf.analysis.ledger.speedup import LevelFigure, TimedSide, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Labelling, TracedSide, call_ledger, label_trace
-from strobe.perf.analysis.runs.log_times import NO_CALLS, NO_LOG, Timings, WantedTimes, timings_of
+from strobe.perf.analysis.runs.log_times import NO_CALLS, NO_LOG, LogRequest, Timings, timings_of
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.logs import read_log
 from strobe.perf.trace import read_trace
 
-NONE = timings_of(None, WantedTimes())
+NONE = timings_of(None)
 
 
 def timings(folder: Path, text: str, **wanted: object) -> Timings:
     path = folder / "run.log"
     path.write_text(text, encoding="utf-8")
-    return timings_of(read_log(path), WantedTimes(**wanted))
+    return timings_of(LogRequest(log=read_log(path)), **wanted)
 
 
 def log(call_ms: float, stage_ms: float, calls: int = 3, rounds: int = 4, step_s: float | None = None) -> str:
@@ -78,9 +78,9 @@ def test_a_log_that_is_not_clear_is_refused(tmp_path: Path) -> None:
 def test_records_of_several_variants_are_told_apart_by_name() -> None:
     """Our own records as a log: `variant/span`."""
     log = read_log(Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "records.jsonl.gz")
-    several = timings_of(log, WantedTimes())
+    several = timings_of(LogRequest(log=log))
     assert isinstance(several.e2e, str) and "choose one with --names" in several.e2e
-    one = timings_of(log, WantedTimes(timer="^quality/"))
+    one = timings_of(LogRequest(log=log), timer="^quality/")
     assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds) == 17
     assert not isinstance(one.step, str) and one.step.series.name == "quality/denoise_step"
 

@@ -20,7 +20,7 @@ from strobe.perf.analysis.ledger.traces import (
     PRIORITY,
     Account,
     Labelling,
-    TimedStep,
+    MeanTimes,
     TracedSide,
     foreign_ledger,
     label_trace,
@@ -215,7 +215,7 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
     sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
     timed = tuple(
-        TimedStep(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
+        MeanTimes(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
     )
     if not all(side.num_focal for side in sides):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from strobe.core.errors import DataError, UnitError
 from strobe.perf.analysis.runs.log_times import (
     FIRST,
+    NO_STEPS,
     START_UP,
     LogRequest,
     attention_summary,
@@ -21,6 +23,7 @@ from strobe.perf.analysis.runs.log_times import (
     stage_constraints,
     stage_rounds,
     summarise,
+    timings_of,
     unsynchronised,
 )
 from strobe.perf.logs import Constraint, Log, read_log
@@ -185,3 +188,52 @@ def test_every_value_is_kept_or_has_a_cause(
     left_out = [index for indices in found.excluded.values() for index in indices]
     assert sorted([*found.kept, *left_out]) == list(range(len(values)))
     assert found.calls.sum_ns == sum(values[index] * 10**6 for index in found.kept)
+
+
+BAR = "100%|##########| {n}/{n} [00:05<00:00,  {s}s/it]"
+PER_STEP = "[generate] model denoise per step: {s}s"
+MEAN = "[DenoisingStage] average time per step: {s} seconds"
+
+
+@pytest.mark.parametrize(
+    ("inside", "rounds_ms", "processes", "steps", "source"),
+    [
+        ([BAR.format(n=50, s="0.1")], (6000, 5100, 5200), None, (50, 100_000_000), "'step of a bare progress bar' ends there"),
+        ([PER_STEP.format(s="1.00")] * 5, (9000, 5100, 5200), None, (5, 1_000_000_000), "values of 'model denoise per step'"),
+        ([MEAN.format(s="0.100")], (6000, 5001, 5002), None, (50, 100_000_000), "it takes 50 times its mean of 'DenoisingStage'"),
+        ([MEAN.format(s="0.100")], (6000, 5030, 5040), None, None, ""),  # what is beyond 50 steps may be a step
+        ([MEAN.format(s="0.100")], (6000, 5001), None, None, ""),  # one round may be whole by chance
+        ([BAR.format(n=50, s="0.1")], (6000, 90_000, 91_000), None, None, ""),  # a bar of something short
+        ([BAR.format(n=50, s="0.2")], (6000, 5100, 5200), None, None, ""),  # more than the round
+        ([BAR.format(n=25, s="0.1")] * 2, (6000, 5100, 5200), 1, (50, 100_000_000), "'step of a bare progress bar' ends there"),
+        ([BAR.format(n=25, s="0.1")] * 2, (6000, 5100, 5200), None, None, ""),  # two bars, or one bar of two processes
+        ([PER_STEP.format(s="1.00")] * 5, (9000, 5100, 5200), 2, None, ""),
+        ([], (6000, 5100, 5200), None, None, ""),
+    ],
+)  # fmt: skip
+def test_steps_of_a_round(
+    inside: list[str],
+    rounds_ms: tuple[int, ...],
+    processes: int | None,
+    steps: tuple[int, int] | None,
+    source: str,
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path, *(line for ms in rounds_ms for line in (*inside, stage(ms))))
+    found = timings_of(LogRequest(log=log), processes=processes)
+    assert found.steps == (steps or NO_STEPS)
+    assert found.steps_from == (f"{steps[0]} steps in a round of the log ({source})" if steps else "")
+
+
+def test_steps_of_a_round_must_be_the_same_in_all_of_them(tmp_path: Path) -> None:
+    bars = (BAR.format(n=n, s=0.1) for n in (50, 50, 40))
+    log = log_of(tmp_path, *(line for bar, ms in zip(bars, (6000, 5100, 4100), strict=True) for line in (bar, stage(ms))))
+    assert timings_of(LogRequest(log=log)).steps == NO_STEPS
+
+
+def test_steps_of_a_dumped_request_are_those_of_its_denoising_stage(tmp_path: Path) -> None:
+    stages = [{"name": name, "duration_ms": ms} for name, ms in (("TextEncodingStage", 20), ("DenoisingStage", 410.5))]
+    dump = {"total_duration_ms": 440.0, "steps": stages, "denoise_steps_ms": [{"step": n, "duration_ms": 100} for n in range(4)]}
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(dump))
+    assert timings_of(LogRequest(log=read_log(path))).steps == (4, 100_000_000)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strobe.perf.report.model import Notes
+from msgspec.structs import replace
+
+from strobe.perf.report.model import Banner, Notes
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
+from strobe.perf.report.write import render_html, render_markdown
 from synthetic import event, kernel, launch
 
 
@@ -68,3 +71,53 @@ def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: 
     before = "Before the first kernel 46.00 ms passed on the host: 25.00 ms in autotune, 20.00 ms in cuModuleLoadData, "
     assert any(line.startswith(before) for line in said), said
     assert any("ProfilerStep#0, takes 50.00 ms on the host, 0.3000 of it busy on the device." in line for line in said), said
+
+
+def layers(path: Path, lengths: list[int]) -> Path:
+    """Blocks of one step, each a range around the launch of a kernel of so many microseconds, and a kernel after them."""
+    events, at = [event("user_annotation", "step", "900", "9000")], 1000
+    for number, length in enumerate([*lengths, 100]):
+        if number < len(lengths):
+            events.append(event("user_annotation", f"WanBlock_{number}", str(at - 20), "15"))
+        events += [launch(str(at - 10), "4", number + 1), kernel("gemm", str(at), str(length), number + 1)]
+        at += length + 50
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
+    told = (sentences(layers(tmp_path / f"{n}.json", [100, 100, last, 100])) for n, last in enumerate((100, 200)))
+    even, slow = ([line for line in said if line.startswith("Layers: ")] for said in told)
+    assert even == ["Layers: 4 of WanBlock, 0.1000 ms each (median), 80.0 % of the work."]
+    assert slow == [
+        "Layers: 4 of WanBlock, 0.1000 ms each (median), 83.3 % of the work; the slowest, WanBlock_2, takes 0.2000 ms."
+    ]
+
+
+def test_the_page_has_what_would_help_second_and_warnings_that_change_no_figure_below(tmp_path: Path) -> None:
+    report = build_trace_report(load_trace_study((write(tmp_path / "t.json", [300] * 6),), TraceOptions(details=True)))
+    assert [section.id for section in report.sections[:3]] == ["answer", "what-if", "overview"]
+    warned = replace(report, banners=(Banner("caution", "weakens", ("a",)), Banner("stop", "voids", ("b",))))
+    for text in (render_html(warned), render_markdown(warned)):
+        places = [text.rindex(word) for word in ("voids", "The answer", "weakens", "What would help")]
+        assert places == sorted(places)
+
+
+def test_ranges_that_no_call_encloses_are_steps_and_no_layers(tmp_path: Path) -> None:
+    path = layers(tmp_path / "t.json", [100, 100, 100, 100])
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({"traceEvents": data["traceEvents"][1:]}))
+    assert not [line for line in sentences(path) if line.startswith("Layers: ")]
+
+
+def test_layers_beside_each_other_are_no_more_than_all_work(tmp_path: Path) -> None:
+    path = layers(tmp_path / "t.json", [100, 100, 100, 100])
+    events = json.loads(path.read_text())["traceEvents"]
+    for number, one in enumerate(one for one in events if one["cat"] == "kernel"):
+        one |= {"ts": str(1000 + 40 * number), "args": {**one["args"], "stream": number}}
+    calls = [one for one in events if one["cat"] != "kernel" and one["name"] != "step"]
+    for number, one in enumerate(calls):
+        one |= {"ts": str(900 + 10 * number), "dur": "15" if one["cat"] == "user_annotation" else "4"}
+    path.write_text(json.dumps({"traceEvents": events}))
+    (said,) = [line for line in sentences(path) if line.startswith("Layers: ")]
+    assert ", 80.0 % of the work" in said

@@ -742,7 +742,7 @@ class Anchor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnedTime:
-    """Time by label of one side, over all units.
+    """Time by label of one side, over all units; none in a ledger of anchors alone.
 
     Args:
         labels: nanoseconds of each label.
@@ -750,14 +750,9 @@ class OwnedTime:
         tiles: the labels of each traced tile, not multiplied by anything.
     """
 
-    labels: Mapping[Label, int]
-    calls: Mapping[str, tuple[int, int]]
-    tiles: Sequence[Mapping[Label, int]]
-
-    @classmethod
-    def nothing(cls) -> OwnedTime:
-        """Return an empty side, for a ledger of anchors alone."""
-        return cls(labels={}, calls={}, tiles=())
+    labels: Mapping[Label, int] = field(default_factory=dict)
+    calls: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tiles: Sequence[Mapping[Label, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal
 
 from strobe.perf.analysis.device.kernels import KernelKind
-from strobe.perf.analysis.ledger.account import BY_THE_CLOCK, NAMELESS, ClipKind, Explained, LedgerLine, Part, part_of, trace_part
-from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Account, CallTimes, TimedStep, TracedSide, UnitName, foreign_ledger
+from strobe.perf.analysis.ledger.account import (
+    BY_THE_CLOCK,
+    NAMELESS,
+    AccountLevel,
+    ClipKind,
+    Explained,
+    Part,
+    part_of,
+    trace_part,
+)
+from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Account, MeanTimes, TracedSide, UnitName, foreign_ledger
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import skipped_text
 from strobe.perf.analysis.structure.steps import NoSteps
+from strobe.perf.logs.series import short
 from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
 from strobe.perf.trace.events import Trace
 
@@ -35,6 +45,10 @@ MAX_REALISED: Final = 10
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
 """Bounds of traced step / timed step; outside of them they are not the same step."""
+_CLOCKS: Final = Fraction(3, 2)
+"""Factor by which the device work of a traced step may exceed a timed step, which may have run at a higher clock."""
+OVERLAP: Final = Fraction(21, 20)
+"""Factor by which the focal kernels of a stage may exceed it: trace and log are of different runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,11 +160,11 @@ class TimedSide:
         """Return the time of a whole run of the log, or the reason why there is none."""
         return _rounds(self.timings.e2e)
 
-    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> CallTimes:
+    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> MeanTimes:
         """Return the means for the account of a call; with sections in it, the kernel is what runs inside one section."""
         kernel = _mean(self.kernel())
         inside = self.focal_in_section() if with_section else None
-        return CallTimes(
+        return MeanTimes(
             kernel_ns=kernel if inside is None else inside,
             section_ns=kernel if kernel_is_section else _mean(self.section()),
             call_ns=_mean(self.call()),
@@ -159,14 +173,80 @@ class TimedSide:
             kernel_is_section=kernel_is_section,
         )
 
-    def timed(self) -> TimedStep:
+    def with_calls(self, *, given: bool) -> TimedSide:
+        """Return the side with the focal calls in a stage as log and trace tell them: steps in a round by calls in a step.
+
+        Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of
+        the log's attention timers must agree.
+
+        Args:
+            given: the user says how many there are.
+        """
+        timings, own = self.timings, self.chosen
+        if given or isinstance(timings.stage, str):
+            return self
+        found = self._calls_in_stage(own)
+        if timings.calls is not None:
+            if isinstance(found, str) or found == timings.calls:
+                return self
+            reason = f"{timings.calls_from}, and {self._steps_by_calls(own)} are {found}"
+            return replace(self, timings=replace(timings, calls=None, calls_from=reason))
+        if isinstance(found, str):
+            return replace(self, timings=replace(timings, calls_from=found))
+        return replace(self, timings=replace(timings, calls=found, calls_from=self._steps_by_calls(own)))
+
+    def _steps_by_calls(self, own: TracedSide | None) -> str:
+        each = "" if own is None else Fraction(own.num_focal, len(own.tiles))
+        return f"{self.timings.steps_from} x {each} focal calls in a step of the trace"
+
+    @property
+    def other_run(self) -> str:
+        """Why the log must be of another run than the trace; empty if nothing says so."""
+        own, stage, steps = self.chosen, _mean(self.timed_stage()), self.timings.steps
+        if own is None or stage is None or isinstance(own.steps, NoSteps):
+            return ""
+        if _busy(own) > stage * OVERLAP:
+            return (
+                f"one step of the trace has {short(_busy(own))} of device work, and a whole stage of the log takes {short(stage)}"
+            )
+        if isinstance(steps, str) or not own.counted:
+            return ""
+        took = steps[0] * Fraction(own.num_focal, len(own.tiles)) * Fraction(sum(own.counted), len(own.counted))
+        if took <= stage * OVERLAP:
+            return ""
+        return f"the focal kernels of {steps[0]} steps take {short(took)}, and a whole stage of the log takes {short(stage)}"
+
+    def _calls_in_stage(self, own: TracedSide | None) -> int | str:
+        """Return the focal calls in a stage, or what is missing or contradicts them."""
+        if self.other_run:
+            return f"log and trace are of different runs: {self.other_run}"
+        steps, many = self.timings.steps, self.timings.steps_from
+        if isinstance(steps, str):
+            return steps
+        if own is None:
+            return f"{many}, and no trace says how many focal calls a step has"
+        if not own.num_focal:
+            return f"{many}, and no focal kernel is known in its trace"
+        if isinstance(own.steps, NoSteps):
+            return f"{many}, and the trace has no steps: {own.steps.reason}"
+        if not _may_be(own, steps[1]):
+            return f"a step of {short(steps[1])} in the log cannot be the trace's, which takes {short(own.mean_ns)} (--steps)"
+        if own.steps.source == "period" and _busy(own) * _CLOCKS < steps[1]:
+            work = f"{short(_busy(own))} of device work"
+            return f"a step of {short(steps[1])} in the log may be several of the trace's, which has {work} (--steps)"
+        calls = steps[0] * Fraction(own.num_focal, len(own.tiles))
+        return (
+            int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
+        )
+
+    def timed(self) -> MeanTimes:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""
         logged = self.timings.step
         step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
         own = self.chosen
         if step is not None and (own is None or not _may_be(own, step)):
             step = None
-        return TimedStep(
+        return MeanTimes(
             step_ns=step,
             stage_ns=_mean(self.timed_stage()),
             e2e_ns=_mean(self.whole()) if self.stages_per_run == 1 else None,
@@ -189,9 +269,13 @@ def host_step(traces: Sequence[Trace]) -> Measured | str:
 
 
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
-    """Return whether a timed step can be the traced one: the trace has steps, and both are about as long."""
+    """Return whether a timed step can be the traced one: the trace has steps about as long, and their work fits into it."""
     low, high = _LIKELY_DILATION
-    return not isinstance(own.steps, NoSteps) and low <= own.mean_ns / step_ns <= high
+    return not isinstance(own.steps, NoSteps) and low <= own.mean_ns / step_ns <= high and _busy(own) <= _CLOCKS * step_ns
+
+
+def _busy(own: TracedSide) -> Fraction:
+    return Fraction(sum(ns for label, ns in own.owned.items() if label.busy), len(own.tiles))
 
 
 def _mean(measured: Measured | str) -> Fraction | None:
@@ -362,7 +446,8 @@ def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, 
 # The unit is a steady frame block of our own runs, or what the account of two foreign traces is for.
 
 MOST_LINES: Final = 8
-_UNITS: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
+UNIT_NAMES: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
+_WHOLE_RUN: Final = "whole run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,7 +493,7 @@ class Answer:
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
         unit: unit of the lines, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
-            `focal call` or `traced window`.
+            `focal call` or `traced window`, and `whole run` where the account of a stage goes on to it.
         explained_time: share of the time of the side where it is smaller that has a name.
         explained_saving: share of the saving that has a name; None if nothing is saved.
     """
@@ -504,28 +589,24 @@ def account_answer(account: Account) -> Answer:
     both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
     nameless = []
     for line in account.ledger.lines:
-        label, times = Label(line.path, line.activity), _times(account, line)
+        label, times = Label(line.path, line.activity), account.both(line)
         shares = account.kinds if label == OTHER_KERNELS else {KernelKind.OTHER: times}
         for kind, share in shares.items():
             for found, ns in zip(both, share, strict=True):
                 found[trace_part(label, kind)] += ns
         if trace_part(label) in NAMELESS:
             nameless.append(times)
-    whole = account.per_unit(account.ledger.baseline_ns), account.per_unit(account.ledger.candidate_ns)
+    whole = account.both(account.ledger)
     assert tuple(sum(found.values()) for found in both) == whole, "the parts do not add up to the account"
     nothing = dict.fromkeys(Part, Fraction(0))
     named = [1 - sum(abs(times[at]) for times in nameless) / took for at, took in enumerate(whole) if took]
     saved, moved = whole[0] - whole[1], sum(abs(b - c) for b, c in nameless)
     return Answer(
         lines=_lines(both, (nothing, nothing)),
-        unit=_UNITS[account.unit],
+        unit=_WHOLE_RUN if account.ledger.levels[-1].level == AccountLevel.E2E else UNIT_NAMES[account.unit],
         explained_time=max(0.0, float(min(named, default=Fraction(0)))),
         explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
     )
-
-
-def _times(account: Account, line: LedgerLine) -> tuple[Fraction, Fraction]:
-    return account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns)
 
 
 def _lines(

@@ -26,13 +26,14 @@ from strobe.perf.analysis.device.activity import (
     sums,
     tile_of,
 )
-from strobe.perf.analysis.device.intervals import Intervals, Ints, complement, overlaps, union
+from strobe.perf.analysis.device.intervals import Intervals, complement, overlaps, union
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.analysis.ledger.account import (
     DILATION,
     OUTSIDE_WINDOW,
     AccountLevel,
     Anchor,
+    CallsEffect,
     Ledger,
     LedgerLine,
     LedgerScale,
@@ -196,8 +197,9 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
     inside = np.flatnonzero((within >= 0) | (exclusive > 0))
     calls: dict[str, tuple[int, int]] = {}
-    for (name, is_focal), ns in zip(_names(trace, work, focal, inside), exclusive[inside].tolist(), strict=True):
-        group = FOCAL_NAME if is_focal else kernel_name(name).group
+    columns = (work.name[inside], focal[inside], exclusive[inside])
+    for name, is_focal, ns in zip(*(column.tolist() for column in columns), strict=True):
+        group = FOCAL_NAME if is_focal else kernel_name(trace.device_events.names[name]).group
         count, took = calls.get(group, (0, 0))
         calls[group] = count + 1, took + ns
     return TracedSide(
@@ -240,11 +242,6 @@ def _left_out(steps: Steps | NoSteps) -> Intervals:
     found = [steps.steps[each.index] for each in excluded if each.cause != LAST and isinstance(steps, Steps)]
     bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
     return Intervals(bounds[:, 0], bounds[:, 1])
-
-
-def _names(trace: Trace, work: EventView, focal: NDArray[np.bool_], chosen: Ints) -> list[tuple[str, bool]]:
-    names = trace.device_events.names
-    return [(names[name], own) for name, own in zip(work.name[chosen].tolist(), focal[chosen].tolist(), strict=True)]
 
 
 class _Marks(NamedTuple):
@@ -331,20 +328,28 @@ UnitName = Literal["stage", "step", "call", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedStep:
-    """Times of one side without a profiler, from its log; `None` where the log has none.
+class MeanTimes:
+    """Mean times of one side; `None` where nothing was measured.
 
     Args:
-        step_ns: mean of a step.
-        stage_ns: mean of a stage.
-        e2e_ns: mean of a whole run, if one stage is in it.
+        kernel_ns: one focal kernel, traced.
+        section_ns: the section around it, traced.
+        call_ns: one call as its log says.
+        step_ns: one step without a profiler, as its log says.
+        stage_ns: one stage, as its log says, without warm-up.
+        e2e_ns: a whole run, if one stage is in it.
         calls_per_stage: focal calls in a stage.
+        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
     """
 
+    kernel_ns: Fraction | None = None
+    section_ns: Fraction | None = None
+    call_ns: Fraction | None = None
     step_ns: Fraction | None = None
     stage_ns: Fraction | None = None
     e2e_ns: Fraction | None = None
     calls_per_stage: int | None = None
+    kernel_is_section: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,6 +376,10 @@ class Account:
         """Divide a time of the ledger by its number of units."""
         return Fraction(ns) / self.ledger.num_units
 
+    def both(self, line: LedgerLine | CallsEffect | Ledger) -> tuple[Fraction, Fraction]:
+        """Return the times of both sides in one unit."""
+        return self.per_unit(line.baseline_ns), self.per_unit(line.candidate_ns)
+
 
 class _Unit(NamedTuple):
     name: UnitName
@@ -379,7 +388,7 @@ class _Unit(NamedTuple):
 
 
 def foreign_ledger(
-    baseline: TracedSide, candidate: TracedSide, timed: tuple[TimedStep, TimedStep] = (TimedStep(), TimedStep())
+    baseline: TracedSide, candidate: TracedSide, timed: tuple[MeanTimes, MeanTimes] = (MeanTimes(), MeanTimes())
 ) -> Account:
     """Account for the difference between two traces in the largest unit that they and their logs allow.
 
@@ -402,8 +411,9 @@ def foreign_ledger(
     elif unit.name in ("stage", "step"):
         missing["profiler dilation"] = "no log times a step without the profiler"
     if unit.name == "stage":
-        stage = _both(timed[0].stage_ns, timed[1].stage_ns)
-        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, stage))
+        assert timed[0].stage_ns is not None and timed[1].stage_ns is not None
+        name = OUTSIDE_WINDOW if anchors else BRIDGE
+        anchors.append((AccountLevel.STAGE, name, (timed[0].stage_ns, timed[1].stage_ns)))
         if timed[0].e2e_ns is not None and timed[1].e2e_ns is not None:
             anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
         else:
@@ -411,12 +421,7 @@ def foreign_ledger(
     return _closed(sides, unit, anchors, missing)
 
 
-def _both(baseline: Fraction | None, candidate: Fraction | None) -> tuple[Fraction, Fraction]:
-    assert baseline is not None and candidate is not None
-    return baseline, candidate
-
-
-def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[TimedStep, TimedStep]) -> tuple[_Unit, dict[str, str]]:
+def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[MeanTimes, MeanTimes]) -> tuple[_Unit, dict[str, str]]:
     calls, focal = [side.calls_per_stage for side in timed], [side.num_focal for side in sides]
     reason = ""
     if not all(focal):
@@ -480,7 +485,7 @@ def _closed(
     scale = LedgerScale(
         levels=tuple(dict.fromkeys(levels)),
         level_of=lambda label: _LEVELS[label.path[0]],
-        is_kernel=_is_focal,
+        is_kernel=lambda line: line.path[:1] == ("focal",),
         num_units=num_units,
     )
     inclusive = {
@@ -512,10 +517,6 @@ def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -
         sampled.append(Sampled(owned=[tile.owned for tile in side.tiles], weights=weights, scale=factor * sum(weights)))
     found = step_spread(sampled[0], sampled[1])
     return replace(found, total=None) if timed else found
-
-
-def _is_focal(line: LedgerLine) -> bool:
-    return line.path[:1] == ("focal",)
 
 
 # Device time by path: ranges, modules, operators and the kernel itself; and two such trees laid over each other.
@@ -661,27 +662,6 @@ KERNEL_LINE: Final = "focal kernel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CallTimes:
-    """Mean times of one side; `None` where nothing was measured.
-
-    Args:
-        kernel_ns: one focal kernel, traced.
-        section_ns: the section around it, traced.
-        call_ns: one call as its log says.
-        stage_ns: one stage, as its log says, without warm-up.
-        calls_per_stage: calls in a stage.
-        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
-    """
-
-    kernel_ns: Fraction | None = None
-    section_ns: Fraction | None = None
-    call_ns: Fraction | None = None
-    stage_ns: Fraction | None = None
-    calls_per_stage: int | None = None
-    kernel_is_section: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImpliedCalls:
     """Number of calls in a stage that would explain its saving by the saving of a call alone.
 
@@ -699,7 +679,7 @@ class ImpliedCalls:
         return self.calls.denominator == 1
 
 
-def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
+def call_ledger(baseline: MeanTimes, candidate: MeanTimes) -> Account | None:
     """Account for the saving of one call, level by level; `None` if no level was measured on both sides.
 
     A level that one side lacks is left out, and its time is part of the next line.
@@ -737,7 +717,7 @@ def call_ledger(baseline: CallTimes, candidate: CallTimes) -> Account | None:
         num_units=num_units,
     )
     apart = Spread(why_none="each level was measured by itself")
-    ledger = close_ledger(OwnedTime.nothing(), OwnedTime.nothing(), anchors, scale, apart)
+    ledger = close_ledger(OwnedTime(), OwnedTime(), anchors, scale, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return Account(ledger=ledger, unit="stage" if staged else "call", why=why, missing=missing)
 
@@ -748,12 +728,7 @@ def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
 
 
 def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel, str]:
-    words = {
-        AccountLevel.KERNEL: "kernel",
-        AccountLevel.SECTION: "section",
-        AccountLevel.CALL: "attention call",
-        AccountLevel.STAGE: "stage",
-    }
+    words = {level: "section" if level == AccountLevel.SECTION else level.value for level in known}
     names = {known[0]: KERNEL_LINE if known[0] == AccountLevel.KERNEL else words[known[0]]}
     for below, level in pairwise(known):
         part = "all of its attention calls" if level == AccountLevel.STAGE else f"the {words[below]}"
@@ -763,7 +738,7 @@ def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel
     return names
 
 
-def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | None = None) -> ImpliedCalls | None:
+def implied_calls(baseline: MeanTimes, candidate: MeanTimes, *, given: int | None = None) -> ImpliedCalls | None:
     """Divide the stage's saving by a call's; `None` if either is not known or the call saves nothing.
 
     Args:
@@ -780,7 +755,7 @@ def implied_calls(baseline: CallTimes, candidate: CallTimes, *, given: int | Non
     return ImpliedCalls(calls=calls, candidates=tuple((n, stage - n * call) for n in tried))
 
 
-def coincidences(baseline: CallTimes, candidate: CallTimes) -> tuple[tuple[str, str, Fraction], ...]:
+def coincidences(baseline: MeanTimes, candidate: MeanTimes) -> tuple[tuple[str, str, Fraction], ...]:
     """Find different quantities that are suspiciously equal; return both names and the relative difference.
 
     A kernel may well be all of its section: they come from the same events, and are not held against each other.

@@ -403,30 +403,11 @@ def _outliers(values: Sequence[int]) -> LogOutliers | None:
 
 NO_LOG: Final = "no log given"
 NO_CALLS: Final = "calls per stage not recorded: give --calls-per-stage"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedTimes:
-    """Selection of the timers in a log.
-
-    Args:
-        stage: regular expression of the stage's name.
-        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
-            `variant/span`.
-        unit: unit of the timer's values as written.
-        min_ns: shorter calls are left out.
-        max_ns: longer calls are left out.
-        calls: focal calls in a stage.
-        processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
-    """
-
-    stage: str = STAGE
-    timer: str = ""
-    unit: Unit | None = None
-    min_ns: int | None = None
-    max_ns: int | None = None
-    calls: int | None = None
-    processes: int | None = None
+NO_STEPS: Final = "the log counts neither attention calls nor steps in its rounds"
+_FILLED: Final = (Fraction(1, 2), Fraction(21, 20))
+"""Bounds of the steps of a round / the round, between which they are all of its steps."""
+_NEAR: Final = Fraction(1, 20)
+"""Largest distance from a whole number at which a round / a mean step counts its steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -442,6 +423,8 @@ class Timings:
         e2e: whole runs.
         calls: focal calls in a stage.
         calls_from: where their number comes from, or why it is not known.
+        steps: steps in a stage and the mean of one, or why they are not known.
+        steps_from: where their number comes from.
     """
 
     timers: tuple[SeriesSummary, ...]
@@ -452,43 +435,94 @@ class Timings:
     e2e: StageRounds | str
     calls: int | None
     calls_from: str
+    steps: tuple[int, Fraction] | str = NO_STEPS
+    steps_from: str = ""
 
 
-def timings_of(log: Log | None, wanted: WantedTimes, constraints: Sequence[Constraint] = ()) -> Timings:
+def timings_of(
+    request: LogRequest | None, stage: str = STAGE, timer: str = "", *, calls: int | None = None, processes: int | None = None
+) -> Timings:
     """Collect the times of a log.
 
     Args:
-        log: `None`: there is none.
-        constraints: bounds of one attention call from elsewhere.
+        request: the log, with what is known of its attention timer; `None`: there is no log.
+        stage: regular expression of the stage's name.
+        timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
+            `variant/span`.
+        calls: focal calls in a stage, if the user gives them.
+        processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
 
     Raises:
         DataError: the log has no such timer, or several timers or stages that fit.
         UnitError: the unit of a timer is not known.
     """
-    calls, calls_from = wanted.calls, NO_CALLS if wanted.calls is None else f"given: {wanted.calls}"
-    if log is None:
+    calls_from = NO_CALLS if calls is None else f"given: {calls}"
+    if request is None:
         return Timings(
             timers=(), attention=NO_LOG, rounds=(), stage=NO_LOG, step=NO_LOG, e2e=NO_LOG, calls=calls, calls_from=calls_from
         )
-    stage = _stage(log, wanted.stage)
-    timers = _attention(log, wanted, constraints)
+    log = request.log
+    found = _stage(log, stage)
+    timers = _attention(replace(request, calls=calls), timer, stage)
     attention = slowest(timers) if timers else "the log times no attention call"
-    rounds: tuple[range, ...] = ()
-    if not isinstance(stage, str) and not isinstance(attention, str):
-        rounds = calls_of_rounds(log, attention.series, stage)
+    inside: tuple[range, ...] = ()
+    if not isinstance(found, str) and not isinstance(attention, str):
+        inside = calls_of_rounds(log, attention.series, found)
         if calls is None:
-            calls, calls_from = _counted(log, attention, stage, wanted.processes)
-    steps = _named(log, "step", wanted.timer)
+            calls, calls_from = _counted(log, attention, found, processes)
+    steps = _named(log, "step", timer)
+    counted, counted_from = (NO_STEPS, "") if isinstance(found, str) else _steps_of(log, found, processes)
     return Timings(
         timers=timers,
         attention=attention,
-        rounds=rounds,
-        stage=stage,
+        rounds=inside,
+        stage=found,
         step=steps if isinstance(steps, str) else slowest([summarise(LogRequest(log=log), each) for each in steps]),
-        e2e=_whole(log, wanted.timer),
+        e2e=_whole(log, timer),
         calls=calls,
         calls_from=calls_from,
+        steps=counted,
+        steps_from=counted_from,
     )
+
+
+def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tuple[int, Fraction] | str, str]:
+    """Count the steps in a round, and their mean; only a number of steps that fill every round in which the log has some.
+
+    The log has a value for each, or says at the end of a progress bar how many there were, or has their mean alone. Lines of
+    several processes that do not say their rank count where a round has one.
+    """
+    many = processes not in (None, 1) or len(stage.resolved) > 1
+    for series in log.of("step"):
+        try:
+            values = resolve_units(series).values_ns
+        except DataError:
+            continue
+        inside = enumerate(calls_of_rounds(log, series, stage))
+        rounds = [(stage.rounds[at].value_ns, each) for at, each in inside if each and at not in stage.excluded]
+        rounds = [(whole, each) for whole, each in rounds if whole]
+        alone = all(len(each) == 1 for _, each in rounds) or series.rank is not None
+        for weights, words in (
+            ([1] * len(series) if alone or not many else (), "values of {name!r}"),
+            (series.step if alone or processes == 1 else (), "{name!r} ends there"),
+        ):
+            if not weights:
+                continue
+            counts = {sum(weights[index] for index in each) for _, each in rounds}
+            took = [Fraction(sum(weights[index] * values[index] for index in each), whole) for whole, each in rounds]
+            if len(counts) == 1 and (n := counts.pop()) > 0 and all(_FILLED[0] <= part <= _FILLED[1] for part in took):
+                spent = sum(part * whole for part, (whole, _) in zip(took, rounds, strict=True))
+                return (
+                    n,
+                    Fraction(spent, n * len(rounds)),
+                ), f"{n} steps in a round of the log ({words.format(name=series.title)})"
+        means = [Fraction(whole, values[each[0]]) for whole, each in rounds if len(each) == 1 and values[each[0]]]
+        whole_numbers = {round(mean) for mean in means}
+        if 1 < len(means) == len(rounds) and len(whole_numbers) == 1 and all(abs(each - round(each)) <= _NEAR for each in means):
+            n = whole_numbers.pop()
+            mean = Fraction(sum(values[each[0]] for _, each in rounds), len(rounds))
+            return (n, mean), f"{n} steps in a round of the log (it takes {n} times its mean of {series.title!r})"
+    return NO_STEPS, ""
 
 
 def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: int | None) -> tuple[int | None, str]:
@@ -531,21 +565,14 @@ def _stage(log: Log, name: str) -> StageRounds | str:
     return found[0]
 
 
-def _attention(log: Log, wanted: WantedTimes, constraints: Sequence[Constraint]) -> tuple[SeriesSummary, ...]:
-    if not log.of("attention", wanted.timer):
-        if wanted.timer and not any(re.search(wanted.timer, series.name, re.IGNORECASE) for series in log.series):
-            raise DataError(f"{log.path}: no attention timer {wanted.timer!r}; {log.content}")
+def _attention(request: LogRequest, timer: str, stage: str) -> tuple[SeriesSummary, ...]:
+    log = request.log
+    if not log.of("attention", timer):
+        if timer and not any(re.search(timer, series.name, re.IGNORECASE) for series in log.series):
+            raise DataError(f"{log.path}: no attention timer {timer!r}; {log.content}")
         return ()
-    request = LogRequest(
-        log=log,
-        constraints=tuple(constraints),
-        unit=wanted.unit,
-        min_ns=wanted.min_ns,
-        max_ns=wanted.max_ns,
-        calls=wanted.calls,
-    )
-    timers = attention_summary(request, wanted.timer, wanted.stage)
-    names = dict.fromkeys(timer.series.name for timer in timers)
+    timers = attention_summary(request, timer, stage)
+    names = dict.fromkeys(each.series.name for each in timers)
     if len(names) > 1:
         listed = ", ".join(repr(name) for name in names)
         raise DataError(f"{log.path}: {len(names)} attention timers: {listed}; choose one with --names")

@@ -351,7 +351,7 @@ def page(
         title: of the page; `subtitle` says what it is about.
         sections: in order; None is one that has nothing to say.
         facts: of the line below the title.
-        banners: warnings above the numbers.
+        banners: warnings, see `Banner`.
         speedups: for scripts and gates.
     """
     return Report(

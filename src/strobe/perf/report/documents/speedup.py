@@ -11,17 +11,17 @@ import msgspec
 from msgspec import Meta
 
 from strobe.core.errors import unknown_choice
-from strobe.perf.analysis.comparable import CommonKernels, Value
+from strobe.perf.analysis.comparable import Value
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
-from strobe.perf.analysis.ledger.traces import Account, Node, PathTree, TracedSide
+from strobe.perf.analysis.ledger.traces import Account, Node, TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
-from strobe.perf.analysis.structure.sections import FocalKernels, Sections
+from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log, Resolved
 from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.documents.runs import Document, DocumentPart, ends, part_of
+from strobe.perf.report.documents.runs import Document, DocumentPart, PartT, ends, part_of
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account
@@ -140,10 +140,7 @@ class LevelPart(DocumentPart, frozen=True, kw_only=True):
     baseline: Annotated[MeasuredPart | None, Meta(description="time of the baseline; null: not measured")]
     candidate: Annotated[MeasuredPart | None, Meta(description="time of the candidate; null: not measured")]
     saved_ns: OrExact
-    realised: Annotated[
-        float | None,
-        Meta(description="saving at this level / saving of the focal calls in it; null: not known, or too small to compare"),
-    ]
+    realised: Annotated[float | None, Meta(description="saving / saving of the focal calls in it; null: unknown or too small")]
     unlike: Annotated[str, Meta(description="difference between the quantities that the two sides measure; empty: none")]
     missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
 
@@ -172,9 +169,7 @@ class EffectPart(DocumentPart, frozen=True, kw_only=True):
     """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
 
     kernel: Annotated[str, Meta(description="normalised name of the kernel")]
-    calls: Annotated[
-        tuple[str, str], Meta(description="number of calls per unit of the baseline and of the candidate, exact text")
-    ]
+    calls: Annotated[tuple[str, str], Meta(description="calls per unit of the baseline and of the candidate, exact text")]
     saved_ns: Exact
     by_calls_ns: Annotated[str, Meta(description="saving by fewer calls, ns as exact text")]
     by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
@@ -217,15 +212,11 @@ class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
     levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
     missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
-    unit: Annotated[str, Meta(description="unit of the times: `stage`, `step`, `focal call`, `traced window`; empty: no account")]
+    unit: Annotated[str, Meta(description="`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
     baseline_ns: OrExact
     candidate_ns: OrExact
-    explained_time_share: Annotated[
-        float | None, Meta(description="share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
-    ]
-    explained_saving_share: Annotated[
-        float | None, Meta(description="share of the saving in named parts, 0 to 1; null: no saving, not comparable, no account")
-    ]
+    explained_time_share: Annotated[float | None, Meta(description="share of a unit in named parts, 0 to 1; null: no account")]
+    explained_saving_share: Annotated[float | None, Meta(description="share of its saving in named parts; null: there is none")]
     limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
     parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
 
@@ -261,10 +252,7 @@ class SidePart(DocumentPart, frozen=True, kw_only=True):
     section: Annotated[str | None, Meta(description="definition of the section; null: none was given")]
     calls_per_stage: Annotated[int | None, Meta(description="number of focal calls in a stage; null: not known")]
     calls_from: Annotated[str, Meta(description="source of `calls_per_stage`, or the reason why it is not known")]
-    log: Annotated[
-        dict[str, Any] | None,
-        Meta(description="log: path, counts of its lines, damage, lines like timings, rejected values; null: no log"),
-    ]
+    log: Annotated[dict[str, Any] | None, Meta(description="path, counts of lines, damage, lines like timings, rejected values")]
     attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers of the log: [Timers](#timers)")]
     stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage in the log: [Stages](#stages); null: none")]
     traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
@@ -315,10 +303,7 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     unlike: Annotated[str, Meta(description="difference between the sections of the two sides; empty: none")]
     facts: Annotated[tuple[FactPart, ...], Meta(description="all facts that the comparison depends on")]
     common_kernels: Annotated[CommonPart | None, Meta(description="kernels that both sides ran; null if a side ran no kernel")]
-    levels: Annotated[
-        dict[str, LevelPart],
-        Meta(description="by level (`kernel`, `section`, `attention`, `step`, `stage`, `e2e`): times and speedup"),
-    ]
+    levels: Annotated[dict[str, LevelPart], Meta(description="times and speedup, by level from `kernel` to `e2e`")]
     call_ledger: Annotated[LedgerPart | None, Meta(description="account from a focal kernel to the stage; null: not measured")]
     ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="accounts of traces: of the slowest ranks, then of every rank")]
     answer: Annotated[AnswerPart, Meta(description="summary of the account of the slowest ranks")]
@@ -336,65 +321,18 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no such table.
         """
-        tables = {
-            "lines": self._lines,
-            "parts": self._parts,
-            "levels": self._levels,
-            "kernels": self._kernels,
-            "facts": self._facts,
-            "tree": self._tree,
+        tables: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+            "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
+            "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
+            "levels": lambda: (_level_row(name, level) for name, level in self.levels.items()),
+            "kernels": lambda: (_kernel_row(of, each) for of in self.ledgers for each in of.kernels),
+            "facts": lambda: map(msgspec.structs.asdict, self.facts),
+            "tree": lambda: (_node_row(self.tree, node) for node in (self.tree.nodes if self.tree else ())),
         }
         chosen = table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
-        return tables[chosen]()
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return [{"ranks": each.ranks, "unit": each.unit} | _numbers(line) for each in self.ledgers for line in each.lines]
-
-    def _parts(self) -> list[dict[str, Any]]:
-        return [{"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts]
-
-    def _levels(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "level": name,
-                "ratio": level.ratio,
-                "low": level.low,
-                "high": level.high,
-                "verdict": level.verdict,
-                "baseline_ns": None if level.baseline is None else _number(level.baseline.mean_ns),
-                "candidate_ns": None if level.candidate is None else _number(level.candidate.mean_ns),
-                "saved_ns": None if level.saved_ns is None else _number(level.saved_ns),
-                "missing": level.missing,
-            }
-            for name, level in self.levels.items()
-        ]
-
-    def _kernels(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "ranks": ledger.ranks,
-                "unit": ledger.unit,
-                "kernel": kernel.kernel,
-                "baseline_calls": _number(kernel.calls[0]),
-                "candidate_calls": _number(kernel.calls[1]),
-                **_times(kernel),
-            }
-            for ledger in self.ledgers
-            for kernel in ledger.kernels
-        ]
-
-    def _tree(self) -> list[dict[str, Any]]:
-        tree = self.tree
-        return [
-            {"unit": tree.unit, "path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf} | _times(node)
-            for node in (() if tree is None else tree.nodes)
-            if tree is not None
-        ]
-
-    def _facts(self) -> list[dict[str, Any]]:
-        return [msgspec.structs.asdict(fact) for fact in self.facts]
+        return list(tables[chosen]())
 
     def title(self) -> str:
         """Return one line with the speedups, or the reasons why there are none."""
@@ -419,12 +357,29 @@ def _times(part: DocumentPart) -> dict[str, float]:
     return {name: value for name, value in _numbers(part).items() if name.endswith("_ns")}
 
 
+def _level_row(name: str, level: LevelPart) -> dict[str, Any]:
+    sides = {"baseline_ns": level.baseline, "candidate_ns": level.candidate}
+    means = {key: None if side is None else _number(side.mean_ns) for key, side in sides.items()}
+    row = {"level": name} | _numbers(level) | means
+    return {key: row[key] for key in ("level", "ratio", "low", "high", "verdict", *means, "saved_ns", "missing")}
+
+
+def _kernel_row(of: LedgerPart, kernel: EffectPart) -> dict[str, Any]:
+    calls = {f"{side}_calls": _number(n) for side, n in zip(("baseline", "candidate"), kernel.calls, strict=True)}
+    return {"ranks": of.ranks, "unit": of.unit, "kernel": kernel.kernel, **calls, **_times(kernel)}
+
+
+def _node_row(of: TreePart | None, node: NodePart) -> dict[str, Any]:
+    place = {"path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf}
+    return {"unit": of.unit if of else "", **place, **_times(node)}
+
+
 # Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
 
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
     """Return the document with everything that the report says."""
-    checks = study.comparability.checks
+    checks, common = study.comparability.checks, study.common
     baseline, candidate = map(_side, study.sides)
     return SpeedupDocument(
         comparable=study.comparable,
@@ -435,26 +390,38 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         facts=tuple(
             part_of(FactPart, check, baseline=_value(check.baseline), candidate=_value(check.candidate)) for check in checks
         ),
-        common_kernels=None if study.common is None else _common(study.common),
+        common_kernels=None
+        if common is None
+        else CommonPart(
+            baseline_share=float(common.baseline_share), candidate_share=float(common.candidate_share), names=tuple(common.names)
+        ),
         levels={figure.level: _level(figure) for figure in study.levels},
         call_ledger=None if study.call_account is None else _account(study.call_account),
         ledgers=tuple(_account(account, name) for name, account in study.accounts),
         answer=_answer(study),
-        tree=None if study.tree is None else _tree(study.tree),
+        tree=None
+        if study.tree is None
+        else _exact(TreePart, (study.tree.root, study.tree), nodes=tuple(_nodes(study.tree.root))),
         contradictions=tuple(contradictions(study)),
         anomalies=tuple(anomalies(study)),
         sides=SidesPart(baseline=baseline, candidate=candidate),
     )
 
 
-def exact(ns: Fraction | int) -> str:
-    """Format a time exactly: `12345` or `12345/7` nanoseconds."""
-    return str(Fraction(ns))
+def _exact(
+    kind: type[PartT], sources: Sequence[object], per_unit: Callable[[int | Fraction], Fraction] = Fraction, /, **given: object
+) -> PartT:
+    """Build a part; a field that is not given is the first source's attribute, times of one unit as exact text: `12345/7`.
 
-
-def _speedup_document_times(found: object, text: Callable[[int | Fraction], str] = exact) -> dict[str, str]:
-    """Return the times of both sides and what was saved, as exact text."""
-    return {name: text(getattr(found, name)) for name in ("baseline_ns", "candidate_ns", "saved_ns")}
+    What a source has no attribute for is baseline minus candidate.
+    """
+    for name in kind.__struct_fields__:
+        if name not in given:
+            source = next((each for each in sources if hasattr(each, name)), None)
+            sides = [] if source else [getattr(sources[0], side) for side in ("baseline_ns", "candidate_ns")]
+            value = getattr(source, name) if source else sides[0] - sides[1]
+            given[name] = str(per_unit(value)) if name.endswith("_ns") and isinstance(value, int | Fraction) else value
+    return kind(**given)
 
 
 def _answer(study: SpeedupStudy) -> AnswerPart:
@@ -463,21 +430,19 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     if found is None:
         nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
         return part_of(AnswerPart, **said, **nothing, missing=no_account(study), unit="", limit="", parts=())
-    return part_of(
+    return _exact(
         AnswerPart,
-        found,
+        [found],
         **said,
         missing="",
-        baseline_ns=exact(found.baseline_ns),
-        candidate_ns=exact(found.candidate_ns),
         explained_time_share=found.explained_time,
         explained_saving_share=found.explained_saving if study.comparable else None,
         limit=limit("candidate", found),
         parts=tuple(
-            part_of(
+            _exact(
                 AnswerLine,
+                [line],
                 part=", ".join(part.value for part in line.parts),
-                **_speedup_document_times(line),
                 share=line.share if study.comparable else None,
             )
             for line in found.lines
@@ -485,25 +450,10 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     )
 
 
-def _tree(tree: PathTree) -> TreePart:
-    nodes = (
-        NodePart(
-            path=path,
-            baseline_ns=exact(node.baseline_ns),
-            candidate_ns=exact(node.candidate_ns),
-            saved_ns=exact(node.baseline_ns - node.candidate_ns),
-            leaf=not node.children,
-        )
-        for path, node in _nodes(tree.root, ())
-    )
-    root = tree.root
-    return part_of(TreePart, tree, baseline_ns=exact(root.baseline_ns), candidate_ns=exact(root.candidate_ns), nodes=tuple(nodes))
-
-
-def _nodes(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+def _nodes(node: Node, above: tuple[str, ...] = ()) -> Iterator[NodePart]:
     for child in node.children:
         path = (*above, child.name)
-        yield path, child
+        yield _exact(NodePart, [child], path=path, leaf=not child.children)
         yield from _nodes(child, path)
 
 
@@ -511,66 +461,50 @@ def _value(found: Value | None) -> str | tuple[str, ...] | None:
     return tuple(sorted(found)) if isinstance(found, frozenset) else found
 
 
-def _common(common: CommonKernels) -> CommonPart:
-    shares = float(common.baseline_share), float(common.candidate_share)
-    return CommonPart(baseline_share=shares[0], candidate_share=shares[1], names=tuple(common.names))
-
-
 def _level(figure: LevelFigure) -> LevelPart:
-    return part_of(
+    return _exact(
         LevelPart,
-        figure,
-        ratio=None if figure.ratio is None else float(figure.ratio),
+        [figure],
         **ends(figure.interval),
+        **{name: None if (value := getattr(figure, name)) is None else float(value) for name in ("ratio", "realised")},
         baseline=_measured(figure.baseline),
         candidate=_measured(figure.candidate),
-        saved_ns=None if figure.saved_ns is None else exact(figure.saved_ns),
-        realised=None if figure.realised is None else float(figure.realised),
     )
 
 
 def _measured(measured: Measured | str) -> MeasuredPart | None:
-    if isinstance(measured, str):
-        return None
-    return part_of(MeasuredPart, measured, mean_ns=exact(measured.mean_ns), groups=len(measured.groups_ns))
+    return None if isinstance(measured, str) else _exact(MeasuredPart, [measured], groups=len(measured.groups_ns))
 
 
 def _account(account: Account, ranks: str = "") -> LedgerPart:
-    ledger, spread = account.ledger, account.ledger.spread
-
-    def per_unit(ns: int | Fraction) -> str:
-        return exact(account.per_unit(ns))
-
-    return part_of(
+    ledger, spread, per_unit = account.ledger, account.ledger.spread, account.per_unit
+    return _exact(
         LedgerPart,
-        account,
+        [account, ledger],
+        per_unit,
         ranks=ranks,
         missing=dict(account.missing),
-        **_speedup_document_times(ledger, per_unit),
         **_interval(spread.total),
         intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
-        kernel_saved_ns=per_unit(ledger.kernel_saved_ns),
-        ideal_ns=per_unit(ledger.ideal_ns),
         realised_share=ledger.realised_share if kernel_moved(account) else None,
-        lost_ns=per_unit(ledger.lost_ns),
         lines=tuple(
-            part_of(
+            _exact(
                 LinePart,
+                [line],
+                per_unit,
                 level=LINE_LEVELS[line.level],
                 line=line_title(line),
-                **_speedup_document_times(line, per_unit),
                 **_interval(spread.lines.get(line.name)),
-                share=line.share,
             )
             for line in ledger.lines
         ),
         kernels=tuple(
             EffectPart(
                 kernel=effect.name,
-                calls=(per_unit(effect.baseline_calls), per_unit(effect.candidate_calls)),
-                saved_ns=per_unit(effect.saved_ns),
-                by_calls_ns=per_unit(effect.calls_effect_ns),
-                by_speed_ns=per_unit(effect.speed_effect_ns),
+                calls=(str(per_unit(effect.baseline_calls)), str(per_unit(effect.candidate_calls))),
+                saved_ns=str(per_unit(effect.saved_ns)),
+                by_calls_ns=str(per_unit(effect.calls_effect_ns)),
+                by_speed_ns=str(per_unit(effect.speed_effect_ns)),
             )
             for effect in ledger.effects
         ),
@@ -579,17 +513,15 @@ def _account(account: Account, ranks: str = "") -> LedgerPart:
 
 def _interval(saved: Interval | None) -> dict[str, float | None]:
     """Return the ends of a saving's 95 % interval, ns; null where there is none."""
-    return {
-        "saved_low_ns": None if saved is None else round(saved.low, 3),
-        "saved_high_ns": None if saved is None else round(saved.high, 3),
-    }
+    found = ends(saved, "saved_low_ns", "saved_high_ns")
+    return {name: None if end is None else round(end, 3) for name, end in found.items()}
 
 
 def _side(side: Loaded) -> SidePart:
-    timings, traced = side.side.timings, side.side.traced
+    timings, traced, section = side.side.timings, side.side.traced, side.request.section
     return SidePart(
         focal=side.request.focal,
-        section=None if side.request.section is None else str(side.request.section),
+        section=None if section is None else str(section),
         calls_per_stage=timings.calls,
         calls_from=timings.calls_from,
         log=None if side.log is None else log_document(side.log),
@@ -600,25 +532,23 @@ def _side(side: Loaded) -> SidePart:
 
 
 def _trace(own: TracedSide) -> TracePart:
-    return part_of(
-        TracePart,
-        own,
+    cut = own.sections
+    return TracePart(
         trace=own.label,
+        device=own.device,
         compared_ns=own.total_ns,
         steps=len(own.tiles),
-        focal_ns=tuple(map(tuple, own.focal)),
-        sections=None if own.sections is None else _sections(own.sections),
-    )
-
-
-def _sections(sections: Sections) -> SectionsPart:
-    return part_of(
-        SectionsPart,
-        sections,
-        definition=str(sections.definition),
-        found=len(sections.found),
-        length_ns=tuple(section.length_ns for section in sections.found),
-        busy_ns=tuple(section.busy_ns for section in sections.found),
-        focal_inside_ns=tuple(section.focal_ns for section in sections.found),
-        skipped=dict(sections.skipped),
+        focal_ns=own.focal,
+        sections=None
+        if cut is None
+        else part_of(
+            SectionsPart,
+            cut,
+            definition=str(cut.definition),
+            found=len(cut.found),
+            length_ns=tuple(section.length_ns for section in cut.found),
+            busy_ns=tuple(section.busy_ns for section in cut.found),
+            focal_inside_ns=tuple(section.focal_ns for section in cut.found),
+            skipped=dict(cut.skipped),
+        ),
     )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from strobe.perf.analysis.comparable import FACTS, CommonKernels, SideCheck, Verdict, shown
-from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, LedgerLine, Part, trace_part
+from strobe.perf.analysis.comparable import FACTS, Verdict, shown
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
+from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Part, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
-from strobe.perf.analysis.ledger.traces import Account
+from strobe.perf.analysis.ledger.traces import FOCAL_NAME, Account
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
-from strobe.perf.report.blocks.answer import ANSWER, Drop, explained, faster, limit, line_name, part_fields, rest_words, waterfall
+from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, Drop, faster, limit, line_name, part_fields, rest_words, waterfall
 from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.model import (
@@ -41,6 +44,7 @@ from strobe.perf.report.speedup_page.tables import (
     LEVEL_TITLES,
     flame_section,
     focal_kernels,
+    ladder,
     ledger_section,
     levels_section,
     line_title,
@@ -141,6 +145,8 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on levels that are shorter than levels they contain."""
     for side in study.sides:
         own = side.side
+        if own.other_run:
+            yield f"{side.request.name}: log and trace are of different runs: {own.other_run}"
         inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
         call, stage = own.call(), own.timed_stage()
         if isinstance(call, str):
@@ -205,8 +211,15 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 
 def settings_section(study: SpeedupStudy) -> Section:
     """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
-    rows = [_row(check) for check in study.comparability.checks]
-    rows += [] if study.common is None else [_common(study.common)]
+    rows: list[Sequence[object]] = []
+    for check in study.comparability.checks:
+        values = (
+            Missing("", "not recorded") if each is None else Text(shown(each)) for each in (check.baseline, check.candidate)
+        )
+        rows.append((check.title, *values, "" if check.weight == "told" else Text(*_SAID[check.verdict])))
+    if study.common is not None:
+        shares = (Share(float(share)) for share in (study.common.baseline_share, study.common.candidate_share))
+        rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
         rows.append((title, *cells, ""))
@@ -221,19 +234,6 @@ def settings_section(study: SpeedupStudy) -> Section:
     lead = "What ran on both sides, as their traces, records and the command line say it."
     table = table_of("Settings and metadata.", beside("", ("baseline", "candidate", "verdict")), rows, notes=notes)
     return Section("settings", "Experiment settings", lead, (table,))
-
-
-def _row(check: SideCheck) -> Sequence[object]:
-    sides = (Missing("", "not recorded") if value is None else Text(shown(value)) for value in (check.baseline, check.candidate))
-    if check.weight == "told":
-        return check.title, *sides, ""
-    word, tone = _SAID[check.verdict]
-    return check.title, *sides, Text(word, tone)
-
-
-def _common(common: CommonKernels) -> Sequence[object]:
-    shares = (Share(float(share)) for share in (common.baseline_share, common.candidate_share))
-    return "kernel time in kernels that both sides ran", *shares, f"{len(common.names)} kernels"
 
 
 _READ: Final[dict[str, Callable[[Loaded], str]]] = {
@@ -311,10 +311,6 @@ def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
 # The answer for traces of any framework: speedup, parts of the time, present limit, and unknowns.
 
 _OUTERMOST: Final[tuple[LevelName, ...]] = ("e2e", "stage", "step", "attention", "section", "kernel")
-_WHERE: Final[dict[LevelName, str]] = {
-    "e2e": "end to end", "stage": "for the stage", "step": "for the traced step", "attention": "for the attention call",
-    "section": "for the section", "kernel": "for the focal kernel",
-}  # fmt: skip
 _NAMES: Final[dict[LevelName, str]] = {
     "e2e": "whole run", "stage": "stage", "step": "traced step", "attention": "attention call", "section": "section",
     "kernel": "kernel",
@@ -323,6 +319,15 @@ _LEVELS: Final = 2
 """Fewest measured levels of which the first sentence tells."""
 _TOLD: Final = 3
 """Parts and kernels that the first sentences name."""
+_TOLD_SHARE: Final = Fraction(1, 10)
+"""Least part of the largest change from which the first sentences name another."""
+_OUTSIDE: Final = "time outside the trace"
+_DOING: Final = {
+    "tile": "tiling", "untile": "untiling", "gather": "gathering", "scatter": "scattering", "transpose": "transposing",
+    "permute": "permuting", "sort": "sorting", "quant": "quantising", "quantize": "quantising", "rope": "rotating",
+    "cat": "joining", "copy": "copying", "reduce": "reducing", "elementwise": "elementwise operations", "topk": "choosing blocks",
+}  # fmt: skip
+"""What a kernel does, by a word of its name."""
 _SIDES: Final = ("baseline", "candidate")
 
 
@@ -332,8 +337,10 @@ def answer_section(study: SpeedupStudy) -> Section:
     found = study.answer
     if found is None:
         lead = f"{headline(study)} No account of the time: {no_account(study)}."
+        blocks += [ladder(study)] if study.comparable and any(not figure.missing for figure in study.levels) else []
     else:
-        lead = " ".join(filter(None, (story(study), headline(study), _took(study, found))))
+        lead = f"{headline(study)} {_took(study, found)}"
+        blocks += [ladder(study)] if study.comparable else []
         blocks.append(_figure(study, found) if study.comparable else _table(study, found))
         blocks += [Notes((most,))] if (most := changed_most(study)) else []
     unknown = tuple(not_known(study))
@@ -349,40 +356,85 @@ def story(study: SpeedupStudy) -> str:
     """
     found = study.answer
     known = [study.level(name) for name in reversed(_OUTERMOST) if study.level(name).ratio is not None]
-    if not study.comparable or found is None or len(known) < _LEVELS:
+    if not study.comparable or len(known) < _LEVELS:
         return ""
     inner, outer = known[0], known[-1]
-    whole = f"the {_NAMES[outer.level]} {faster(float(outer.ratio or 0))}"
-    said = f"The {_NAMES[inner.level]} is {faster(float(inner.ratio or 0))}, {whole}."
-    attention = next((line for line in found.lines if line.parts == (Part.OTHER_ATTENTION,)), None)
+    name, ratio = _NAMES[inner.level], float(inner.ratio or 0)
+    attention = next((line for line in (found.lines if found else ()) if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
-        ratio = attention.baseline_ns / attention.candidate_ns
-        said = f"The attention kernels are {faster(float(ratio))}, {whole}."
-    lines = sorted(found.lines, key=lambda line: -abs(line.saved_ns))
-    gains = [line for line in lines if line.saved_ns > 0][:_TOLD]
-    losses = [line for line in lines if line.saved_ns < 0][:_TOLD]
-    unit = f"a {found.unit} of {_ms(found.baseline_ns)} ms"
+        name, ratio = "attention kernels", float(attention.baseline_ns / attention.candidate_ns)
+    both = min(ratio, float(outer.ratio or 0)) >= 1
+    whole = f"{float(outer.ratio or 0):.2f}x" if both else faster(float(outer.ratio or 0))
+    said = f"The {name} {'are' if name.endswith('s') else 'is'} {faster(ratio)}, the {_NAMES[outer.level]} {whole}."
+    if found is None:
+        return f"{said} No account of the time: {no_account(study)}."
+    items = sorted(_items(study, found), key=lambda item: -abs(item.saved_ns))
+    told = [item for item in items if item.saved_ns and abs(item.saved_ns) >= _TOLD_SHARE * abs(items[0].saved_ns)]
+    gains, losses = [item for item in told if item.saved_ns > 0][:_TOLD], [item for item in told if item.saved_ns < 0][:_TOLD]
+    took = _ms(found.baseline_ns)
+    article = "an" if re.match(r"8|1[18](?!\d)", took) else "a"
+    unit = f"{article} {took} ms {found.unit}"
     if not gains:
         return f"{said} Nothing in {unit} became faster; {_taken(losses)}." if losses else f"{said} Nothing in {unit} changed."
     first, *others = gains
-    saved = f"{_name(first)} {_verb('save', first)} {_ms(first.saved_ns)} ms of {unit}"
-    saved += "".join(f", {_name(line)} {_ms(line.saved_ns)}" for line in others)
+    saved = f"{first.words} {'save' if first.many else 'saves'} {_ms(first.saved_ns)} ms of {unit}"
+    saved += "".join(f", {item.words} {_ms(item.saved_ns)} ms" for item in others)
     return f"{said} {saved[0].upper()}{saved[1:]}{f'; {_taken(losses)}' if losses else ''}."
 
 
-def _taken(losses: Sequence[PartLine]) -> str:
-    first, *others = losses
-    more = "".join(f", {_name(line)} {_ms(-line.saved_ns)}" for line in others)
-    return f"{_name(first)} {_verb('take', first)} {_ms(-first.saved_ns)} ms back{more}"
+class _Item(NamedTuple):
+    """What saved time in a unit or took it back, in words; `many`: they are plural."""
+
+    words: str
+    many: bool
+    saved_ns: Fraction
 
 
-def _verb(word: str, line: PartLine) -> str:
-    return word if _name(line).endswith("s") else f"{word}s"
+def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
+    """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
+    account = study.accounts[0][1]
+    kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
+    named = [effect for effect in account.ledger.effects if _is_other(effect.name)]
+    by_name = sum(effect.saved_ns for effect in named) == account.ledger.num_units * sum(line.saved_ns for line in kernels)
+    for line in found.lines:
+        if line.parts == (Part.UNNAMED,):
+            yield _Item(_OUTSIDE, False, line.saved_ns)
+        elif not (by_name and line in kernels):
+            words = _name(line)
+            yield _Item(words, words.endswith("s"), line.saved_ns)
+    for sign in (1, -1) if by_name else ():
+        moved = [effect for effect in named if sign * effect.saved_ns > 0]
+        does = list(dict.fromkeys(_doing(effect.name) for effect in moved))
+        if len(does) > _TOLD:
+            does = [*does[: _TOLD - 1], f"{len(does) - _TOLD + 1} other kernels"]
+        if moved:
+            words = " and ".join(filter(None, (", ".join(does[:-1]), does[-1])))
+            yield _Item(words, len(does) > 1, account.per_unit(sum(effect.saved_ns for effect in moved)))
+
+
+def _is_other(name: str) -> bool:
+    """Return whether a group of device events is of kernels that are neither focal, attention nor matrix products."""
+    return not (name == FOCAL_NAME or name.startswith(("Memcpy", "Memset"))) and kernel_kind(name) == KernelKind.OTHER
+
+
+def _doing(name: str) -> str:
+    """Return what a kernel does, as far as its name says it in a word; else its name."""
+    return next((_DOING[word] for word in re.findall("[a-z]+", name.lower()) if word in _DOING), shorten(name))
+
+
+def _taken(losses: Sequence[_Item]) -> str:
+    said: list[str] = []
+    for item in losses:
+        took = f"{_ms(-item.saved_ns)} ms"
+        if item.words == _OUTSIDE:
+            said.append(f"{took}{' more' if said else ''} went to {item.words}")
+        else:
+            verb = f" {'take' if item.many else 'takes'} {took} back" if not said else f" {took}"
+            said.append(f"{item.words}{verb}")
+    return ", ".join(said)
 
 
 def _name(line: PartLine) -> str:
-    if line.parts == (Part.UNNAMED,):
-        return "time that was not traced"
     if line.parts == (Part.WAITING,):
         return "less waiting for the host" if line.saved_ns > 0 else "waiting for the host"
     if line.parts == (Part.FOCAL,):
@@ -392,7 +444,8 @@ def _name(line: PartLine) -> str:
 
 
 def _ms(ns: Fraction) -> str:
-    return significant(float(ns) / 1e6)
+    """Format a time in ms: whole from 100 on, else with four significant digits."""
+    return f"{float(ns) / 1e6:,.0f}" if abs(ns) >= SHORT_NS else significant(float(ns) / 1e6)
 
 
 def changed_most(study: SpeedupStudy) -> str:
@@ -403,7 +456,7 @@ def changed_most(study: SpeedupStudy) -> str:
     found, effects = study.answer, [each for each in account.ledger.effects if each.saved_ns][:_TOLD]
     said = []
     for each in effects:
-        before, after = _ms(account.per_unit(each.baseline_ns)), _ms(account.per_unit(each.candidate_ns))
+        before, after = map(_ms, account.both(each))
         here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
         times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
         said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
@@ -429,17 +482,23 @@ def _figure_words(figure: LevelFigure) -> str:
     interval = f" [{figure.interval.low:.2f}, {figure.interval.high:.2f}]" if figure.interval else " (no interval)"
     doubt = f", {figure.verdict}" if figure.verdict in ("no difference", "inconclusive") else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
-    return f"{float(figure.ratio or 0):.2f}x{interval} {_WHERE[figure.level]}{doubt}{unlike}"
+    name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
+    where = "end to end" if figure.level == "e2e" else f"for the {name}"
+    return f"{float(figure.ratio or 0):.2f}x{interval} {where}{doubt}{unlike}"
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:
     """Return a sentence with a unit's time on both sides and the share of it that is explained."""
     ranks = f" on the {study.accounts[0][0]}" if study.accounts[0][0] else ""
     b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
-    if study.comparable:
-        return f"A {found.unit} takes {c} ms instead of {b} ms{ranks}. {explained(found)}"
-    both = f"A {found.unit} takes {b} ms in the baseline and {c} ms in the candidate{ranks}."
-    return f"{both} Explained: {100 * found.explained_time:.1f} % of the time."
+    whole = f"{100 * found.explained_time:.1f} % of a {found.unit}"
+    if not study.comparable:
+        return f"A {found.unit} takes {b} ms in the baseline and {c} ms in the candidate{ranks}. Explained: {whole}."
+    saved = f"{100 * found.explained_saving:.1f} % of what it saves" if found.explained_saving is not None else ""
+    if found.difference == "loss":
+        saved = saved.replace("saves", "loses")
+    told = " and ".join(filter(None, (whole, saved)))
+    return f"A {found.unit} takes {c} ms instead of {b} ms{ranks}. Explained: {told}."
 
 
 def _figure(study: SpeedupStudy, found: Answer) -> Figure:
@@ -453,6 +512,8 @@ def _figure(study: SpeedupStudy, found: Answer) -> Figure:
 def _table(study: SpeedupStudy, found: Answer) -> Table:
     """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
+    if study.comparable:
+        fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.unit}'s {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0][1]
     notes = (limit(_SIDES[1], found), *notes_on_unit(account), *rest_words(found), *_nameless(account))
@@ -473,18 +534,41 @@ def notes_on_unit(account: Account) -> Iterator[str]:
 
 def _nameless(account: Account) -> Iterator[str]:
     """Yield a note that names the unexplained time."""
-    lines = [line for line in account.ledger.lines if trace_part(Label(line.path, line.activity)) in NAMELESS]
-    if lines:
-        yield f"Unexplained: {'; '.join(_both_sides(account, line) for line in lines)}."
+    said = []
+    for line in account.ledger.lines:
+        if trace_part(Label(line.path, line.activity)) in NAMELESS:
+            b, c = (significant(float(ns) / 1e6) for ns in account.both(line))
+            said.append(f"{line_title(line)} {b} -> {c} ms")
+    if said:
+        yield f"Unexplained: {'; '.join(said)}."
 
 
-def _both_sides(account: Account, line: LedgerLine) -> str:
-    b, c = (significant(float(account.per_unit(ns)) / 1e6) for ns in (line.baseline_ns, line.candidate_ns))
-    return f"{line_title(line)} {b} -> {c} ms"
+def not_of_the_stage(study: SpeedupStudy) -> str:
+    """Return why the account is not of the stage that was measured, and what would make it so; empty if it is."""
+    saved, account = study.level("stage").saved_ns, study.accounts[0][1] if study.accounts else None
+    if saved is None or account is None or account.unit == "stage" or not study.comparable:
+        return ""
+    lacking = {side.request.name: side.side.timings.calls_from for side in study.sides if side.side.timings.calls is None}
+    known = (
+        f"How much of the {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} is the kernel's is not known"
+    )
+    if not lacking:
+        return f"{known}: {account.missing['stage']}."
+    reasons = dict.fromkeys(lacking.values())
+    same = len(reasons) == 1 < len(lacking)
+    why = next(iter(reasons)) if same else "; ".join(f"{name}: {reason}" for name, reason in lacking.items())
+    kernel = study.level("kernel").saved_ns
+    each = "" if kernel is None else f" Each saves {_ms(kernel)} ms:"
+    return f"{known}, as the calls in a stage are not: {why}.{each} --calls-per-stage N makes the account above one of the stage."
 
 
 def not_known(study: SpeedupStudy) -> Iterator[str]:
-    """Yield short notes on facts that were not recorded and on levels that were not measured."""
+    """Yield short notes on the calls in a stage, on facts that were not recorded and on levels that were not measured."""
+    if unreached := not_of_the_stage(study):
+        yield unreached
+    counted = {side.side.timings.calls: side.side.timings.calls_from for side in study.sides}
+    if None not in counted and study.request.calls is None:
+        yield f"Focal calls in a stage: {'; '.join(f'{calls} ({source})' for calls, source in counted.items())}."
     unknown = study.comparability.unknown
     if unknown:
         many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
@@ -504,6 +588,7 @@ def not_known(study: SpeedupStudy) -> Iterator[str]:
 
 def build_speedup_report(study: SpeedupStudy) -> Report:
     """Build the report: the answer, and folded sections on settings, stages, attention, kernels, speedups and the ledger."""
+    paths = dict.fromkeys(path for side in study.sides for path in side.files)
     sections = (
         answer_section(study),
         settings_section(study),
@@ -516,25 +601,18 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         timeline_section(study),
         flame_section(study),
         notes_section(study),
-        _inputs(study),
+        inputs_section(list(map(input_file, paths)), [side.log for side in study.sides if side.log is not None]),
     )
     return page(
         speedups=speedups(study),
         title="Speedup: candidate against baseline" if study.comparable else "Not comparable: candidate against baseline",
-        subtitle=_subtitle(study),
+        subtitle=story(study) or "from logs and traces",
         facts=_facts(study),
         banners=banners(study),
         sections=tuple(
             msgspec.structs.replace(section, folded=place > 0) for place, section in enumerate(filter(None, sections))
         ),
     )
-
-
-def _subtitle(study: SpeedupStudy) -> str:
-    focal = [side.request.focal for side in study.sides]
-    if focal[0] and focal[1]:
-        return f"{focal[1]} against {focal[0]}"
-    return "from logs and traces"
 
 
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
@@ -547,27 +625,20 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
 
 
 def _stages(study: SpeedupStudy) -> Section:
-    logs = []
+    logs, lacking = [], []
     for side in study.sides:
-        timings = side.side.timings
-        rounds = tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str))
-        if rounds:
-            logs.append((side.request.name, rounds))
-    if logs:
-        return stages_section(logs)
-    reasons = (f"{side.request.name}: {side.side.timings.stage}" for side in study.sides)
-    return Section("stages", "Stages", "", (Paragraph(f"No stage table; {'; '.join(reasons)}."),))
+        name, timings = side.request.name, side.side.timings
+        if rounds := tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str)):
+            logs.append((name, rounds))
+        lacking.append(f"{name}: {timings.stage}")
+    return stages_section(logs) if logs else _without("stages", "Stages", "No stage table", lacking)
 
 
 def _attention(study: SpeedupStudy) -> Section:
     logs = [(side.request.name, side.side.timings.timers, side.remarks) for side in study.sides if side.side.timings.timers]
-    if logs:
-        return attention_section(logs)
-    reasons = (f"{side.request.name}: {side.side.timings.attention}" for side in study.sides)
-    return Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {'; '.join(reasons)}."),))
+    lacking = [f"{side.request.name}: {side.side.timings.attention}" for side in study.sides]
+    return attention_section(logs) if logs else _without("attention", "Attention end to end", "No attention timers", lacking)
 
 
-def _inputs(study: SpeedupStudy) -> Section:
-    paths = dict.fromkeys(path for side in study.sides for path in side.files)
-    logs = [side.log for side in study.sides if side.log is not None]
-    return inputs_section([input_file(path) for path in paths], logs)
+def _without(id: str, title: str, what: str, reasons: Sequence[str]) -> Section:
+    return Section(id, title, "", (Paragraph(f"{what}; {'; '.join(reasons)}."),))

@@ -26,6 +26,7 @@ from strobe.perf.analysis.comparable import (
 )
 from strobe.perf.analysis.ledger.speedup import (
     HOST_ONLY,
+    OVERLAP,
     Answer,
     LevelFigure,
     TimedSide,
@@ -49,7 +50,7 @@ from strobe.perf.analysis.ledger.traces import (
     path_tree,
     same_steps,
 )
-from strobe.perf.analysis.runs.log_times import STAGE, WantedTimes, timings_of, unsynchronised
+from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, unsynchronised
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
 from strobe.perf.analysis.structure.sections import (
     SectionDefinition,
@@ -210,10 +211,6 @@ class SpeedupStudy:
         return next(figure for figure in self.levels if figure.level == name)
 
 
-_OVERLAP: Final = Fraction(21, 20)
-"""Factor by which the focal kernels of a stage may exceed it: trace and log are of different runs."""
-
-
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
     """Read the files of both sides, cut them into labels, and compare them.
 
@@ -229,9 +226,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
-    asked = _boundaries(request.baseline), _boundaries(request.candidate)
-    unlike = check_alike(*asked, allow_unlike=request.allow_unlike)
     sides = request.baseline, request.candidate
+    asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
+    unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
     read = [_read_traces(side, details, progress) for side in sides]
     baseline, candidate = (
@@ -248,8 +245,10 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         each.side.call_times(with_section=all(cut), kernel_is_section=stand)
         for each, stand in zip((baseline, candidate), stands, strict=True)
     ]
+    cuts = baseline.side.chosen, candidate.side.chosen
+    alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
     comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
-    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=_alike_steps(baseline, candidate))
+    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=alike)
     if comparability.obstacles:
         levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
     accounts = rank_ledgers(baseline.side, candidate.side)
@@ -269,10 +268,6 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     )
 
 
-def _boundaries(side: SideRequest) -> str:
-    return "kernel" if side.section is None else side.section.boundaries
-
-
 def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> str:
     """Return how the sections differ if one side's kernel stands in for its missing section; empty if both or none have it."""
     without = [
@@ -282,11 +277,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
         return ""
     words = {side: "kernel" if side in without else boundaries for side in ("baseline", "candidate")}
     return check_alike(words["baseline"], words["candidate"], allow_unlike=True)
-
-
-def _alike_steps(baseline: Loaded, candidate: Loaded) -> bool:
-    own, other = baseline.side.chosen, candidate.side.chosen
-    return own is None or other is None or same_steps((own, other))
 
 
 # --------------------------------------------------------------------------------------------------------------- loading
@@ -325,16 +315,15 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         traced = tuple(label_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
     evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
-    wanted = WantedTimes(
-        stage=request.stage,
-        timer=side.timer,
-        unit=request.unit,
-        min_ns=side.min_ns,
-        max_ns=side.max_ns,
-        calls=request.calls,
-        processes=_processes(traces),
+    wanted = (
+        None
+        if log is None
+        else LogRequest(log=log, constraints=evidence.constraints, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
     )
-    own = TimedSide(name=side.name, traced=traced, timings=timings_of(log, wanted, evidence.constraints), host_step=on_host)
+    said = [trace.world_size for trace in traces if trace.world_size is not None]
+    processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
+    timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
+    own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
     found = _facts(side, traces, own)
     return Loaded(
         request=side,
@@ -359,18 +348,12 @@ def _check_calls(calls: int | None, side: TimedSide) -> None:
     kernel, stage = side.kernel(), side.timed_stage()
     if calls is None or isinstance(kernel, str) or isinstance(stage, str):
         return
-    if calls * kernel.mean_ns > stage.mean_ns * _OVERLAP:
+    if calls * kernel.mean_ns > stage.mean_ns * OVERLAP:
         took, whole = (f"{float(ns) / 1e6:.4g} ms" for ns in (calls * kernel.mean_ns, stage.mean_ns))
         raise DataError(
             f"--calls-per-stage {calls}: so many focal kernels of the {side.name} take {took}, and its stage takes {whole}; "
-            f"at most {int(stage.mean_ns * _OVERLAP / kernel.mean_ns)} fit"
+            f"at most {int(stage.mean_ns * OVERLAP / kernel.mean_ns)} fit"
         )
-
-
-def _processes(traces: Sequence[Trace]) -> int | None:
-    """Return the number of processes of the job, as far as its traces tell; None if they do not."""
-    said = [trace.world_size for trace in traces if trace.world_size is not None]
-    return max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
 
 
 def _silent(of_host: Sequence[str], host_only: bool) -> str:
@@ -403,6 +386,8 @@ def _facts(side: SideRequest, traces: Sequence[Trace], own: TimedSide) -> dict[s
         facts |= record_facts(run.header, meant[0] if len(meant) == 1 else None)
     if own.timings.calls is not None:
         facts["calls"] = str(own.timings.calls)
+    if not isinstance(own.timings.steps, str):
+        facts["steps"] = str(own.timings.steps[0])
     chosen = own.chosen
     if chosen is not None and chosen.num_focal:
         facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"

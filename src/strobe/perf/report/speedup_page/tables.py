@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
-from strobe.perf.analysis.ledger.speedup import DRIFT, MAX_REALISED, LevelFigure, Measured
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, Measured
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
-from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, PathTree, TracedSide
+from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
 from strobe.perf.report.blocks.answer import (
     Drop,
-    LevelRow,
     effect_fields,
     interval_field,
-    level_times,
-    levels_figure,
     waterfall,
     whisker_words,
 )
@@ -33,14 +29,16 @@ from strobe.perf.report.blocks.fields import (
     Field,
     both_sides,
     count,
+    exact_cell,
     exact_time,
     heads,
     numeric,
     padded,
+    ratio_cell,
     rows_of,
     share_cell,
-    share_of,
     table_of,
+    verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
     LaneSlices,
@@ -71,57 +69,38 @@ from strobe.perf.report.model import (
     Notes,
     Number,
     Paragraph,
-    Ratio,
     Row,
     Section,
     Share,
     Speedup,
     Table,
     Text,
-    Tone,
+    Waterfall,
+    Whisker,
+    Whiskers,
 )
 from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
 from strobe.perf.trace import Trace
 
 # Speedups at every level, and the account from one kernel to the stage.
 
-LEVEL_TITLES: Final = {
-    "kernel": "focal kernel, one call",
-    "section": "section around it",
-    "attention": "attention call, end to end",
-    "step": "traced step",
-    "stage": "stage",
-    "e2e": "end to end",
-}
-LINE_LEVELS: Final = {
-    AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.CALL: "attention", AccountLevel.STEP: "step",
-    AccountLevel.STAGE: "stage",
-    AccountLevel.E2E: "e2e",
-}  # fmt: skip
-_WHOLES: Final = {
-    AccountLevel.KERNEL: "kernel",
-    AccountLevel.SECTION: "section",
-    AccountLevel.CALL: "attention call",
-    AccountLevel.STAGE: "stage",
-}
+_TITLES: Final = (
+    "focal kernel, one call", "section around it", "attention call, end to end", "traced step", "stage", "end to end",
+)  # fmt: skip
+LEVEL_TITLES: Final = dict(zip(LEVELS, _TITLES, strict=True))
+_OF_ACCOUNTS: Final = (
+    AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E,
+)  # fmt: skip
+LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
 
 
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
     """Return the speedups that a requirement can refer to."""
     return tuple(
-        Speedup("candidate", "baseline", figure.level, ratio)
+        Speedup("candidate", "baseline", figure.level, ratio_cell(float(figure.ratio), figure.interval))
         for figure in study.levels
-        if (ratio := ratio_of(figure)) is not None
+        if figure.ratio is not None
     )
-
-
-def ratio_of(figure: LevelFigure) -> Ratio | None:
-    """Return the level's ratio with its interval; None if it has none."""
-    if figure.ratio is None:
-        return None
-    if figure.interval is None:
-        return Ratio(float(figure.ratio))
-    return Ratio(float(figure.ratio), figure.interval.low, figure.interval.high)
 
 
 def levels_section(study: SpeedupStudy) -> Section:
@@ -146,14 +125,58 @@ def _missing(study: SpeedupStudy) -> Iterator[Table]:
     """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
     lacking = [figure for figure in study.levels if figure.missing]
     if lacking:
-        fields: tuple[Field[LevelFigure], ...] = (
-            Field("level", _level_name),
-            Field("baseline", lambda figure: _mean(figure.baseline), unit="ms"),
-            Field("candidate", lambda figure: _mean(figure.candidate), unit="ms"),
-            Field("why", lambda figure: figure.missing),
-        )
+        fields = (*_level_fields(study, "level", "baseline", "candidate"), Field("why", lambda figure: figure.missing))
         caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
         yield table_of(caption, fields, lacking, collapsed=True)
+
+
+def _level_fields(study: SpeedupStudy, *wanted: str) -> tuple[Field[LevelFigure], ...]:
+    """Return the columns of a table of levels, by their heads."""
+    no_ratio = "no time on one side" if study.comparable else "not comparable"
+    missing = Missing(no_ratio, no_ratio)
+    fields: tuple[Field[LevelFigure], ...] = (
+        Field("level", lambda figure: Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")),
+        numeric("speedup, x", lambda figure: missing if figure.ratio is None else Number(float(figure.ratio), 4), _IS),
+        Field("95 % interval", _interval_cell, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"),
+        Field("verdict", lambda figure: verdict_cell(figure.verdict) if figure.verdict else ""),
+        Field("baseline", lambda figure: _mean(figure.baseline), exact_cell, "ms"),
+        Field("candidate", lambda figure: _mean(figure.candidate), exact_cell, "ms"),
+        Field("saved", lambda figure: figure.saved_ns, exact_cell, "ms"),
+        Field("costs", _cost, exact_cell, "ms", hint="what the focal calls in it saved, less what it saves", missing=_no_cost),
+        numeric(
+            "realised",
+            lambda figure: None if figure.level == "kernel" else figure.realised,
+            "saved / what the focal calls in it saved",
+            show=lambda share: Share(float(share)),
+        ),
+        Field("from", _source),
+    )
+    return tuple(field for field in fields if field.head in wanted)
+
+
+_IS: Final = "baseline / candidate"
+_TIMES: Final = ("baseline", "candidate", "saved")
+
+
+def ladder(study: SpeedupStudy) -> Table:
+    """Build the table of measured levels, from the kernel outwards, with what each takes of the saving of its focal calls."""
+    fields = _level_fields(study, "level", "speedup, x", *_TIMES, "costs", "realised")
+    return table_of("From the kernel to the whole.", fields, [figure for figure in study.levels if not figure.missing])
+
+
+def _cost(figure: LevelFigure) -> Fraction | None:
+    """Return what of its focal calls' saving a level does not have; None for the kernel, or where it is not known."""
+    if figure.level == "kernel" or not figure.realised or figure.saved_ns is None:
+        return None
+    return figure.saved_ns / figure.realised - figure.saved_ns
+
+
+def _no_cost(figure: LevelFigure) -> str:
+    return "" if figure.level == "kernel" else "number of focal calls in it, or their saving, not known"
+
+
+def _source(figure: LevelFigure) -> str:
+    return "; ".join(dict.fromkeys(side.what for side in (figure.baseline, figure.candidate) if not isinstance(side, str)))
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
@@ -161,42 +184,24 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     measured = [figure for figure in study.levels if not figure.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
-    fields: tuple[Field[LevelRow], ...] = (
-        Field("level", lambda row: row.level),
-        numeric(
-            "speedup, x",
-            lambda row: row.ratio if isinstance(row.ratio, Missing) else Number(row.ratio.value, 4),
-            "baseline / candidate",
-        ),
-        Field(
-            "95 % interval",
-            lambda row: "" if isinstance(row.ratio, Missing) else _interval_cell(row.ratio),
-            hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}",
-        ),
-        Field("verdict", lambda row: row.verdict),
-        *level_times("baseline"),
-        numeric("realised", lambda row: row.realised, "saved / what the focal calls in it saved"),
-        Field("from", lambda row: row.source),
-    )
+    shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
+    common = " of the kernel time of the baseline and ".join(f"{100 * float(share):.1f} %" for share in shares)
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
-        *_common_kernels(study),
+        *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
         *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
         *loud_units(study),
     ]
-    title = "Speedup at each level, with the 95 % interval where there is one."
-    rows = [_level_row(figure, study.comparable) for figure in measured]
-    found = levels_figure(title, "baseline", rows, fields, "Speedups." if study.comparable else "Times.", notes)
-    return msgspec.structs.replace(found, table_open=True) if isinstance(found, Figure) else found
-
-
-def _common_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a sentence with the share of kernel time in kernels that both sides ran."""
-    if study.common is not None:
-        shares = (f"{100 * float(share):.1f} %" for share in (study.common.baseline_share, study.common.candidate_share))
-        yield f"Kernels that both sides ran take {' of the kernel time of the baseline and '.join(shares)} of the candidate's."
+    fields = _level_fields(study, "level", "speedup, x", "95 % interval", "verdict", *_TIMES, "realised", "from")
+    table = table_of("Speedups." if study.comparable else "Times.", fields, measured, notes=notes)
+    known = [(figure, ratio_cell(float(figure.ratio), figure.interval)) for figure in measured if figure.ratio is not None]
+    if not known:
+        return table
+    dots = (Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "") for figure, ratio in known)
+    picture, title = Whiskers("baseline", tuple(dots)), "Speedup at each level, with the 95 % interval where there is one."
+    return Figure(title, "Speedups by level; the table says the same.", picture, table, table_open=True)
 
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
@@ -205,36 +210,16 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _level_name(figure: LevelFigure) -> Text:
-    return Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")
+def _mean(side: Measured | str) -> Fraction | None:
+    return None if isinstance(side, str) else side.mean_ns
 
 
-def _mean(side: Measured | str) -> Cell:
-    return Missing("", "-") if isinstance(side, str) else ExactTime(round(side.mean_ns))
-
-
-def _interval_cell(ratio: Ratio) -> Cell:
-    if ratio.low is None or ratio.high is None:
+def _interval_cell(figure: LevelFigure) -> Cell:
+    if figure.ratio is None:
+        return Text("")
+    if figure.interval is None:
         return Missing("fewer than two steps or rounds", "none")
-    return Text(f"{ratio.low:.4f} to {ratio.high:.4f}", note=DRIFT)
-
-
-def _level_row(figure: LevelFigure, comparable: bool) -> LevelRow:
-    b, c, saved, ratio = figure.baseline, figure.candidate, figure.saved_ns, ratio_of(figure)
-    assert not isinstance(b, str) and not isinstance(c, str) and saved is not None
-    reason = "no time on one side" if comparable else "not comparable"
-    tone: Tone = "good" if figure.verdict == "faster" else "bad" if figure.verdict == "slower" else "muted"
-    realised = None if ratio is None or figure.level == "kernel" else figure.realised
-    return LevelRow(
-        candidate="candidate",
-        level=_level_name(figure),
-        ratio=ratio or Missing(reason, reason),
-        verdict=Text("") if ratio is None else Text(figure.verdict or "", tone),
-        times=(_mean(b), _mean(c), ExactTime(round(saved))),
-        realised=Missing("", "-") if realised is None else Share(float(realised)),
-        source=b.what if b.what == c.what else f"{b.what}; {c.what}",
-        detail="unlike" if figure.unlike else "",
-    )
+    return Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
 
 
 # --------------------------------------------------------------------------------------------------------------- account
@@ -245,13 +230,12 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
     fields: tuple[Field[LedgerLine | Ledger], ...] = (
         Field("line", lambda line: line.name if isinstance(line, LedgerLine) else f"{unit} = sum of all lines"),
-        *both_sides(
-            ("baseline", "candidate"), lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))
-        ),
+        *both_sides(_SIDES, lambda line: account.both(line)),
         numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
     notes = [
+        *([_two_accounts(study.accounts[0][1], unit)] if study.accounts else []),
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
@@ -259,11 +243,28 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
-    lines = [Drop(line.name, account.per_unit(line.saved_ns)) for line in ledger.lines]
-    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
-    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines)
-    title = f"What {unit} saves, from the kernel outwards. Bars that go left are time saved, bars that go right time added."
-    return Figure(title, "Waterfall of one call; the table says the same.", picture, table, table_open=True)
+    title = f"What {unit} saves, from the kernel outwards. {_BARS}"
+    return Figure(title, "Waterfall of one call; the table says the same.", _bars(account), table, table_open=True)
+
+
+_BARS: Final = "Bars that go left are time saved, bars that go right time added."
+
+
+def _bars(account: Account) -> Waterfall:
+    """Draw the lines of an account between both sides, with their intervals."""
+    spread, saved = account.ledger.spread, account.per_unit
+    lines = [Drop(line_title(line), saved(line.saved_ns), spread.lines.get(line.name)) for line in account.ledger.lines]
+    before, after = account.both(account.ledger)
+    return waterfall((_SIDES[0], before), (_SIDES[1], after), lines, spread.total)
+
+
+def _two_accounts(traced: Account, unit: str) -> str:
+    """Return the sentence on why this account and that of the traces differ."""
+    return (
+        f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
+        "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
+        "another whole."
+    )
 
 
 def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
@@ -297,12 +298,6 @@ def _eaten(account: Account) -> Iterator[str]:
         f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
         f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
     )
-    grew = sorted((line for line in ledger.lines if line.saved_ns < 0), key=lambda line: line.saved_ns)
-    if grew:
-        yield "Lines that ate the rest: " + "; ".join(
-            f"{line.name} {ms(account.per_unit(line.saved_ns))} ({float(account.per_unit(line.saved_ns) / kernel):+.1%})"
-            for line in grew
-        )
 
 
 def kernel_moved(account: Account) -> bool:
@@ -313,7 +308,8 @@ def kernel_moved(account: Account) -> bool:
 
 def _unit(account: Account) -> str:
     """Return the name of the whole that the account adds up to."""
-    return f"one {_WHOLES[account.ledger.levels[-1].level]}"
+    level = account.ledger.levels[-1].level
+    return f"one {'section' if level == AccountLevel.SECTION else level.value}"
 
 
 def ms(ns: Fraction) -> str:
@@ -364,9 +360,14 @@ def ledger_section(study: SpeedupStudy) -> Section:
     name, account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
-        f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}."
+        f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}. It is the account of the first section, line by line."
     )
-    blocks: list[Block] = [_ledger_figure(study, name, account), _effects(account), *_unreached(account)]
+    of_rank, picture = f", {name}" if name else "", _bars(account)
+    words = (
+        f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{of_rank}. {_BARS}{whisker_words(picture)}"
+    )
+    alt = "Waterfall; the ledger table says the same."
+    blocks: list[Block] = [Figure(words, alt, picture, _lines(study, account), table_open=True), _effects(account)]
     if len(study.accounts) > 2:
         blocks.append(_ranks(study))
     if any(side.met for side in study.sides):
@@ -382,24 +383,7 @@ def no_account(study: SpeedupStudy) -> str:
     return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
 
 
-def _unreached(account: Account) -> Iterator[Table]:
-    """Yield the table of levels that the account does not reach."""
-    if account.missing:
-        fields: tuple[Field[tuple[str, str]], ...] = (Field("level", lambda row: row[0]), Field("why", lambda row: row[1]))
-        caption = f"What the ledger does not reach: {', '.join(account.missing)}."
-        yield table_of(caption, fields, tuple(account.missing.items()), collapsed=True)
-
-
-def _ledger_figure(study: SpeedupStudy, name: str, account: Account) -> Figure:
-    ledger = account.ledger
-    lines = [Drop(line_title(line), account.per_unit(line.saved_ns), ledger.spread.lines.get(line.name)) for line in ledger.lines]
-    sides = account.per_unit(ledger.baseline_ns), account.per_unit(ledger.candidate_ns)
-    picture = waterfall(("baseline", sides[0]), ("candidate", sides[1]), lines, ledger.spread.total)
-    title = (
-        f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{f', {name}' if name else ''}. "
-        f"Bars that go left are time saved, bars that go right time added.{whisker_words(picture)}"
-    )
-    return Figure(title, "Waterfall; the ledger table says the same.", picture, _lines(study, account), table_open=True)
+_COVERS: Final = "time in which such work ran, whatever else ran at the same time"
 
 
 def _lines(study: SpeedupStudy, account: Account) -> Table:
@@ -426,15 +410,10 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
             hint="the first level that contains the line",
         ),
         Field("line", lambda line: line_title(line) if isinstance(line, LedgerLine) else "sum of all lines"),
-        *both_sides(_SIDES, lambda line: (account.per_unit(line.baseline_ns), account.per_unit(line.candidate_ns))),
+        *both_sides(_SIDES, lambda line: account.both(line)),
         *([interval_field(interval)] if spread.lines else []),
         *([share] if study.comparable else []),
-        Field(
-            "covers, baseline",
-            lambda line: covers(line, 0),
-            unit="ms",
-            hint="time in which such work ran, whatever else ran at the same time",
-        ),
+        Field("covers, baseline", lambda line: covers(line, 0), unit="ms", hint=_COVERS),
         Field("covers, candidate", lambda line: covers(line, 1), unit="ms"),
     )
     rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
@@ -501,23 +480,25 @@ def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[tuple[str, Account]]:
-        return exact_time(title, lambda row: round(row[1].per_unit(_saved(row[1].ledger, title))))
+        return Field(title, lambda row: _saved(row[1], title), exact_cell, "ms")
 
     fields: tuple[Field[tuple[str, Account]], ...] = (
-        Field("rank", lambda row: row[0]),
-        *both_sides(
-            _SIDES, lambda row: (row[1].per_unit(row[1].ledger.baseline_ns), row[1].per_unit(row[1].ledger.candidate_ns))
-        ),
-        *map(group, _GROUPS),
-    )
+        Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both(row[1].ledger)), *map(group, _GROUPS)
+    )  # fmt: skip
+    own, other = (set(side.labels) for side in study.sides)
     units = dict.fromkeys(LEDGER_UNITS[account.unit] for _, account in study.accounts)
-    notes = (*_unmatched(study), "The columns behind 'saved' are what each kind of line saves; they add up to it.")
+    notes = [
+        f"traced on the {name} alone: {', '.join(sorted(labels))}"
+        for name, labels in (("baseline", own - other), ("candidate", other - own))
+        if labels and len(own) + len(other) > 2
+    ]
+    notes.append("The columns behind 'saved' are what each kind of line saves; they add up to it.")
     return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
 
 
-def _saved(ledger: Ledger, group: str) -> int:
+def _saved(account: Account, group: str) -> Fraction:
     """Return what the lines of a column of the table of ranks save."""
-    return sum(line.saved_ns for line in ledger.lines if _group(line) == group)
+    return account.per_unit(sum(line.saved_ns for line in account.ledger.lines if _group(line) == group))
 
 
 def _waiting(study: SpeedupStudy) -> Table:
@@ -537,13 +518,6 @@ def _waiting(study: SpeedupStudy) -> Table:
         notes += [f"{side.request.name}: {problem}." for problem in (side.met.problems if side.met else ())]
     rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]
     return table_of("Communication of every rank: waiting for the last one, or moving data.", fields, rows, notes=notes)
-
-
-def _unmatched(study: SpeedupStudy) -> Iterator[str]:
-    own, other = (set(side.labels) for side in study.sides)
-    for name, labels in (("baseline", own - other), ("candidate", other - own)):
-        if labels and len(own) + len(other) > 2:
-            yield f"traced on the {name} alone: {', '.join(sorted(labels))}"
 
 
 def _group(line: LedgerLine) -> str:
@@ -613,48 +587,6 @@ def sections_section(study: SpeedupStudy) -> Section | None:
     lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
     table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
     return Section("sections", "Section timing", lead, (table,))
-
-
-# Table of both sides' tree of modules, operators and kernels, node by node.
-
-TREE_UNITS: Final = {"step": "one step", "call": "one focal call", "window": "the traced window"}
-"""Words for the unit that a tree's times are of."""
-_SMALL: Final = Fraction(1, 100)
-"""Share of the larger side below which nodes are joined with their siblings."""
-_DEPTH: Final = 8
-"""Most levels that are shown."""
-_INDENT: Final = "\u00b7 "
-_Shown: TypeAlias = tuple[Cell, int, Fraction, Fraction]
-"""Name of a node, its level, and its times."""
-
-
-def tree_table(tree: PathTree) -> Table:
-    """Build the table of every significant node below its parent; the direct children of a node add up to it."""
-    root = tree.root
-    of_all = share_of(root.baseline_ns - root.candidate_ns, "nothing was saved")
-    fields: tuple[Field[_Shown], ...] = (
-        Field("node", lambda row: row[0], hint="a dot for each level"),
-        *both_sides(("baseline", "candidate"), lambda row: row[2:]),
-        numeric("of the saving", lambda row: row[2] - row[3], "saved / saved by all of it", show=of_all),
-    )
-    shown = tuple(_rows(root, 0, _SMALL * max(root.baseline_ns, root.candidate_ns)))
-    rows = rows_of(fields, shown, strong=lambda row: row[1] == 0)
-    notes = ("Shown to the nanosecond; --json has every node, exactly. Numbers at the end of names are left out.",)
-    return Table(f"Node by node, {TREE_UNITS[tree.unit]}.", heads(fields), rows, notes, collapsed=True)
-
-
-def _rows(node: Node, depth: int, least: Fraction) -> Iterator[_Shown]:
-    yield Code(_INDENT * depth + (node.name if depth else "all of it")), depth, node.baseline_ns, node.candidate_ns
-    if depth == _DEPTH:
-        return
-    small = [child for child in node.children if max(child.baseline_ns, child.candidate_ns) < least]
-    for child in node.children:
-        if max(child.baseline_ns, child.candidate_ns) >= least:
-            yield from _rows(child, depth + 1, least)
-    b, c = (sum((getattr(child, side) for child in small), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
-    if b or c:
-        name = f"{_INDENT * (depth + 1)}{len(small)} smaller"
-        yield Text(name), depth + 1, b, c
 
 
 # Timeline of one step of both sides, and the flame graph of their difference.
@@ -728,28 +660,23 @@ def kind_of(label: Label) -> Kind:
 def flame_section(study: SpeedupStudy) -> Section | None:
     """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
     tree = study.tree
-    busy = None if tree is None else _busy(tree.root)
-    if tree is None or busy is None or not busy.children:
+    working = () if tree is None else tuple(child for child in tree.root.children if child.name != IDLE_LABEL)
+    if tree is None or not working:
         return None
-    words = TREE_UNITS[tree.unit]
+    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
+    busy = Node(name=tree.root.name, baseline_ns=before, candidate_ns=after, children=working)
+    words = "one focal call" if tree.unit == "call" else LEDGER_UNITS[tree.unit]
     lead = (
         f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
-        "kernel. Exclusive, so that it adds up; the table of nodes has the idle time too, by its cause. A name that only one "
+        "kernel. Exclusive, so that it adds up; --json has every node, and the idle time by its cause. A name that only one "
         "side has is new or gone; sides with different code share few names."
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
     alt = "Differential flame graph; the table lists the largest changes."
-    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy)), tree_table(tree)]
+    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy))]
     if not any(child.children for child in busy.children):
         blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
     return Section("flame", "The difference by path", lead, tuple(blocks))
-
-
-def _busy(root: Node) -> Node:
-    """Return the tree without its idle time."""
-    working = tuple(child for child in root.children if child.name != IDLE_LABEL)
-    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
-    return Node(name=root.name, baseline_ns=before, candidate_ns=after, children=working)
 
 
 def _frame(node: Node) -> Frame:

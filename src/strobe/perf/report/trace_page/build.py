@@ -14,6 +14,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, Activity
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -57,6 +58,7 @@ from strobe.perf.report.trace_page.device import (
     memory_section,
     queue_section,
     seen_devices,
+    seen_layers,
     seen_paths,
     seen_steps,
     timeline_section,
@@ -104,7 +106,7 @@ def critical_path_section(study: TraceStudy) -> Section | None:
     blocks: list[Block] = []
     for label, found in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(found, CriticalPath):
-            blocks += [_parts(label, found, study.options.top), _what_if(label, found)]
+            blocks.append(_parts(label, found, study.options.top))
         elif found is not None:
             blocks.append(Notes((found,)))
     if not blocks:
@@ -115,6 +117,13 @@ def critical_path_section(study: TraceStudy) -> Section | None:
     )
     blocks.append(Notes(ASSUMPTIONS))
     return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
+
+
+def what_if_section(study: TraceStudy) -> Section | None:
+    """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
+    each = zip(study.labels, seen_paths(study), strict=True)
+    tables = tuple(_what_if(label, found) for label, found in each if isinstance(found, CriticalPath) and found.what_if)
+    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", tables) if tables else None
 
 
 def _parts(label: str, found: CriticalPath, top: int) -> Table:
@@ -208,6 +217,8 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
         late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
+    yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
+    yield from _layers(study, one)
     for label, path in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(path, CriticalPath) and path.what_if:
             first = path.what_if[0]
@@ -247,6 +258,22 @@ def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
             said += f" on the host, {_ms(slowest.busy_ns)} of it busy on the device"
         else:
             said += f", {_ms(slowest.idle_ns)} of it idle"
+    yield f"{said}."
+
+
+def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+    """Yield number, time and share of the layers that take most, and the slowest of them."""
+    at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
+    groups = seen_layers(study)[at].get(one.view.device, ())
+    found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
+    if found is None:
+        return
+    times = sorted(layer.times.device.p50_ns for layer in found.layers)
+    median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
+    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
+    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the work"
+    if slowest.times.device.p50_ns > _SLOW_STEP * median:
+        said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
 
 
@@ -343,7 +370,9 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
     if len(trace.device_events):
         return
     launched = sum(n for n, _ in trace.launched.values())
-    if launched:
+    if holds_captures(trace):
+        yield f"{label}: it shows captures of graphs, in which nothing runs; give the trace of their replays as one more file"
+    elif launched:
         yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
     elif not (trace.counts.events or len(trace.ops)):
         yield f"{label}: the trace holds no events at all"
@@ -543,6 +572,7 @@ def _top(table: KernelTable) -> tuple[Cell, Cell]:
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     answer_section,
+    what_if_section,
     overview_section,
     activity_section,
     device_kernels,

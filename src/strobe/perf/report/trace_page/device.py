@@ -47,7 +47,7 @@ from strobe.perf.analysis.device.launch import (
 from strobe.perf.analysis.operators import OperatorTimes, operator_times
 from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
-from strobe.perf.analysis.structure.steps import NoSteps, Step, Steps, find_steps
+from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Step, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import (
     Field,
     beside,
@@ -104,8 +104,8 @@ CLASS_KINDS: Final = {
 
 CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
-    LAUNCH_LATENCY: "from the start of the launch call to the start on the device",
-    QUEUED: "launched before the gap, or a later event of a graph: waited for a dependency, a copy or a synchronisation",
+    LAUNCH_LATENCY: "the launch call had started and its event had not",
+    QUEUED: "the event, launched before the gap or part of a graph, waited for another event, a copy or a synchronisation",
     PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
     UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
 }
@@ -198,6 +198,12 @@ def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
         range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
         for trace, window in zip(study.traces, study.windows, strict=True)
     )
+
+
+@once
+def seen_layers(study: TraceStudy) -> tuple[dict[int, tuple[LayerGroup, ...]], ...]:
+    """Return the layers of every device of each trace, by number of the device."""
+    return tuple(dict(layer_groups(trace, window)) for trace, window in zip(study.traces, study.windows, strict=True))
 
 
 def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:

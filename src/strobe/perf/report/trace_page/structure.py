@@ -41,7 +41,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, RangeTime, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps, layer_groups
+from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -93,7 +93,15 @@ from strobe.perf.report.model import (
     time_text,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page.device import device_name, during, seen_devices, seen_operators, seen_ranges, seen_steps
+from strobe.perf.report.trace_page.device import (
+    device_name,
+    during,
+    seen_devices,
+    seen_layers,
+    seen_operators,
+    seen_ranges,
+    seen_steps,
+)
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
@@ -262,7 +270,7 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 # Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
 
-_BY_KERNELS: Final = "found by kernels"
+_NO_CALL: Final = "no call of its own"
 
 
 def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
@@ -296,8 +304,8 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         time("later", lambda group: group.later.device.p50_ns, "µs", later),
         time("span, first", lambda group: group.layers[0].times.span.p50_ns, "µs", span),
         time("later", lambda group: group.later.span.p50_ns, "µs", later),
-        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_BY_KERNELS),
-        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_BY_KERNELS),
+        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_NO_CALL),
+        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_NO_CALL),
         count("kernels, first", lambda group: group.layers[0].times.kernels),
         count("later", lambda group: group.later.kernels),
     )
@@ -326,7 +334,7 @@ def _by_place(name: str, group: LayerGroup, top: int) -> Table:
         time("device p50", lambda layer: layer.times.device.p50_ns, "µs"),
         time("device max", lambda layer: layer.times.device.max_ns, "µs"),
         time("span p50", lambda layer: layer.times.span.p50_ns, "µs"),
-        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_BY_KERNELS),
+        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_NO_CALL),
         count("kernels", lambda layer: layer.times.kernels),
     )
     notes = left_out(group.layers, top, "places are left out")
@@ -354,10 +362,9 @@ _NO_CALLS: Final = "a graph's kernels have no call of their own"
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), strict=True)
-    for trace, label, window, of_trace in each:
+    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), seen_layers(study), strict=True)
+    for trace, label, window, of_trace, layers in each:
         trees = dict(call_trees(trace, window))
-        layers = dict(layer_groups(trace, window))
         for ranges in of_trace:
             name = device_name(study, label, ranges.device)
             if ranges.rows:
