@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench import peers
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import (
     Contestant,

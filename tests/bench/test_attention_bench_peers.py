@@ -8,7 +8,7 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.bench import peers
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as oracle
 from strobe.bench.attention.contestant import GridCell, Inputs, Shape, draw
 from strobe.compat.video_sparse import video_sparse_attn

@@ -24,7 +24,8 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
-from strobe.bench import gate, peers
+from strobe.bench import gate
+from strobe.bench.attention import peers
 from strobe.bench.attention.contestant import DATA, PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
 from strobe.bench.case import Progress
 from strobe.bench.cells import Attempt, Outcome, claim, measure_cells
