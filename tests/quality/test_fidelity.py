@@ -156,6 +156,15 @@ def test_drift_of_a_clip_is_late_against_early() -> None:
     assert by_ssim.value is not None and by_ssim.value < 0
 
 
+def test_drift_where_one_end_equals_the_reference_has_no_value_and_says_why() -> None:
+    frames, reference = (torch.cat([each] * 3)[:8] for each in clip_pair(16, 16))
+    one_end = torch.cat([reference[:2], frames[2:]])
+    (psnr_drift,) = compare(one_end, reference, ("psnr_drift",))
+    assert (psnr_drift.value, psnr_drift.note) == (None, "frames at one end equal the reference")
+    (found,) = compare(frames, reference, ("psnr_drift",))
+    assert found.value is not None and not found.note
+
+
 def test_flicker_excess_by_hand() -> None:
     _, reference = clip_pair(12, 12, frames=3)
     still = reference[:1].expand(5, -1, -1, -1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from live_server import Running, serving
 from strobe.core.errors import ConfigError, SessionError
 from strobe.serve import protocol
 from strobe.serve.client import watch
-from strobe.serve.guard import LOGINS_A_MINUTE, is_loopback
+from strobe.serve.guard import COOKIE, LOGINS_A_MINUTE, is_loopback
 from strobe.serve.protocol import Picture
 from strobe.serve.settings import ServeSettings
 
@@ -97,6 +99,15 @@ def test_a_login_gives_a_cookie_that_scripts_cannot_read(closed: Running) -> Non
         assert browser.post("/login", content=b"x" * 5000).status_code == 413
         codes = {browser.post("/login", json={"token": "guess"}).status_code for _ in range(LOGINS_A_MINUTE)}
         assert 429 in codes
+
+
+def test_only_the_token_of_a_server_makes_its_cookie(closed: Running) -> None:
+    """Who does not know the token cannot compute the cookie, neither from no token nor from another one."""
+    codes = {}
+    for token in ("", "another one", TOKEN):
+        digest = hmac.new(token.encode(), b"strobe login", hashlib.sha256).hexdigest()
+        codes[token] = httpx.get(f"{closed.http}/metrics", headers={"cookie": f"{COOKIE}={digest}"}).status_code
+    assert codes == {"": 401, "another one": 401, TOKEN: 200}
 
 
 def test_the_page_knows_from_readyz_alone_whether_to_ask_for_the_token(closed: Running, running: Running) -> None:
@@ -191,7 +202,7 @@ def test_whoever_says_too_much_is_let_go(running: Running, run: Run) -> None:
         async with watch(running.ws) as viewer:
             with suppress(WebSocketException, OSError):
                 for _ in range(3000):
-                    await viewer.send(protocol.Seen(frame=0, generation=0, epoch=0))
+                    await viewer.send(protocol.PaintedFrame(frame=0, generation=0, epoch=0))
                 async for message in viewer:
                     if isinstance(message, protocol.Error):
                         return message.message

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class ClipNumbers:
-    """Counter that numbers each finished clip among its variant's clips and in the run."""
+    """Counter that numbers each finished clip among its variant's clips and in the run.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: whose peak memory a clip has; None: it ran elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._done: Counter[str] = Counter()
 
-    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks) -> Clip:
+    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None) -> Clip:
         """Return the record of a variant's clip that ends now, with the peak memory since its start."""
         clip = Clip(
             variant=name,
@@ -32,7 +36,7 @@ class ClipNumbers:
             palindrome=lap,
             phase=phase,
             num_spans=num_spans,
-            peak_bytes=peak_bytes(self._device),
+            peak_bytes=None if self._device is None else peak_bytes(self._device),
             clocks=clocks,
         )
         self._done[name] += 1

@@ -18,12 +18,14 @@ from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least, frame_blocks
 from strobe.cli.report import GATE_FAILED, page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
+from strobe.cli.run_folder import rotating, tell_kept
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.case import Plan
     from strobe.bench.cases.ablate import AblationCell, Job, Setup
     from strobe.bench.cases.stream import Script, StreamCase
+    from strobe.bench.dit.case import DitCase
     from strobe.engine.config import ModelDefaults
     from strobe.engine.model import Model
 
@@ -250,30 +252,36 @@ def tell_case(case: StreamCase, output: Output) -> None:
 
 
 def measure(
-    case: StreamCase,
+    case: StreamCase | DitCase,
     plan: Plan,
     out: Path,
     requirements: Sequence[Requirement],
     output: Output,
     allow_different: tuple[str, ...] = (),
     progress: AbstractContextManager[Advance] | None = None,
+    *,
+    into: bool = False,
 ) -> tuple[int, dict[str, Any]]:
     """Run a comparison with a progress bar and write its report.
 
     Args:
         progress: the bar; one with the title "compare" if it is None.
+        into: the records go into `out` itself, whose former contents are kept under another name, not into a folder inside.
 
     Returns:
         exit code: 1 if a requirement does not hold or a candidate's gate was red; and what was found.
     """
     from strobe.bench.runner import run_case
+    from strobe.perf.records.store import create_run
 
-    before = set(out.glob("*"))
-    told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
+    before, kept = set(out.glob("*")), list[Path]()
+    told = tells_what_is_kept(output, lambda: kept_runs([out] if into else set(out.glob("*")) - before))
     with told, closing(case), progress or output.progress("compare") as advance:
-        outcome = run_case(case, root=out, plan=plan, progress=advance)
+        outcome = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
+    tell_kept(kept, output)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
     red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
-    return GATE_FAILED if red else code, document | {"red": red}
+    document |= {"red": red} | ({"kept": [str(path) for path in kept]} if into else {})
+    return GATE_FAILED if red else code, document

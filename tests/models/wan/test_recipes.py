@@ -33,8 +33,8 @@ def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def found(path: Path, config: WanConfig = SMALL, lora: Path | None = None, named: str | None = None) -> tuple[str, str]:
-    answer = find_recipe(open_checkpoint(path, config), lora, named)
-    return answer.recipe.name, answer.why
+    recipe, why = find_recipe(open_checkpoint(path, config), lora, named)
+    return recipe.name, why
 
 
 class TestToldByTheCheckpoint:
@@ -143,7 +143,7 @@ class TestLongLive2:
     def test_what_it_is_run_with(self) -> None:
         found = str(RECIPES["longlive-2"])
         assert found.startswith("longlive-2 (window 32, sink 8, positions absolute")
-        assert found.endswith("timesteps 1000, 750, 500, 250, shift 5, sampler UniPC)")
+        assert found.endswith("positions absolute, sinks of shots, timesteps 1000, 750, 500, 250, shift 5, sampler UniPC)")
 
 
 @pytest.mark.parametrize("stated", [True, False])

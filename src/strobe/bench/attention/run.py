@@ -24,8 +24,9 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
-from strobe.bench import gate, peers
-from strobe.bench.attention.contestant import DATA, PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
+from strobe.bench import gate
+from strobe.bench.attention import peers
+from strobe.bench.attention.contestant import PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
 from strobe.bench.case import Progress
 from strobe.bench.cells import Attempt, Outcome, claim, measure_cells
 from strobe.bench.clips import ClipNumbers, call_spans, trace_line
@@ -458,21 +459,6 @@ def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
 _RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellPlan:
-    """Amounts of one cell: contestants, seconds of timed calls, traced calls.
-
-    Args:
-        seconds: seconds of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
-        traced_calls: calls of each contestant in a trace of its own; 0 for none.
-        contestants: names, in order; the first that can run is what ratios are measured against.
-    """
-
-    contestants: tuple[str, ...]
-    seconds: float = 4.0
-    traced_calls: int = 0
-
-
 @dataclass(kw_only=True, slots=True)
 class _Bound:
     """A contestant that passed its gate."""
@@ -482,7 +468,7 @@ class _Bound:
     speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
 
 
-def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+def measure_cell(inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
     """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
     Raises:
@@ -492,7 +478,7 @@ def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callabl
 
 
 class _Measurement:
-    def __init__(self, inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+    def __init__(self, inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
         self._inputs, self._writer, self._plan, self._say = inputs, writer, plan, say
         self._device = inputs.device
         self._clips = ClipNumbers(inputs.device)
@@ -634,11 +620,14 @@ class _Measurement:
         first, *rest = runs
         for number in range(rounds):
             self._say(f"timing, round {number + 1} of {rounds}")
-            with ClockSampler(self._device) as sampler:
-                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
-            clocks = sampler.clocks()
-            for name, lap in taken:
-                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
+            taken = []
+            for name in palindrome(first, rest):
+                with ClockSampler(self._device, lap=True) as sampler:
+                    lap = watch.lap(runs[name], calls[name], speeds[name].host_ns)
+                taken.append((name, lap, sampler.sampled()))
+            at_end = read_clocks(self._device)  # of laps that were not sampled
+            for name, lap, clocks in taken:
+                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks or at_end)
                 times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
                 self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
             self._writer.sync()
@@ -699,20 +688,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that all cells of a folder share.
 
     Args:
-        contestants: names, in order.
+        contestants: names, in order; the first that can run is what ratios are measured against.
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        data: `smooth` or `normal`.
         tile: `auto` or `cube`.
         seed: seed of all tensors.
-        seconds: seconds of timed calls in a cell, about.
-        traced_calls: in a trace of each contestant; 0 for none.
+        seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
+        traced_calls: calls of each contestant in a trace of its own; 0 for none.
     """
 
     contestants: tuple[str, ...]
     dtype: str = "auto"
     device: str = "auto"
-    data: str = "smooth"
     tile: str = "auto"
     seed: int = 0
     seconds: float = 4.0
@@ -721,8 +708,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
-        if self.data not in DATA:
-            raise unknown_choice("data", self.data, DATA)
         if self.tile not in TILES:
             raise unknown_choice("tile", self.tile, TILES)
         if self.seconds <= 0 or self.traced_calls < 0:
@@ -784,11 +769,10 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
     device = resolve_device(request.device)
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]
-    plan = CellPlan(contestants=request.contestants, seconds=request.seconds, traced_calls=request.traced_calls)
     with RunWriter(place) as writer, end_line(writer):
         writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
         with Attempt() as attempt:
-            inputs = draw(cell, tile=request.tile, data=request.data, dtype=dtype, device=device, seed=request.seed)
-            measure_cell(inputs, writer, plan, say)
+            inputs = draw(cell, tile=request.tile, dtype=dtype, device=device, seed=request.seed)
+            measure_cell(inputs, writer, request, say)
         if attempt.reason:
             raise StrobeError(attempt.reason)
