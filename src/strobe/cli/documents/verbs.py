@@ -13,13 +13,13 @@ from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 
 
-class TraceOutput(TraceDocument, frozen=True, kw_only=True):
+class Traced(TraceDocument, frozen=True, kw_only=True):
     """`strobe trace`: tables of profiler traces."""
 
     written: Written
 
 
-class SpeedupOutput(SpeedupDocument, frozen=True, kw_only=True):
+class Compared(SpeedupDocument, frozen=True, kw_only=True):
     """`strobe speedup` of logs and traces: speedup at each level, and the account (ledger) of the difference."""
 
     written: Written
@@ -41,7 +41,7 @@ class Reported(RunDocument, frozen=True, kw_only=True):
     ]
 
 
-class CompareOutput(Reported, frozen=True, kw_only=True):
+class Measured(Reported, frozen=True, kw_only=True):
     """`strobe compare`: the speedups of the run that it measured."""
 
     red: Red
@@ -80,13 +80,13 @@ class Serving(Printed, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="device that streams run on")]
 
 
-class Shown(CompareOutput, frozen=True, kw_only=True):
+class Shown(Measured, frozen=True, kw_only=True):
     """`strobe demo`: the comparison, and the clip made before it."""
 
     clip: Annotated[ClipMade, Meta(description="clip that was made before the comparison")]
 
 
-class ProfiledStream(CompareOutput, frozen=True, kw_only=True):
+class ProfiledStream(Measured, frozen=True, kw_only=True):
     """`strobe profile stream`: the run that profiles one or several presets."""
 
     kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
@@ -108,7 +108,7 @@ class ProfiledAttention(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-class ProfiledDit(CompareOutput, frozen=True, kw_only=True):
+class ProfiledDit(Measured, frozen=True, kw_only=True):
     """`strobe profile dit`: forward passes of one transformer under several kinds of attention."""
 
     kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
@@ -139,7 +139,7 @@ class Presets(Printed, frozen=True, kw_only=True):
     elsewhere: Annotated[dict[str, str], Meta(description="by setting that another page explains: that page")]
 
 
-class DoctorOutput(Printed, frozen=True, kw_only=True):
+class Machine(Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
@@ -156,7 +156,7 @@ class DoctorOutput(Printed, frozen=True, kw_only=True):
     ] = UNSET
     machine: Annotated[
         dict[str, Any] | UnsetType,
-        Meta(description="facts of the machine, with the keys of `DoctorOutput` in [records.md](records.md#machine)"),
+        Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
     ] = UNSET
     attention: Annotated[
         Any,
@@ -216,7 +216,7 @@ class Scored(Printed, frozen=True, kw_only=True):
     ]
 
 
-class BenchServeOutput(Printed, frozen=True, kw_only=True):
+class Loaded(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -247,7 +247,7 @@ class Benched(Printed, frozen=True, kw_only=True):
     report: Paths
 
 
-class QualityOutput(Printed, frozen=True, kw_only=True):
+class Judged(Printed, frozen=True, kw_only=True):
     """`strobe quality`: scores of clips against a reference."""
 
     reference: Annotated[str, Meta(description="name of the reference clip")]
@@ -263,7 +263,7 @@ class QualityOutput(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-class AcceptOutput(Printed, frozen=True, kw_only=True):
+class Acceptance(Printed, frozen=True, kw_only=True):
     """`strobe accept`: checks of a model that need no official code, and its comparison with `quality`."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -287,20 +287,20 @@ class AcceptOutput(Printed, frozen=True, kw_only=True):
 
 
 DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
-    "accept": (AcceptOutput,),
+    "accept": (Acceptance,),
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),
-    "compare": (CompareOutput, Varied),
+    "compare": (Measured, Varied),
     "report": (Reported, Varied),
-    "trace": (TraceOutput,),
-    "speedup": (SpeedupOutput, Reported),
-    "doctor": (DoctorOutput,),
+    "trace": (Traced,),
+    "speedup": (Compared, Reported),
+    "doctor": (Machine,),
     "bench shapes": (Scored,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
-    "bench serve": (BenchServeOutput,),
+    "bench serve": (Loaded,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),
     "extract kernels": (Kernels,),
@@ -310,6 +310,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "profile attention": (ProfiledAttention,),
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
-    "quality": (QualityOutput,),
+    "quality": (Judged,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

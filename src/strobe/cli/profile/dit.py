@@ -18,8 +18,8 @@ from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.settings import read_settings, split_list
 
 if TYPE_CHECKING:
-    from strobe.bench.case import ComparePlan
-    from strobe.bench.dit.case import LoadedModel
+    from strobe.bench.case import Plan
+    from strobe.bench.dit.case import Loaded
 
 MODES: Final = {"on": True, "off": False}
 DTYPES: Final = ("auto", "bfloat16", "float32")
@@ -27,7 +27,7 @@ DTYPES: Final = ("auto", "bfloat16", "float32")
 
 @Parameter(name="*", group="Forward pass")
 @dataclass(frozen=True, kw_only=True)
-class PassFlags:
+class Pass:
     """Flags of the forward pass: model, weights, sizes, dtype.
 
     Args:
@@ -100,7 +100,7 @@ class Runs:
 
 def dit(
     *,
-    what: PassFlags = PassFlags(),
+    what: Pass = Pass(),
     variants: Variants = Variants(),
     runs: Runs = Runs(),
     require: tuple[str, ...] = (),
@@ -154,7 +154,7 @@ def dit(
     return code
 
 
-def _loaded(what: PassFlags) -> LoadedModel:
+def _loaded(what: Pass) -> Loaded:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
@@ -187,12 +187,12 @@ def _loaded(what: PassFlags) -> LoadedModel:
     )
 
 
-def _plan(runs: Runs) -> ComparePlan:
-    from strobe.bench.case import ComparePlan
+def _plan(runs: Runs) -> Plan:
+    from strobe.bench.case import Plan
     from strobe.perf.measure.profile import Capture
 
     regions = read_settings().profile_regions if runs.regions is None else split_list(runs.regions)
-    return ComparePlan(
+    return Plan(
         palindromes=runs.rounds,
         traced_blocks=runs.active if runs.trace else 0,
         traced_from=None if runs.wait is None or not runs.trace else runs.wait + runs.warmup,

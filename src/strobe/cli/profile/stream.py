@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
-    from strobe.bench.case import ComparePlan
+    from strobe.bench.case import Plan
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.perf.measure.profile import Capture
@@ -36,7 +36,7 @@ _PIECES: Final = 60
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class StreamFlags(ModelFlags):
+class Profiled(ModelFlags):
     """Flags of the stream: attention, repetitions, prompts, model.
 
     Args:
@@ -64,7 +64,7 @@ class StreamFlags(ModelFlags):
 
 @Parameter(name="*", group="Trace")
 @dataclass(frozen=True, kw_only=True)
-class TraceFlags:
+class Traced:
     """Flags of the traced run, which is separate: no timed clip carries the profiler.
 
     Args:
@@ -87,7 +87,7 @@ class TraceFlags:
 
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
 @dataclass(frozen=True, kw_only=True)
-class AttributionFlags:
+class Attributed:
     """Flags of the attribution run: one more frame block under the profiler, with options that slow it down.
 
     Args:
@@ -107,9 +107,9 @@ class AttributionFlags:
 
 def stream(
     *presets: Annotated[str, Parameter(name="PRESET")],
-    what: StreamFlags = StreamFlags(),
-    traced: TraceFlags = TraceFlags(),
-    attributed: AttributionFlags = AttributionFlags(),
+    what: Profiled = Profiled(),
+    traced: Traced = Traced(),
+    attributed: Attributed = Attributed(),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
@@ -167,7 +167,7 @@ def stream(
     return code
 
 
-def _config(what: StreamFlags, name: str) -> EngineConfig:
+def _config(what: Profiled, name: str) -> EngineConfig:
     """Return a preset, renamed if torch.compile is forced on or off."""
     from strobe.engine.config import replace_knobs
 
@@ -195,7 +195,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
                 raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
 
 
-def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
+def _configs(what: Profiled, names: Sequence[str]) -> list[EngineConfig]:
     """Return every preset with the requested kinds of attention, each once."""
     found = []
     for config in (_config(what, name) for name in names):
@@ -218,15 +218,15 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
-def _plan(blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
-    from strobe.bench.case import ComparePlan
+def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
+    from strobe.bench.case import Plan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
     regions = traced.regions or read_settings().profile_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
-    return ComparePlan(
+    return Plan(
         palindromes=rounds,
         traced_blocks=traced.active if traced.trace else 0,
         traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
@@ -239,7 +239,7 @@ def _plan(blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionF
     )
 
 
-def _attribution_capture(attributed: AttributionFlags, regions: tuple[str, ...]) -> Capture | None:
+def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Capture | None:
     from strobe.perf.measure.profile import Capture
 
     capture = Capture(
@@ -251,7 +251,7 @@ def _attribution_capture(attributed: AttributionFlags, regions: tuple[str, ...])
     return capture if capture.options else None
 
 
-def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> list[str]:
+def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[str]:
     """Write and show the attribution page, if there was an attribution run."""
     from strobe.core.files import write_whole
     from strobe.perf.records.store import read_run
@@ -270,7 +270,7 @@ def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> 
     return [str(path)]
 
 
-def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report:
+def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
     from strobe.core.files import file_inside
     from strobe.perf.report.profile_pages import attribution_report
     from strobe.perf.trace import read_trace

@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerFamily:
+class Family:
     """One class of transformers.
 
     Args:
@@ -140,21 +140,21 @@ def _hunyuan15(config: Any, given: Arguments) -> Facts:
 
 
 FAMILIES: Final = (
-    TransformerFamily(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
-    TransformerFamily(
+    Family(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
+    Family(
         model=LTX2VideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn1"),),
         processor=LTX2Processor,
         facts=_ltx2,
         gated=True,
     ),
-    TransformerFamily(
+    Family(
         model=HunyuanVideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
         processor=JointProcessor,
         facts=_hunyuan,
     ),
-    TransformerFamily(
+    Family(
         model=HunyuanVideo15Transformer3DModel,
         blocks=(("transformer_blocks", "attn"),),
         processor=JointProcessor,
@@ -163,6 +163,6 @@ FAMILIES: Final = (
 )
 
 
-def family_of(model: object) -> TransformerFamily | None:
+def family_of(model: object) -> Family | None:
     """Return the family of a transformer; None for others, and for subclasses, which may treat tokens differently."""
     return next((family for family in FAMILIES if type(model) is family.model), None)

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from strobe.perf.analysis.critical_path import CriticalPath
 from strobe.perf.analysis.device.roofline import OperatorCost
-from strobe.perf.analysis.operators import OperatorRate, operator_rates, operators
+from strobe.perf.analysis.operators import Rate, operator_rates, operators
 from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.memory import memory_use
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
@@ -604,7 +604,7 @@ def _operator_tables(study: TraceStudy, labels: Mapping[int, str]) -> dict[str, 
     }
 
 
-def _rate(where: Mapping[str, Any], rate: OperatorRate) -> OperatorRateRow:
+def _rate(where: Mapping[str, Any], rate: Rate) -> OperatorRateRow:
     row, found = rate.row, rate.found
     cost = rate.cost if isinstance(rate.cost, OperatorCost) else None
     rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")

@@ -17,10 +17,10 @@ from strobe.perf.analysis.device.kernels import KernelTable
 from strobe.perf.analysis.device.roofline import OperatorCost
 from strobe.perf.analysis.operators import (
     HostOperator,
-    OperatorRate,
     Operators,
     OperatorTime,
     OperatorTimes,
+    Rate,
     Rates,
     Source,
     ThreadRow,
@@ -41,7 +41,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, RangeTime, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import LayerCalls, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
+from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -327,7 +327,7 @@ def _host_ns(times: LayerTimes) -> int | None:
 
 def _by_place(name: str, group: LayerGroup, top: int) -> Table:
     unnamed = "differs from call to call, or there is none"
-    fields: tuple[Field[LayerCalls], ...] = (
+    fields: tuple[Field[Layer], ...] = (
         count("place", lambda layer: layer.place),
         Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
         count("calls", lambda layer: layer.times.device.n),
@@ -713,7 +713,7 @@ def roofline_section(study: TraceStudy) -> Section | None:
 
 
 def _roofline_table(name: str, rates: Rates, top: int) -> Table:
-    fields: tuple[Field[OperatorRate], ...] = (
+    fields: tuple[Field[Rate], ...] = (
         Field("operator", lambda rate: rate.row.operator.removeprefix("aten::"), Code),
         Field("inputs", lambda rate: rate.row.inputs.text, Code, hint="sizes of its tensors"),
         Field("dtype", lambda rate: _cost(rate).dtype),
@@ -737,12 +737,12 @@ def _roofline_table(name: str, rates: Rates, top: int) -> Table:
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _cost(rate: OperatorRate) -> OperatorCost:
+def _cost(rate: Rate) -> OperatorCost:
     assert isinstance(rate.cost, OperatorCost)
     return rate.cost
 
 
-def _gflop(rate: OperatorRate) -> Number | None:
+def _gflop(rate: Rate) -> Number | None:
     flops = _cost(rate).cost.flops
     return Number(flops / 1e9, 3) if flops else None
 
