@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,6 +200,19 @@ def test_laps_follow_the_budget() -> None:
     assert wide[0] == running.MAX_ROUNDS and wide[1]["b"] == running.MAX_CALLS
     between = running.plan_interleave({"a": slow, "b": fast}, 5.1)
     assert between[0] == 5 and between[1]["a"] == 1
+    even = Speed(device_ns=1_000_000_000, host_ns=1)
+    most = running.MAX_ROUNDS
+    for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
+        spare_s = (calls - 1 + 0.5) * 2 * most
+        assert running.plan_interleave({"a": even}, 2 * most + spare_s) == (most, {"a": calls})
+
+
+def test_turned_pairs_are_complex_products() -> None:
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    angle = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    found = running._turned(x, SimpleNamespace(cos=angle.cos(), sin=angle.sin()))
+    expected = torch.view_as_complex(x.unflatten(1, (4, 2))) * torch.polar(torch.ones(5, 4), angle)
+    torch.testing.assert_close(found, torch.view_as_real(expected).flatten(1))
 
 
 def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
@@ -421,3 +435,13 @@ def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
+
+
+def test_a_query_sees_the_keys_of_the_tiles_that_count() -> None:
+    """What stands behind the count of a row is not a selection."""
+    tile_of = torch.tensor([0, 0, 1, 1, 2, 2])
+    given = SimpleNamespace(tile_of=tile_of, checked=torch.tensor([0, 5]), tiles=SimpleNamespace(num_tiles=3))
+    indices = torch.tensor([[[[0, 2, 1], [1, 2, 0], [2, 0, 1]]]], dtype=torch.int32)
+    counts = torch.tensor([[[2, 1, 1]]], dtype=torch.int32)
+    seen = running._seen(given, SimpleNamespace(indices=indices, counts=counts), 0, 0)
+    assert seen.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]

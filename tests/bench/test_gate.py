@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strobe.attention.impls import Gate
+from strobe.attention.impls import GateRun
 from strobe.attention.sparse.impls import IMPLS
 from strobe.bench import gate
 from strobe.bench.attention import peers
@@ -27,7 +27,7 @@ def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -
             ours.build_ours(name, inputs)
     assert ours.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
     flex = next(impl for impl in IMPLS if impl.name == "flex")
-    green = Gate(
+    green = GateRun(
         operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
         kernel=flex.kernel,
     )  # fmt: skip

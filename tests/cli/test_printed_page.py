@@ -1,4 +1,4 @@
-"""What a browser prints of a page."""
+"""What a browser prints of a page, and shows of it on a phone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from artefacts import write_guide
+from artefacts import write_guide, write_trace
 from live_server import CHROMIUM
 from terminal import Strobe
 
@@ -33,3 +33,19 @@ def test_every_section_is_printed_and_closes_again(strobe: Strobe, tmp_path: Pat
         browser.close()
     closed = [at for at, height in enumerate(shown) if height < 100]
     assert closed and all(by_style[at] > shown[at] and by_script[at] > shown[at] for at in closed)
+
+
+@pytest.mark.rest
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_long_kernel_name_does_not_widen_the_page_of_a_phone(strobe: Strobe, tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    name = "Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_nn_align8>"
+    path = write_trace(tmp_path / "t.json.gz", [[("kernel", name, 90_000)]] * 3)
+    assert strobe("trace", path, "-o", tmp_path / "page").code == 0
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.goto((tmp_path / "page" / "report.html").as_uri())
+        page.evaluate("() => document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+        browser.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
@@ -58,8 +59,9 @@ def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model, spa
         if number == 2:
             _, at = stream.prompt("a blue square moving up", "recache", 4)
         found.append(stream.make().frames)
-        stream.suspend()
-        assert stream.asleep
+        began = time.perf_counter()
+        took_ms = stream.suspend()
+        assert stream.asleep and 0 < took_ms <= 1e3 * (time.perf_counter() - began)
     assert np.array_equal(np.concatenate(found), expected(model, 5, at))
     stream.wake()
     stream.close()

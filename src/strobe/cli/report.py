@@ -141,7 +141,7 @@ def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output
     """Print what each candidate saves and what bounds it now, and the parts of the last; with details everything."""
     from strobe.perf.report.blocks.answer import answer_table, bound_of, told_last
 
-    told = [(answer_table(each, each.answer), f"* {bound_of(each)}") for each in told_last(findings) if each.answer]
+    told = [(answer_table(each, each.answer), bound_of(each)) for each in told_last(findings) if each.answer]
     if output.details or not told:
         output.show(*map(table_text, answers))
         return
@@ -252,7 +252,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
     from strobe.perf.report.model import significant
 
-    names = ("clip ms", "FPS", "speedup", "steady block ms")
+    names = ("clip ms", "FPS", "speedup [95 %]", "steady block ms")
     columns = (Column(name, no_wrap=True, justify="right") for name in names)
     table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown: set[str] = set()

@@ -113,7 +113,7 @@ def trace(
 
     Args:
         files: traces of torch.profiler, JAX or Ascend (.json or .json.gz) or exports of Nsight Systems (.sqlite), or
-            folders that hold some; one per rank.
+            folders that hold some; one per rank, and those of the captures of graphs, which name kernels in replays.
         out: folder for report.html, report.md, report.json, trace.json (every row of every table) and events.csv.gz (every
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.

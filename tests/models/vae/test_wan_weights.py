@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import pickle
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import Tensor
 from strobe.core.errors import WeightsError
 from strobe.models.checkpoint import SHOWN, compare_keys
 from strobe.models.vae.wan.autoencoder import WanVAE
-from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD, WAN22, WanVAEConfig
+from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD, WAN22, WAN22_MEAN, WAN22_STD, WanVAEConfig
 from strobe.models.vae.wan.weights import FILES, key_names, load_wan_vae, random_wan_vae
 
 Weights = dict[str, Tensor]
@@ -32,6 +33,11 @@ def released() -> Weights:
 def test_the_statistics_of_wan21_are_those_of_diffusers() -> None:
     theirs = inspect.signature(AutoencoderKLWan).parameters
     assert list(WAN21_MEAN) == theirs["latents_mean"].default and list(WAN21_STD) == theirs["latents_std"].default
+
+
+def test_the_statistics_of_wan22_are_those_of_the_official_file() -> None:
+    """Copied from `wan/modules/vae2_2.py`, compared number by number, and pinned then."""
+    assert hashlib.sha256(repr((WAN22_MEAN, WAN22_STD)).encode()).hexdigest().startswith("d8fd23c5876ad333")
 
 
 @pytest.mark.parametrize("name", ["Wan2.1_VAE.pth", "wan_2.1_vae.safetensors"])

@@ -64,6 +64,15 @@ def test_a_duration_over_later_events_of_its_stream_ends_at_the_next_one(tmp_pat
     assert _ms(trace) == (1.62, 1.98)
 
 
+def test_a_last_event_that_lasts_much_longer_than_the_only_other_of_its_work_is_named(tmp_path: Path) -> None:
+    rare = [launch(str(START + at), "5", 90 + at, "cudaLaunchKernel") for at in (10, 210)]
+    rare += [kernel("rare", str(START + at + 5), dur, 90 + at, stream=20) for at, dur in ((10, "88"), (210, "8800"))]
+    (said,) = _read(tmp_path, [*_in_line(20), *rare]).damage
+    assert said == "1 rare lasts 8.8 ms, 100 times its median; no later event shows when it ended"
+    rare[-1]["dur"] = "8799"
+    assert _read(tmp_path, [*_in_line(20), *rare]).damage == ()
+
+
 def test_an_event_over_those_of_another_stream_or_of_its_own_graph_is_none(tmp_path: Path) -> None:
     other = kernel("comm", str(START + 20), "1900", 99, stream=20)
     graph = [launch(str(START + 2000), "5", 200, "cudaGraphLaunch"), kernel("branch", str(START + 2100), "500", 200)]

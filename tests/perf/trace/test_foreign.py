@@ -172,11 +172,11 @@ def test_an_operator_of_an_old_trace_may_be_a_step(tmp_path: Path) -> None:
         assert len(trace.ops) == 4 * ops
 
 
-@pytest.mark.parametrize("key", ["module_fqn", "str", "annotation"])
+@pytest.mark.parametrize("key", ["module_fqn", "name", "str", "annotation"])
 def test_labels_of_graph_kernels_are_paths(key: str, tmp_path: Path) -> None:
-    events = [
-        launch("1", "1", 1, "cudaGraphLaunch"),
-        *(kernel("k", str(3 + i), "1", 1, **{key: f"layers.{i}.attn"}) for i in range(3)),
-    ]
+    kernels = [kernel("k", str(3 + i), "1", 1) for i in range(3)]
+    for i, one in enumerate(kernels):
+        one["args"][key] = f"layers.{i}.attn"
+    events = [launch("1", "1", 1, "cudaGraphLaunch"), *kernels]
     trace = read_trace(write(tmp_path / "t.json", compact(events, {})))
     assert trace.module_paths == {i: f"layers.{i}.attn" for i in range(3)}

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from strobe.attention.tree import Links, TreePlan, explain, measure_links
 from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
-from strobe.attention.tree.plan import Message, Prediction
+from strobe.attention.tree.plan import Message, StrategyCost
 from strobe.bench.cells import Attempt
 from strobe.bench.tree.candidates import Inputs, Run, bind, check, draw
 from strobe.bench.tree.request import PEER, TASK, Check, How, RankResult, Task
@@ -219,7 +219,7 @@ def _sent(message: Message, links: Links) -> SentMessage:
     )
 
 
-def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "memory"]:
+def _bound(inputs: Inputs, links: Links, each: StrategyCost) -> Literal["flop", "memory"]:
     """Return whether local attention is bound by FLOPs or memory: a ring reads all keys, other strategies read a share."""
     shape = inputs.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size

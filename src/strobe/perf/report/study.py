@@ -29,12 +29,13 @@ from strobe.perf.analysis.runs.timeline import (
     relabelled,
     timeline_of,
 )
+from strobe.perf.analysis.structure.captures import holds_captures, name_replays
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.records.record import LaunchedPasses, Variant
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.model import Section
-from strobe.perf.trace import Trace, find_traces, read_trace
+from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
 
@@ -259,6 +260,7 @@ class TraceStudy:
         windows: the chosen window of each trace; `None` is all of it.
         options: what was asked for.
         skipped: what is in the given folders and is no trace, each with the reason.
+        replays: what names the kernels of each trace's graph replays, a sentence; empty without replays.
         kept: results of the functions that are computed `once`.
     """
 
@@ -267,6 +269,7 @@ class TraceStudy:
     windows: tuple[Window | None, ...]
     options: TraceOptions
     skipped: tuple[str, ...] = ()
+    replays: tuple[str, ...] = ()
     kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
 
@@ -340,13 +343,29 @@ def load_trace_study(
             skipped.append(str(found))
     if not read:
         raise DataError(f"{skipped[0]}{f' (and {len(skipped) - 1} more files)' if len(skipped) > 1 else ''}")
-    traces = tuple(sorted(read, key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path))))
+    given = [trace for trace in read if holds_captures(trace)]
+    ran = [trace for trace in read if not holds_captures(trace)] or read
+    ran.sort(key=lambda trace: (trace.rank is None, trace.rank or 0, str(trace.path)))
+    named = [name_replays(trace, _captures(trace, given, paths, skipped)) for trace in ran]
+    traces, replays = tuple(trace for trace, _ in named), tuple(said for _, said in named)
     asked = options.window
     windows = tuple(
         None if asked is None else choose_window(trace, asked, options.steps, zero)
         for trace, zero in zip(traces, _zeros(traces), strict=True)
     )
-    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=windows, options=options, skipped=tuple(skipped))
+    return TraceStudy(
+        traces=traces, labels=trace_labels(traces), windows=windows, options=options, skipped=tuple(skipped), replays=replays
+    )
+
+
+def _captures(trace: Trace, given: Iterable[Trace], paths: Sequence[Path], skipped: list[str]) -> Iterator[Trace]:
+    """Yield the captures that were given for a trace, then read those that lie in folders of captures; add what is none."""
+    yield from (one for one in given if one is not trace)
+    for path in captures_of(trace, paths):
+        try:
+            yield read_trace(path, details=True)
+        except TraceFormatError as error:
+            skipped.append(str(error))
 
 
 def _zeros(traces: Sequence[Trace]) -> Sequence[int | None]:

@@ -15,7 +15,7 @@ from strobe.perf.trace.events import (
     Region,
     Trace,
 )
-from strobe.perf.trace.reader import find_traces, read_trace
+from strobe.perf.trace.reader import captures_of, find_traces, read_trace
 
 __all__ = [
     "Collective",
@@ -31,6 +31,7 @@ __all__ = [
     "ReadCounts",
     "Region",
     "Trace",
+    "captures_of",
     "find_traces",
     "read_trace",
 ]

@@ -29,7 +29,7 @@ _LEAST_SHARE: Final = 0.01
 _LONG: Final = 10
 """Times its median from which on an event that covers a later one of its stream has no true end."""
 _TOO_LONG: Final = 100
-"""Times its median from which on an event is named although nothing shows where it ended."""
+"""Times its median (of few: the longest other) from which on an event is named although nothing shows where it ended."""
 _FEWEST: Final = 4
 """Fewest events with a usual time, or in which the others ran."""
 _FEW: Final = 8
@@ -303,8 +303,10 @@ def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
         own = events.works[work[row]]
         alike = events.of([(one.name, one.shape) == (own.name, own.shape) for one in events.works]).astype(np.bool_)
         others = np.sort(duration[alike & keep])[:-1]
-        times = int(duration[row]) / max(1.0, float(np.median(others))) if len(others) >= _FEWEST else 0
-        if times >= _TOO_LONG or (times and int(duration[row]) >= _LONG * int(others[-1])):
+        if not len(others):
+            continue
+        times, longest = (int(duration[row]) / max(1.0, float(other)) for other in (np.median(others), others[-1]))
+        if longest >= _TOO_LONG or (len(others) >= _FEWEST and (times >= _TOO_LONG or longest >= _LONG)):
             said = f"{_spoken(int(duration[row]))}, {int(times):,} times its median"
             yield f"1 {events.name(row)} lasts {said}; no later event shows when it ended"
 

@@ -111,7 +111,7 @@ class DeviceTable:
         works = self._works(group, times.events, all_args)
         for row in np.flatnonzero(works & _COMMUNICATES).tolist():
             self.collectives.add(first + row, all_args[row])
-        paths = [args.module_path or args.label or args.annotation for args in all_args]
+        paths = [args.module_path or args.mark or args.label or args.annotation for args in all_args]
         if paths.count(None) < len(paths):
             with_path = [row for row, path in enumerate(paths) if path is not None]
             self.path.extend([self.paths.id_of(str(paths[row])) for row in with_path])

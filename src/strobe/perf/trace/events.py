@@ -15,6 +15,8 @@ NO_HOST: Final = -1
 """Value of `DeviceEvents.host` where the trace does not hold the launch call."""
 NO_CORRELATION: Final = -2
 """Value of `DeviceEvents.host` where the event carries no correlation, so that its call cannot be found."""
+OF_KERNEL: Final = "\x1f"
+"""Separator between the name of a launch call and that of the kernel it says it launches."""
 
 
 class HostEvent(NamedTuple):
@@ -360,6 +362,9 @@ class Trace:
         overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
+        unanswered: the launch calls that no device event answers to, as while a graph is captured, with the calls that begin and
+            end a capture, in order of start; one that says which kernel it launches has that behind its name and `OF_KERNEL`.
+            Empty unless details were asked for.
         window_end_ns: end of the recorded window, where the trace says it.
         foreign: for a trace of another profiler than `torch.profiler`: whose it is, and what it cannot say.
         damage: what the trace says that cannot be, and what became of it: times that are wrong, events written twice.
@@ -388,6 +393,7 @@ class Trace:
     overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unanswered: HostEvents = field(default_factory=HostEvents.empty)
     window_end_ns: int | None = None
     foreign: str = ""
     damage: tuple[str, ...] = ()

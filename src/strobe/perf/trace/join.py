@@ -21,10 +21,19 @@ from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, lo
 from strobe.perf.trace.damage import mend
 from strobe.perf.trace.device import CollectiveInfo, Collectives, DeviceTable
 from strobe.perf.trace.digits import Flags, Integers
-from strobe.perf.trace.events import NO_CORRELATION, Collective, DeviceEvents, HostEvents, OperatorCalls, OperatorInputs
+from strobe.perf.trace.events import (
+    NO_CORRELATION,
+    OF_KERNEL,
+    Collective,
+    DeviceEvents,
+    HostEvents,
+    OperatorCalls,
+    OperatorInputs,
+)
 from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
+_CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _NAMED: Final = 4
 
@@ -38,6 +47,7 @@ class Joined:
 
     events: DeviceEvents
     launched: Mapping[str, tuple[int, int]]
+    unanswered: HostEvents
     collectives: tuple[Collective, ...]
     module_paths: Mapping[int, str]
     operators: tuple[OperatorCalls, ...]
@@ -74,7 +84,7 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     work = taken(work, order)
     operator = taken(operator, order[: len(operator)])
     del order
-    host, hosts, launched = _answer(correlation, launches, threads)
+    host, hosts, launched, unanswered = _answer(correlation, launches, threads)
     del correlation
     keep, damage, doubled = mend((view(start), view(duration), view(work), view(host)), works, hosts)
     if not keep.all():
@@ -101,7 +111,7 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
     return Joined(
-        events=events, launched=launched, collectives=collectives, module_paths=module_paths,
+        events=events, launched=launched, unanswered=unanswered, collectives=collectives, module_paths=module_paths,
         operators=tuple(spent.calls()), operator=operator, damage=damage, doubled=doubled,
     )  # fmt: skip
 
@@ -136,6 +146,19 @@ class Calls:
         self.take(order)
         return order
 
+    def matching(self, rows: Ids, pattern: re.Pattern[str]) -> HostEvents:
+        """Return copies of some of the calls, those whose name speaks of something, in order of start."""
+        speaks = np.array([pattern.search(name) is not None for name in self.names] or [False])
+        rows = rows[speaks[view(self.call)[rows]]]
+        start, duration, call = taken(self.start, rows), taken(self.duration, rows), taken(self.call, rows)
+        order = time_order(view(start), view(duration), (view(call), self.ranks))
+        start, duration, call = taken(start, order), taken(duration, order), taken(call, order)
+        names, name_of = distinct(self.names, np.unique(view(call)).tolist())
+        return HostEvents(
+            names=names, name=looked_up(name_of, call), start_ns=start, end_ns=_ends(start, duration),
+            thread=looked_up(self.threads, call),
+        )  # fmt: skip
+
     def freeze(self) -> HostEvents:
         """Return the columns as frozen events; none are left here."""
         end = _ends(self.start, self.duration)
@@ -149,8 +172,12 @@ class Calls:
 
 def _answer(
     correlation: array[int], launches: LaunchTable, threads: Threads
-) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]]]:
-    """Find the launch call of each device event; return the calls' positions (negative: reason), those calls, counts by name."""
+) -> tuple[array[int], HostEvents, Mapping[str, tuple[int, int]], HostEvents]:
+    """Find the launch call of each device event.
+
+    Return the calls' positions (negative: reason), those calls, counts by name, and, if kernels were kept, the launches that no
+    event answers to with the begin and end of captures.
+    """
     number, calls = launches.correlation.release(), Calls(launches, threads)
     _check_processes(number, calls, [str(call[1]) for call in launches.calls.values()])
     rows = _outermost(number, calls)
@@ -162,6 +189,8 @@ def _answer(
         view(host)[block] = places
         answers[places[places >= 0]] = True
     del known
+    unanswered = calls.matching(rows[~answers], _CAPTURE) if launches.kernels else HostEvents.empty()
+    calls.names = [name.partition(OF_KERNEL)[0] for name in calls.names]
     launched = _count(calls, rows, answers)
     calls.take(rows[answers])
     del rows
@@ -176,7 +205,7 @@ def _answer(
     renumber(host, moved)
     for block in blocks(len(host)):
         view(host)[block][view(correlation)[block] < 0] = NO_CORRELATION
-    return host, calls.freeze(), launched
+    return host, calls.freeze(), launched, unanswered
 
 
 def _check_processes(number: array[int], calls: Calls, process: Sequence[str]) -> None:

@@ -41,6 +41,10 @@ _READ: Final = (
     "read are torch.profiler (.json, .json.gz), JAX and XLA (.trace.json.gz), Ascend (trace_view.json) and Nsight Systems (the "
     "export `nsys export --type sqlite` of a report)"
 )
+CAPTURES: Final = ("capture_traces", "graph_capture_profile")
+"""Folders of traces of the captures of graphs, as vLLM, SGLang and xDiT write them beside the traces of replays."""
+_RANK: Final = re.compile(r"(?:rank_?|TP-)(?P<rank>\d+)")
+_NUMBER: Final = re.compile(r"\d+")
 _LISTED: Final = 6
 _STEP: Final = "ProfilerStep#"
 _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
@@ -53,19 +57,39 @@ _ALWAYS_READ: Final = ((_COMM_OPERATOR.encode(), b"am_c"), (_COMPILED.encode(), 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The trace files among files and folders: a folder gives every `*.json` and `*.json.gz` below it, in order of name.
 
+    Those in folders of captures of graphs are left out where there are others: they are the keys to these.
+
     Raises:
         DataError: there is none.
     """
-    found: dict[Path, None] = {}
-    for path in map(Path, paths):
-        inside = (
-            sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file()) if path.is_dir() else [path]
-        )
-        found.update(dict.fromkeys(inside))
+    found = list(dict.fromkeys(one for path in map(Path, paths) for one in _inside(path)))
     if not found:
         given = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"no trace in {given}; give .json or .json.gz files as torch.profiler writes them, or folders of them")
-    return tuple(found)
+    return tuple([path for path in found if not _of_capture(path)] or found)
+
+
+def _inside(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if one.name.endswith(_SUFFIXES) and one.is_file()) if path.is_dir() else [path]
+
+
+def _of_capture(path: Path) -> bool:
+    return path.parent.name in CAPTURES
+
+
+def captures_of(trace: Trace, paths: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """The traces of captures among files and folders and beside a trace: those of its rank, if their names tell it.
+
+    Those whose name has a number that ranges of the trace have too, such as the batch size of its steps, come first.
+    """
+    beside = (folder for name in CAPTURES if (folder := trace.path.parent / name).is_dir())
+    every = (path for place in (*paths, *beside) for path in _inside(place))
+    found = [path for path in dict.fromkeys(every) if _of_capture(path) and path != trace.path]
+    rank = None if trace.rank is None else str(trace.rank)
+    told = {path: one["rank"] for path in found if (one := _RANK.search(path.name))}
+    mine = [path for path in found if rank is None or told.get(path, rank) == rank]
+    numbers = set(_NUMBER.findall(" ".join(trace.ranges.names)))
+    return tuple(sorted(mine or found, key=lambda path: numbers.isdisjoint(_NUMBER.findall(_RANK.sub("", path.name)))))
 
 
 def read_trace(
@@ -84,7 +108,8 @@ def read_trace(
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
         shapes: describe a device event by the input sizes of its operator where they were recorded, and add up the time of
             operators whose cost follows from them.
-        details: keep the host operators with what they were given, and the calls that wait for a device.
+        details: keep the host operators with what they were given, the calls that wait for a device, and the launches that no
+            device event answers to, as those that are captured into a graph.
         progress: called with the bytes read so far, all bytes and the name of the file.
 
     Raises:
@@ -179,7 +204,8 @@ class _Contents:
             self._with_ops = self._without_ops = foreign
             self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
-        self._ranges, self._modules, self._launches, self._waits = HostTable(), HostTable(), LaunchTable(), WaitTable()
+        self._ranges, self._modules, self._waits = HostTable(), HostTable(), WaitTable()
+        self._launches = LaunchTable(kernels=details)
         self._long_calls = HostTable(LONG_CALL_NS)
         self._devices = DeviceTable(linked=shapes or details)
         self._sizes = OperatorSizes()
@@ -290,6 +316,7 @@ class _Contents:
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             launched=joined.launched,
+            unanswered=joined.unanswered,
             window_end_ns=self._window_end,
             damage=joined.damage,
             foreign=self.cannot,

@@ -45,9 +45,10 @@ class Group(StrEnum):
 
 
 class LaunchArgs(msgspec.Struct, gc=False):
-    """Arguments of a host call."""
+    """Arguments of a host call; `kernel` is what HIP's calls say they launch."""
 
     correlation: Number = None
+    kernel: Any = None
 
 
 class CommArgs(msgspec.Struct, gc=False):
@@ -65,7 +66,7 @@ class CommArgs(msgspec.Struct, gc=False):
 
 
 class DeviceArgs(CommArgs, gc=False):
-    """Arguments of a device event."""
+    """Arguments of a device event; the last four are labels of a graph's kernel, by torch's tools of several versions."""
 
     device: Number = None
     stream: Number = None
@@ -74,6 +75,7 @@ class DeviceArgs(CommArgs, gc=False):
     grid: msgspec.Raw = _NONE
     block: msgspec.Raw = _NONE
     module_path: Any = msgspec.field(name="module_fqn", default=None)
+    mark: Any = msgspec.field(name="name", default=None)
     label: Any = msgspec.field(name="str", default=None)
     annotation: Any = None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from strobe.perf.trace.columns import GrowingColumn, Interned
 from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
-from strobe.perf.trace.events import OperatorInputs
+from strobe.perf.trace.events import OF_KERNEL, OperatorInputs
 from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
 
 NOTHING: Final = -1
@@ -85,11 +85,16 @@ class HostTable:
 
 
 class LaunchTable(HostTable):
-    """Calls that may have launched device work: 20 bytes each."""
+    """Calls that may have launched device work: 20 bytes each.
 
-    def __init__(self) -> None:
+    Args:
+        kernels: a call is named with the kernel that it says it launches, behind `OF_KERNEL`.
+    """
+
+    def __init__(self, kernels: bool = False) -> None:
         super().__init__()
         self.correlation = GrowingColumn()
+        self.kernels = kernels
         self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
@@ -100,6 +105,9 @@ class LaunchTable(HostTable):
 
     def add(self, times: Times) -> None:
         """Keep calls."""
+        for event in times.events if self.kernels else ():
+            if type(event.args.kernel) is str:
+                event.name = f"{event.name}{OF_KERNEL}{event.args.kernel}"
         super().add(times)
         self.correlation.extend(integers([event.args.correlation for event in times.events]))
 

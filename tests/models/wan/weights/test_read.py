@@ -342,8 +342,11 @@ class TestWhatIsRefused:
         with pytest.raises(WeightsError, match=r"image-to-video model \(it has blocks.0.cross_attn.k_img.weight\)"):
             read_checkpoint(tmp_path, WAN)
 
-    def test_a_lora_alone(self, original: Tensors, tmp_path: Path) -> None:
-        save_file(peft(lora_tensors(original)), tmp_path / "style.safetensors")
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_a_lora_alone(self, original: Tensors, tmp_path: Path, beside: bool) -> None:
+        """Or with tensors of its own beside it: no base model either."""
+        own = {"some.note": torch.zeros(1)} if beside else {}
+        save_file(peft(lora_tensors(original)) | own, tmp_path / "style.safetensors")
         with pytest.raises(WeightsError, match="is a LoRA, not a base model"):
             read_checkpoint(tmp_path, WAN)
 

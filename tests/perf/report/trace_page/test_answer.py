@@ -88,9 +88,9 @@ def layers(path: Path, lengths: list[int]) -> Path:
 def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
     told = (sentences(layers(tmp_path / f"{n}.json", [100, 100, last, 100])) for n, last in enumerate((100, 200)))
     even, slow = ([line for line in said if line.startswith("Layers: ")] for said in told)
-    assert even == ["Layers: 4 of WanBlock, 0.1000 ms each (median), 80.0 % of the busy time."]
+    assert even == ["Layers: 4 of WanBlock, 0.1000 ms each (median), 80.0 % of the work."]
     assert slow == [
-        "Layers: 4 of WanBlock, 0.1000 ms each (median), 83.3 % of the busy time; the slowest, WanBlock_2, takes 0.2000 ms."
+        "Layers: 4 of WanBlock, 0.1000 ms each (median), 83.3 % of the work; the slowest, WanBlock_2, takes 0.2000 ms."
     ]
 
 
@@ -101,3 +101,23 @@ def test_the_page_has_what_would_help_second_and_warnings_that_change_no_figure_
     for text in (render_html(warned), render_markdown(warned)):
         places = [text.rindex(word) for word in ("voids", "The answer", "weakens", "What would help")]
         assert places == sorted(places)
+
+
+def test_ranges_that_no_call_encloses_are_steps_and_no_layers(tmp_path: Path) -> None:
+    path = layers(tmp_path / "t.json", [100, 100, 100, 100])
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({"traceEvents": data["traceEvents"][1:]}))
+    assert not [line for line in sentences(path) if line.startswith("Layers: ")]
+
+
+def test_layers_beside_each_other_are_no_more_than_all_work(tmp_path: Path) -> None:
+    path = layers(tmp_path / "t.json", [100, 100, 100, 100])
+    events = json.loads(path.read_text())["traceEvents"]
+    for number, one in enumerate(one for one in events if one["cat"] == "kernel"):
+        one |= {"ts": str(1000 + 40 * number), "args": {**one["args"], "stream": number}}
+    calls = [one for one in events if one["cat"] != "kernel" and one["name"] != "step"]
+    for number, one in enumerate(calls):
+        one |= {"ts": str(900 + 10 * number), "dur": "15" if one["cat"] == "user_annotation" else "4"}
+    path.write_text(json.dumps({"traceEvents": events}))
+    (said,) = [line for line in sentences(path) if line.startswith("Layers: ")]
+    assert ", 80.0 % of the work" in said

@@ -41,7 +41,7 @@ from strobe.perf.analysis.device.intervals import (
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.trace import columns
 from strobe.perf.trace.columns import blocks, different
-from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, OF_KERNEL, Trace
 from strobe.perf.trace.join import of_several
 
 # Launches of device events: delays, causes of idle time, and signs of events that the trace lost.
@@ -56,6 +56,7 @@ MIN_IDLE_SHARE: Final = 0.05
 MAX_PROMPT_NS: Final = 20_000
 """Longest launch delay that means an empty queue, ns."""
 _GRAPH: Final = re.compile("GraphLaunch")
+_PARTS: Final = (re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"), _GRAPH)
 
 Verdict = Literal[
     "busy", "host-bound", "host late, slow launches", "launch latency", "queued", "profiler overhead", "unknown", "mixed"
@@ -247,6 +248,20 @@ def graph_calls(trace: Trace) -> NDArray[np.bool_]:
     return several | named[np.asarray(hosts.name)] if len(hosts) else several
 
 
+def captured_calls(trace: Trace) -> Iterator[Ints]:
+    """Yield the launches of each capture of a graph, as positions in `trace.unanswered`: what the host launched meanwhile."""
+    calls, thread = trace.unanswered, np.asarray(trace.unanswered.thread)
+    begins, ends, graphs = (np.array([pattern.search(name) is not None for name in calls.names] or [False]) for pattern in _PARTS)
+    of_call, rows = np.asarray(calls.name), np.arange(len(calls))
+    if not len(calls):
+        return
+    launches = ~(begins | ends | graphs)[of_call]
+    last = np.flatnonzero(ends[of_call])
+    for row in np.flatnonzero(begins[of_call]).tolist():
+        end = next((other for other in last[np.searchsorted(last, row) :].tolist() if thread[other] == thread[row]), row)
+        yield np.flatnonzero(launches & (rows > row) & (rows < end))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortGraph:
     """Graph launches with fewer recorded events than other launches of the same graph.
@@ -276,7 +291,7 @@ class Integrity:
 
     Args:
         unanswered: launch calls by name: how many there were and how many no device event answers to. Calls that only capture
-            a graph are among them.
+            a graph are among them if the trace was read without details, or does not say when captures begin.
         short_graphs: graph launches with fewer events than most launches of the same graph.
         past_end_ns: by how much the last device event ends after the recorded window; 0 if it does not or the trace names no end.
         impossible: streams whose durations add up to more than the time from their first start to their last end, as `(device,
@@ -297,8 +312,12 @@ def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
         views: its devices.
     """
     last = max((int(view.work.end.max()) for view in views), default=0)
+    calls = trace.unanswered
+    rows = {row for mine in captured_calls(trace) for row in mine.tolist()}
+    captured = Counter(calls.names[calls.name[row]].partition(OF_KERNEL)[0] for row in rows)
+    unanswered = {name: (n, missing - captured[name]) for name, (n, missing) in sorted(trace.launched.items())}
     return Integrity(
-        unanswered={name: counts for name, counts in sorted(trace.launched.items()) if counts[1]},
+        unanswered={name: counts for name, counts in unanswered.items() if counts[1] > 0},
         short_graphs=tuple(_short_graphs(trace)),
         past_end_ns=0 if trace.window_end_ns is None or not views else max(0, last - trace.window_end_ns),
         impossible=tuple(found for view in views for found in _impossible(view)),

@@ -33,9 +33,12 @@ from strobe.perf.analysis.structure.ranges import (
     ROOT,
     WORK,
     Cuts,
+    GraphPaths,
     Launched,
     Paths,
+    base_of,
     before,
+    graph_paths,
     launched_in,
     linked,
     nest,
@@ -688,7 +691,8 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
 # Repeated parts of one call: the layers of a model or the steps of a loop; the first against the later ones.
 #
 # Layers are calls of equal name (numbers aside: `WanBlock_0` to `WanBlock_29`, `attention` 30 times) in one call of the same
-# range or module. Where no names repeat, they are what the kernels of a step repeat.
+# range or module; in a graph launch, kernels whose paths differ in the number of one part. Where no names repeat, they are what
+# the kernels of a step repeat.
 
 LAYERS_FEWEST: Final = 3
 """Fewest calls of one name in an enclosing call that count as layers."""
@@ -706,7 +710,7 @@ class LayerTimes:
     Args:
         device: sum of the durations of the device events that each call launched.
         span: from the first start to the last end of these events.
-        host: length of each call on the host; `None` where layers are found by kernels.
+        host: length of each call on the host; `None` where layers are found by kernels or lie in graphs.
         kernels: kernels of a call, the median.
     """
 
@@ -755,7 +759,9 @@ def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int,
     named = _NamedLayers(trace)
     found = []
     for device, work in events_by_device(trace):
-        groups = tuple(named.groups(launched_in(trace, work, window, named.cuts), window is not None))
+        by_path = _by_paths(graph_paths(trace, work, window))
+        by_call = named.groups(launched_in(trace, work, window, named.cuts), window is not None)
+        groups = tuple(sorted((*by_path, *by_call), key=lambda group: -group.sum_ns))
         if not len(trace.modules) and not any(group.path for group in groups):
             groups = (*groups, *_by_kernels(trace, device, work, window))
         found.append((device, groups))
@@ -820,7 +826,7 @@ class _NamedLayers:
             own = _Calls(*(values[left:right] for values in columns))
             names = [self.scopes.names[name] for name in column(self.scopes.name)[order[left:right]].tolist()]
             spelled = self.paths.spelled(number)
-            yield _group(own, names, spelled, self._inside(number, chosen))
+            yield _group(own, names, spelled, inside=self._inside(number, chosen))
 
     def _chosen(self, path: Ints, count: Ints, total: Ints) -> list[int]:
         """Return the paths that mostly have several calls in one enclosing call, those with the most device time first."""
@@ -841,7 +847,9 @@ class _NamedLayers:
         return False
 
 
-def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: bool) -> LayerGroup:
+def _group(
+    calls: _Calls, names: Sequence[str], path: tuple[str, ...], *, inside: bool = False, by_kernels: bool = False
+) -> LayerGroup:
     num = min(MOST_PLACES, int(calls.place.max()) + 1)
     shown = np.flatnonzero(calls.place < num)
     later = np.flatnonzero(calls.place > 0)
@@ -852,7 +860,7 @@ def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: b
     return LayerGroup(
         name=path[-1],
         path=path[:-1],
-        by_kernels=calls.host is None,
+        by_kernels=by_kernels,
         enclosing=int(np.count_nonzero(calls.place == 0)),
         sum_ns=int(calls.device.sum()),
         layers=tuple(
@@ -862,6 +870,40 @@ def _group(calls: _Calls, names: Sequence[str], path: tuple[str, ...], inside: b
         later=calls.times(later, np.zeros(len(later), np.int64), 1)[0],
         inside=inside,
     )
+
+
+def _by_paths(carried: GraphPaths) -> Iterator[LayerGroup]:
+    """Yield layers inside graphs: the outermost numbered part of the paths that kernels carry, within one launch."""
+    groups: dict[tuple[str, ...], int] = {}
+    found = [_numbered(text.split(".")) for text in carried.texts]
+    of_text = np.array([groups.setdefault(one[0], len(groups)) if one else NOWHERE for one in found], np.int64)
+    number = np.array([one[1] if one else 0 for one in found], np.int64)
+    labels = {one[:2]: one[2] for one in found if one}
+    part, is_kernel = carried.part, np.isin(carried.part.work.kind, WORK).astype(np.int64)
+    for path, group in groups.items():
+        mine = np.flatnonzero(of_text[carried.path] == group)
+        layer, launch = number[carried.path[mine]], part.work.host[mine]
+        order = np.lexsort((layer, launch))
+        mine, layer, launch = mine[order], layer[order], launch[order]
+        heads = np.flatnonzero((np.diff(launch, prepend=-3) != 0) | (np.diff(layer, prepend=-1) != 0))
+        first = np.flatnonzero(np.diff(launch[heads], prepend=-3))
+        count = np.diff(first, append=len(heads))
+        if not len(heads) or np.median(count) < LAYERS_FEWEST:
+            continue
+        start, end = np.minimum.reduceat(part.start[mine], heads), np.maximum.reduceat(part.end[mine], heads)
+        place = np.arange(len(heads)) - np.repeat(first, count)
+        sums, kernels = (np.add.reduceat(values[mine], heads) for values in (part.length, is_kernel))
+        yield _group(_Calls(place, sums, end - start, None, kernels), [labels[path, one] for one in layer[heads].tolist()], path)
+
+
+def _numbered(parts: Sequence[str]) -> tuple[tuple[str, ...], int, str] | None:
+    """Return the path of the first part with a number, the number, and its label: `layers.3`, `Layer_3`."""
+    for at, part in enumerate(parts):
+        if at and part.isdecimal():
+            return tuple(parts[:at]), int(part), f"{parts[at - 1]}.{part}"
+        if (base := base_of(part)) != part and not part.startswith("triton_"):
+            return (*parts[:at], base), int(part[len(base) :].lstrip("#_ \t")), part
+    return None
 
 
 def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | None) -> Iterator[LayerGroup]:
@@ -888,5 +930,5 @@ def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | Non
         sums = before(end - start)
         order = np.arange(len(anchors)) - np.repeat(heads, count)
         calls = _Calls(order, sums[stop] - sums[anchors], reached - start[anchors], None, stop - anchors)
-        yield _group(calls, [""] * len(anchors), (period.anchor,), False)
+        yield _group(calls, [""] * len(anchors), (period.anchor,), by_kernels=True)
         return

@@ -14,6 +14,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, Activity
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
+from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -147,7 +148,9 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
 
 def name_of(one: PathWhatIf) -> str:
     """Return the name of what a what-if leaves out."""
-    return one.name or {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}.get(one.kind, one.kind)
+    return one.name or {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}.get(
+        one.kind, one.kind
+    )
 
 
 def _what_if(label: str, found: CriticalPath) -> Table:
@@ -213,9 +216,10 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        late = f" In that time the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
+    yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
     yield from _layers(study, one)
     for label, path in zip(study.labels, seen_paths(study), strict=True):
         if isinstance(path, CriticalPath) and path.what_if:
@@ -263,13 +267,14 @@ def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
     groups = seen_layers(study)[at].get(one.view.device, ())
-    found = next((group for group in groups if not group.inside), None)
+    found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
     median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
-    share = _share(found.sum_ns, one.hot.busy_ns)
-    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the busy time"
+    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
+    which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
+    said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest.times.device.p50_ns > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
@@ -319,9 +324,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
         ),
-        ("caution", "Host-bound", late),
+        ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", _uneven(study)),
-        ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
+        ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
     banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
     return tuple(banner for banner in banners if banner.items)
@@ -368,7 +373,9 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
     if len(trace.device_events):
         return
     launched = sum(n for n, _ in trace.launched.values())
-    if launched:
+    if holds_captures(trace):
+        yield f"{label}: it shows captures of graphs, in which nothing runs; give the trace of their replays as one more file"
+    elif launched:
         yield f"{label}: {launched} launch calls were recorded and no device event answers to one; the device was not recorded"
     elif not (trace.counts.events or len(trace.ops)):
         yield f"{label}: the trace holds no events at all"

@@ -270,7 +270,7 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 # Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
 
-_BY_KERNELS: Final = "found by kernels"
+_NO_CALL: Final = "no call of its own"
 
 
 def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
@@ -304,8 +304,8 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         time("later", lambda group: group.later.device.p50_ns, "µs", later),
         time("span, first", lambda group: group.layers[0].times.span.p50_ns, "µs", span),
         time("later", lambda group: group.later.span.p50_ns, "µs", later),
-        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_BY_KERNELS),
-        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_BY_KERNELS),
+        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_NO_CALL),
+        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_NO_CALL),
         count("kernels, first", lambda group: group.layers[0].times.kernels),
         count("later", lambda group: group.later.kernels),
     )
@@ -334,7 +334,7 @@ def _by_place(name: str, group: LayerGroup, top: int) -> Table:
         time("device p50", lambda layer: layer.times.device.p50_ns, "µs"),
         time("device max", lambda layer: layer.times.device.max_ns, "µs"),
         time("span p50", lambda layer: layer.times.span.p50_ns, "µs"),
-        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_BY_KERNELS),
+        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_NO_CALL),
         count("kernels", lambda layer: layer.times.kernels),
     )
     notes = left_out(group.layers, top, "places are left out")
