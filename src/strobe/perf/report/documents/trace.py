@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated as A
+from typing import Any, ClassVar
 
 from msgspec import Meta
 
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.documents.runs import Document, table_kinds
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page.tables import (  # fmt: skip
-    CollectiveRow,
-    CriticalPathRow,
-    DeviceRow,
-    GapsRow,
-    IdleRow,
-    KernelNameRow,
-    KernelRow,
-    KindRow,
-    LaunchRow,
-    MemoryRow,
-    OperatorCallerRow,
-    OperatorKernelRow,
-    OperatorRateRow,
-    OperatorRow,
-    OperatorTimeRow,
-    PathPartRow,
-    QueueRow,
-    RangeRow,
-    SectionRow,
-    StreamRow,
-    TraceFile,
-    TraceStepRow,
-    WhatIfRow,
-    seen_steps,
-)
+from strobe.perf.report.trace_page import tables
 
 
 class TraceDocument(Document, frozen=True, kw_only=True):
@@ -50,41 +26,34 @@ class TraceDocument(Document, frozen=True, kw_only=True):
         "kernels": ("kernel", "calls", "exclusive_ns", "sum_ns"),
     }
 
-    files: Annotated[tuple[TraceFile, ...], Meta(description="trace files that were read, in order of rank and path")]
-    skipped: Annotated[tuple[str, ...], Meta(description="files in the folders that are not traces, each with the reason")]
-    devices: Annotated[tuple[DeviceRow, ...], Meta(description="devices with events; empty for traces of the host alone")]
-    kinds: Annotated[tuple[KindRow, ...], Meta(description="busy time by kind of work")]
-    streams: Annotated[tuple[StreamRow, ...], Meta(description="busy time by stream")]
-    idle: Annotated[tuple[IdleRow, ...], Meta(description="idle time by cause")]
-    kernels: Annotated[tuple[KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
-    kernel_names: Annotated[tuple[KernelNameRow, ...], Meta(description="full names of the kernels")]
-    launches: Annotated[tuple[LaunchRow, ...], Meta(description="launch calls")]
-    steps: Annotated[tuple[TraceStepRow, ...], Meta(description="steps of the whole trace; a window does not restrict them")]
-    no_steps: Annotated[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
-    ranges: Annotated[tuple[RangeRow, ...], Meta(description="device time by range and module")]
-    sections: Annotated[tuple[SectionRow, ...], Meta(description="sections that were requested")]
-    gaps: Annotated[tuple[GapsRow, ...], Meta(description="gaps between kernels, by the kernels before and after")]
-    collectives: Annotated[tuple[CollectiveRow, ...], Meta(description="communication by kind of collective")]
-    operators: Annotated[tuple[OperatorRow, ...], Meta(description="host time by operator, of traces without device events")]
-    operator_times: Annotated[
-        tuple[OperatorTimeRow, ...],
-        Meta(description="device time by operator, input sizes, dtypes and phase; empty if the trace was read without details"),
+    files: A[tuple[tables.TraceFile, ...], Meta(description="trace files that were read, in order of rank and path")]
+    skipped: A[tuple[str, ...], Meta(description="files in the folders that are not traces, each with the reason")]
+    devices: A[tuple[tables.DeviceRow, ...], Meta(description="devices with events; empty for traces of the host alone")]
+    kinds: A[tuple[tables.KindRow, ...], Meta(description="busy time by kind of work")]
+    streams: A[tuple[tables.StreamRow, ...], Meta(description="busy time by stream")]
+    idle: A[tuple[tables.IdleRow, ...], Meta(description="idle time by cause")]
+    kernels: A[tuple[tables.KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
+    kernel_names: A[tuple[tables.KernelNameRow, ...], Meta(description="full names of the kernels")]
+    launches: A[tuple[tables.LaunchRow, ...], Meta(description="launch calls")]
+    steps: A[tuple[tables.TraceStepRow, ...], Meta(description="steps of the whole trace, whatever the window")]
+    no_steps: A[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
+    ranges: A[tuple[tables.RangeRow, ...], Meta(description="device time by range and module")]
+    sections: A[tuple[tables.SectionRow, ...], Meta(description="sections that were requested")]
+    gaps: A[tuple[tables.GapsRow, ...], Meta(description="gaps between kernels, by the kernels before and after")]
+    collectives: A[tuple[tables.CollectiveRow, ...], Meta(description="communication by kind of collective")]
+    operators: A[tuple[tables.OperatorRow, ...], Meta(description="host time by operator, without device events")]
+    operator_times: A[
+        tuple[tables.OperatorTimeRow, ...], Meta(description="device time by operator, inputs and phase; empty without details")
     ]
-    operator_kernels: Annotated[tuple[OperatorKernelRow, ...], Meta(description="kernels of the rows in `operator_times`")]
-    operator_callers: Annotated[tuple[OperatorCallerRow, ...], Meta(description="callers of the rows in `operator_times`")]
-    operator_rates: Annotated[
-        tuple[OperatorRateRow, ...],
-        Meta(description="rates of the operators in `operator_times`, compared with the peaks of the device"),
-    ]
-    critical_paths: Annotated[
-        tuple[CriticalPathRow, ...],
-        Meta(description="critical path of each trace; empty if the trace was read without details"),
-    ]
-    critical_path_parts: Annotated[tuple[PathPartRow, ...], Meta(description="parts of each critical path")]
-    what_if: Annotated[tuple[WhatIfRow, ...], Meta(description="predicted duration of each trace without some of its work")]
-    queues: Annotated[tuple[QueueRow, ...], Meta(description="queue length of devices and streams")]
-    memory: Annotated[tuple[MemoryRow, ...], Meta(description="memory use of the devices")]
-    metadata: Annotated[dict[str, dict[str, str]], Meta(description="by trace: further facts in the file, as text")]
+    operator_kernels: A[tuple[tables.OperatorKernelRow, ...], Meta(description="kernels of `operator_times`")]
+    operator_callers: A[tuple[tables.OperatorCallerRow, ...], Meta(description="callers of `operator_times`")]
+    operator_rates: A[tuple[tables.OperatorRateRow, ...], Meta(description="rates of the operators, against the device's peaks")]
+    critical_paths: A[tuple[tables.CriticalPathRow, ...], Meta(description="critical path of each trace; empty without details")]
+    critical_path_parts: A[tuple[tables.PathPartRow, ...], Meta(description="parts of each critical path")]
+    what_if: A[tuple[tables.WhatIfRow, ...], Meta(description="duration of each trace without some of its work")]
+    queues: A[tuple[tables.QueueRow, ...], Meta(description="queue length of devices and streams")]
+    memory: A[tuple[tables.MemoryRow, ...], Meta(description="memory use of the devices")]
+    metadata: A[dict[str, dict[str, str]], Meta(description="by trace: further facts in the file, as text")]
 
     def title(self) -> str:
         """Return one line with the traces and the busy share of each device."""
@@ -104,7 +73,7 @@ def trace_document(study: TraceStudy) -> TraceDocument:
     rows: dict[str, Any] = {name: tuple(kind.of(study)) for name, kind in table_kinds(TraceDocument).items()}
     no_steps = (
         f"{label}, device {one.device}: {one.reason}"
-        for label, found in zip(study.labels, seen_steps(study), strict=True)
+        for label, found in zip(study.labels, tables.seen_steps(study), strict=True)
         for one in found
         if isinstance(one, NoSteps)
     )

@@ -203,6 +203,12 @@ def by_device(rows: Iterator[PartT]) -> dict[tuple[str, int], list[PartT]]:
 
 # The rows of every table: `of` yields those of a study.
 
+_NOT_RECORDED: Final = "not recorded"
+_NOTHING_LEFT: Final = "nothing is left"
+_NO_FLOPS: Final = "no matrix products"
+_NO_RANGE: Final = "no range was open"
+_NO_SIZES: Final = "sizes not recorded"
+_NO_TYPES: Final = "types not recorded"
 _NO_CALLS: Final = "a graph's kernels have no call of their own"
 _SILENT: Final = Text("0", "muted", "launched nothing on their thread")
 
@@ -236,11 +242,36 @@ def _end(row: "TraceFile") -> Text:
     return Text("complete")
 
 
-def _of_operator(name: str, nothing: Any = None) -> Callable[[Any], Any]:
-    def get(row: "OperatorTimeRow") -> Any:
-        return (getattr(row, name) or nothing) if row.source == Source.OPERATOR.value else Missing(row.source, "-")
+def _verdict(row: "DeviceRow") -> Text:
+    return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
 
-    return get
+
+def _left_out(row: "TraceStepRow") -> Text:
+    return Text(row.left_out, "muted")
+
+
+def _kernel_or(row: "PathPartRow | WhatIfRow", other: str) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(other)
+
+
+def _kind_or_lag(row: "PathPartRow | WhatIfRow") -> str:
+    return row.kind if row.kind in (KERNEL, KIND) else "lag"
+
+
+def _times(ratio: float) -> Number:
+    return Number(ratio, 3, "x")
+
+
+def _giga(flops: int) -> Number:
+    return Number(flops / 1e9, 3)
+
+
+def _operator(row: "OperatorTimeRow") -> Cell:
+    return Code(row.operator) if row.source == Source.OPERATOR.value else Text(row.source, "muted")
+
+
+def _input(name: str, nothing: Any = None) -> Callable[[Any], Any]:
+    return lambda row: (getattr(row, name) or nothing) if row.source == Source.OPERATOR.value else Missing(row.source, "-")
 
 
 class TraceFile(DocumentPart, frozen=True, kw_only=True):
@@ -285,14 +316,7 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events", "events", Count)]
     unlinked_events: A[int, col("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
     unlinked_ns: A[int, col("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
-    verdict: A[
-        str,
-        col(
-            "main cause of idle time, e.g. `host-bound`; docs/traces.md explains them",
-            "verdict",
-            get=lambda row: Text(row.verdict, "good" if row.verdict == "busy" else "bad"),
-        ),
-    ]
+    verdict: A[str, col("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -328,9 +352,7 @@ class StreamRow(OnDevice, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
     overlap_ns: A[int, col("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
     overlap_pairs: A[int, col("pairs of its events that ran at the same time", "pairs", Count, where="overlap_pairs")]
-    longest_overlap_ns: A[
-        int, col("longest time that an event ran beside an earlier one", "longest", ExactTime, where="overlap_pairs")
-    ]
+    longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -441,9 +463,7 @@ class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     device: A[str, col("name of the device, e.g. `cuda:0`")]
     peak_allocated_bytes: A[int, col("peak of the allocated memory", "peak allocated", mib)]
     peak_at_ns: A[int, col("time of the peak after the first recorded allocation", "at", Time)]
-    peak_in: A[
-        str, col("ranges and modules open then, the innermost first", "in", Code, where="peak_in", missing="no range was open")
-    ]
+    peak_in: A[str, col("ranges and modules open then, innermost first", "in", Code, where="peak_in", missing=_NO_RANGE)]
     reserved_then_bytes: A[int, col("reserved memory at the peak; 0: not recorded", "reserved then", recorded)]
     peak_reserved_bytes: A[int, col("peak of the reserved memory; 0: not recorded", "peak reserved", recorded)]
     start_allocated_bytes: A[int, col("allocated memory at the start", "at the start", mib)]
@@ -475,9 +495,7 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     idle_ns: A[int, col("time in which no event ran", "idle", ExactTime, total=sum)]
     kernels: A[int, col("number of kernels that started in the step, communication included", "kernels", Count, total=sum)]
     host_ns: A[int | None, col("duration of the step's range on the host; null if it has none", "host", ExactTime, total=sum)]
-    left_out: A[
-        str, col("why it is no steady step; empty if it is", "not steady because", get=lambda row: Text(row.left_out, "muted"))
-    ]
+    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", get=_left_out)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -538,17 +556,8 @@ class PathPartRow(DocumentPart, frozen=True, kw_only=True):
     """One part of a critical path; the parts add up to its duration."""
 
     trace: A[str, col("label of the trace, as in `files`")]
-    name: A[
-        str, col("name of the kernel; empty for a delay", "on the path", get=lambda row: Code(row.name) if row.name else row.kind)
-    ]
-    kind: A[
-        str,
-        col(
-            "`kernel`, or the kind of delay, e.g. `host`; docs/traces.md explains them",
-            "kind",
-            get=lambda row: KERNEL if row.kind == KERNEL else "lag",
-        ),
-    ]
+    name: A[str, col("name of the kernel; empty for a delay", "on the path", get=lambda row: _kernel_or(row, row.kind))]
+    kind: A[str, col("`kernel`, or the kind of delay, e.g. `host`; docs/traces.md explains them", "kind", get=_kind_or_lag)]
     path_ns: A[int, col("time on the critical path", "time", ExactTime, total=sum, of={"share": "duration_ns"})]
     n: A[int, col("number of occurrences on the path", "times", Count, total=sum)]
 
@@ -562,34 +571,12 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
 
     trace: A[str, col("label of the trace, as in `files`")]
-    name: A[
-        str,
-        col(
-            "name of what is removed; empty for a delay",
-            "if this took no time",
-            get=lambda row: Code(row.name) if row.kind == KERNEL else row.said(),
-        ),
-    ]
-    kind: A[
-        str,
-        col(
-            "`kernel`, `kind of kernel`, `host` or `launch latency`",
-            "kind",
-            get=lambda row: row.kind if row.kind in (KERNEL, KIND) else "lag",
-        ),
-    ]
+    name: A[str, col("name of it; empty for a delay", "if this took no time", get=lambda row: _kernel_or(row, row.said()))]
+    kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
     removed_ns: A[int, col("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
     duration_ns: A[int, col("predicted duration without this work", "the trace takes", ExactTime)]
     saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
-    ratio: A[
-        float | None,
-        col(
-            "duration with this work / without it; null if nothing is left",
-            "faster",
-            lambda x: Number(x, 3, "x"),
-            missing="nothing is left",
-        ),
-    ]
+    ratio: A[float | None, col("duration with it / without it; null: nothing is left", "faster", _times, missing=_NOTHING_LEFT)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -615,9 +602,7 @@ class RangeRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events launched in the calls", "events", Count, get=lambda row: row.events or _SILENT)]
     kernels: A[int, col("number of kernels among these", "kernels", Count, where="events")]
     sum_ns: A[int, col("sum of the durations of these events", "sum", ExactTime, where="events", of={"of all": "sum_ns"})]
-    exclusive_ns: A[
-        int, col("of events that no nested call of the kind launched", "exclusive", ExactTime, where="events", total=sum)
-    ]
+    exclusive_ns: A[int, col("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
     union_ns: A[int, col("time in which at least one of these events ran", "union", ExactTime, where="events")]
     span_ns: A[int, col("from first start to last end of a call's events, summed over calls", "span", ExactTime, where="events")]
     host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
@@ -669,11 +654,9 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
 
     device: A[int, col("number of the device in the trace")]
     collective: A[str, col("name of the collective, e.g. `allreduce`", "collective", Code)]
-    group: A[str, col("name of the process group", "group", Code, where="group", missing="not recorded")]
-    ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing="not recorded")]
-    message_bytes: A[
-        int | None, col("larger of input and output; null: not recorded", "message", megabytes, missing="not recorded")
-    ]
+    group: A[str, col("name of the process group", "group", Code, where="group", missing=_NOT_RECORDED)]
+    ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
+    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
     dtype: A[str, col("dtype of the elements")]
     exposed_ns: A[int, col("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
 
@@ -712,39 +695,15 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
 
     source: A[str, col("`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")]
-    operator: A[
-        str,
-        col(
-            "innermost operator around the launch call; empty: none",
-            "operator",
-            get=lambda row: Code(row.operator) if row.source == Source.OPERATOR.value else Text(row.source, "muted"),
-        ),
-    ]
+    operator: A[str, col("innermost operator around the launch call; empty: none", "operator", get=_operator)]
     input_sizes: A[
-        str,
-        col(
-            "sizes of the input tensors; empty: not recorded",
-            "inputs",
-            Code,
-            get=_of_operator("input_sizes"),
-            missing="sizes not recorded",
-        ),
+        str, col("sizes of the inputs; empty: not recorded", "inputs", Code, get=_input("input_sizes"), missing=_NO_SIZES)
     ]
-    dtypes: A[
-        str,
-        col(
-            "dtypes of the inputs, each once; empty: not recorded",
-            "dtype",
-            get=_of_operator("dtypes"),
-            missing="types not recorded",
-        ),
-    ]
-    phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_of_operator("phase", ""))]
-    calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_of_operator("calls", 0), total=sum)]
+    dtypes: A[str, col("dtypes of the inputs, each once; empty: not recorded", "dtype", get=_input("dtypes"), missing=_NO_TYPES)]
+    phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_input("phase", ""))]
+    calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
     events: A[int, col("number of device events", "events", Count, total=sum)]
-    exclusive_ns: A[
-        int, col("time that no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
-    ]
+    exclusive_ns: A[int, col("time that no other row counts", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})]
     sum_ns: A[int, col("sum of the durations of the device events")]
 
     @classmethod
@@ -796,21 +755,12 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     exclusive_ns: A[int, col("device time that no other row counts")]
     call_ns: A[float | None, col("mean sum of the durations of its device events; null without calls", "one call", micros)]
     call_flops: A[
-        int | None,
-        col(
-            "FLOPs of the matrix products in one call; null: not known",
-            "GFLOP",
-            lambda n: Number(n / 1e9, 3),
-            where="call_flops",
-            missing="no matrix products",
-        ),
+        int | None, col("of matrix products in a call; null: not known", "GFLOP", _giga, where="call_flops", missing=_NO_FLOPS)
     ]
     call_bytes: A[int | None, col("least number of bytes that one call moves; null: the cost is not known")]
     flops_per_s: A[float | None, col("FLOPs of a call / its time, FLOP/s; null: the cost is not known")]
     bytes_per_s: A[float | None, col("least bytes of a call / its time, bytes/s; null: the cost is not known")]
-    compute_share: A[
-        float | None, col("`flops_per_s` / peak matrix rate of the dtype; null: no matrix products, cost or peak not known")
-    ]
+    compute_share: A[float | None, col("`flops_per_s` / peak of the dtype; null: no matrix products, cost or peak not known")]
     memory_share: A[float | None, col("`bytes_per_s` / memory bandwidth of the device; null: cost or bandwidth not known")]
     bound: A[str | None, col("`compute` or `memory`, whichever alone would take longer at its peak; null: not known")]
     floor_ns: A[float | None, col("least time that the device could take for one call; null: not known")]
