@@ -43,6 +43,7 @@ from strobe.perf.report.model import (
     significant,
 )
 from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
     activity_section,
@@ -63,21 +64,6 @@ from strobe.perf.report.trace_page.structure import (
     sections_section,
     steps_section,
     uneven_text,
-)
-from strobe.perf.report.trace_page.tables import (
-    DeviceFindings,
-    DeviceRow,
-    PathPartRow,
-    TraceFile,
-    WhatIfRow,
-    device_name,
-    known_paths,
-    on_devices,
-    seen_devices,
-    seen_layers,
-    seen_paths,
-    seen_steps,
-    whole_views,
 )
 from strobe.perf.trace import Trace
 
@@ -107,8 +93,8 @@ ASSUMPTIONS: Final = (
 def critical_path_section(study: TraceStudy) -> Section | None:
     """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
     blocks: list[Block] = []
-    parts = [*PathPartRow.of(study)]
-    for label, found in zip(study.labels, seen_paths(study), strict=True):
+    parts = [*tables.PathPartRow.of(study)]
+    for label, found in zip(study.labels, tables.seen_paths(study), strict=True):
         if isinstance(found, CriticalPath):
             blocks.append(_parts(found, [row for row in parts if row.trace == label], label, study.options.top))
         elif found is not None:
@@ -125,17 +111,17 @@ def critical_path_section(study: TraceStudy) -> Section | None:
 
 def what_if_section(study: TraceStudy) -> Section | None:
     """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
-    rows = [*WhatIfRow.of(study)]
-    tables = tuple(
+    rows = [*tables.WhatIfRow.of(study)]
+    shown = tuple(
         _what_if(label, found, [row for row in rows if row.trace == label])
-        for label, found in known_paths(study)
+        for label, found in tables.known_paths(study)
         if found.what_if
     )
-    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", tables) if tables else None
+    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
 
 
-def _parts(found: CriticalPath, parts: Sequence[PathPartRow], label: str, top: int) -> Table:
-    fields = columns(PathPartRow, of=found)
+def _parts(found: CriticalPath, parts: Sequence[tables.PathPartRow], label: str, top: int) -> Table:
+    fields = columns(tables.PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
     rows = (*rows_of(fields, parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
@@ -148,12 +134,12 @@ def _parts(found: CriticalPath, parts: Sequence[PathPartRow], label: str, top: i
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
-def _what_if(label: str, found: CriticalPath, rows: Sequence[WhatIfRow]) -> Table:
+def _what_if(label: str, found: CriticalPath, rows: Sequence[tables.WhatIfRow]) -> Table:
     note = (
         f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
         f"{found.gap_ns / 1e3:.3f} µs."
     )
-    return table_of(f"{label}: what if?", columns(WhatIfRow), rows, notes=(note,), sortable=True)
+    return table_of(f"{label}: what if?", columns(tables.WhatIfRow), rows, notes=(note,), sortable=True)
 
 
 # The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
@@ -171,13 +157,13 @@ _SLOW_STEP: Final = 1.2
 
 def answer_section(study: TraceStudy) -> Section | None:
     """Build the section that a reader begins with; `None` without device events."""
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     if not seen:
         return None
     return Section(ANSWER, "The answer", "", (Notes(tuple(_sentences(study, seen[0], len(seen)))),))
 
 
-def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
+def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.launch.activity, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms; {one.launch.verdict}."
@@ -198,7 +184,7 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
     yield from _layers(study, one)
-    first = next(WhatIfRow.of(study), None)
+    first = next(tables.WhatIfRow.of(study), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         yield f"{where}If {shorten(first.said())} took no time, the trace would be {first.ratio:.2f}x faster."
@@ -217,10 +203,10 @@ def _class(row: KernelTableRow) -> str:
     return _OF_KERNELS[kernel_kind(row.members[0].name if row.members else row.group)]
 
 
-def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     """Yield the length of a step, and the slowest with the time before the first one."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    found = next((steps for steps in seen_steps(study)[at] if steps.device == one.view.device), None)
+    found = next((steps for steps in tables.seen_steps(study)[at] if steps.device == one.view.device), None)
     if not isinstance(found, Steps):
         return
     lengths = sorted(step.length_ns for step in found.steps)
@@ -237,10 +223,10 @@ def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     yield f"{said}."
 
 
-def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+def _layers(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    groups = seen_layers(study)[at].get(one.view.device, ())
+    groups = tables.seen_layers(study)[at].get(one.view.device, ())
     found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -281,7 +267,7 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
@@ -359,7 +345,7 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
 
 
 def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
-    views = whole_views(study, trace)
+    views = tables.whole_views(study, trace)
     if not views:
         return
     found = integrity(trace, views)
@@ -378,7 +364,7 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
         yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
 
 
-def _overlap(seen: DeviceFindings) -> Iterator[str]:
+def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
     for stream in seen.launch.activity.streams:
         if stream.overlap_pairs:
             yield (
@@ -387,7 +373,7 @@ def _overlap(seen: DeviceFindings) -> Iterator[str]:
             )
 
 
-def _host_bound(seen: DeviceFindings) -> Iterator[str]:
+def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
     done = seen.launch.activity
     median = done.late_delay_ns
     if seen.launch.verdict == "host-bound" and median is not None:
@@ -399,10 +385,10 @@ def _host_bound(seen: DeviceFindings) -> Iterator[str]:
 
 
 def _uneven(study: TraceStudy) -> Iterator[str]:
-    for found, label in zip(seen_steps(study), study.labels, strict=True):
+    for found, label in zip(tables.seen_steps(study), study.labels, strict=True):
         for steps in found:
             if isinstance(steps, Steps) and (text := uneven_text(steps)):
-                yield f"{device_name(study, label, steps.device)}: {text}"
+                yield f"{tables.device_name(study, label, steps.device)}: {text}"
 
 
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
@@ -456,8 +442,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _files(study: TraceStudy) -> Table:
-    rows = [*TraceFile.of(study)]
-    return table_of("Files that were read.", columns(TraceFile), rows, collapsed=len(rows) > 8)
+    rows = [*tables.TraceFile.of(study)]
+    return table_of("Files that were read.", columns(tables.TraceFile), rows, collapsed=len(rows) > 8)
 
 
 def _metadata(study: TraceStudy) -> Table | None:
@@ -475,13 +461,13 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    tops = {(one.trace, one.device): _top(one.hot) for one in seen_devices(study)}
-    fields: tuple[Field[DeviceRow], ...] = (
-        *on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
+    tops = {(one.trace, one.device): _top(one.hot) for one in tables.seen_devices(study)}
+    fields: tuple[Field[tables.DeviceRow], ...] = (
+        *tables.on_devices(study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [*DeviceRow.of(study)]
+    devices = [*tables.DeviceRow.of(study)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
@@ -548,7 +534,7 @@ def _title(study: TraceStudy) -> str:
 
 
 def _subtitle(study: TraceStudy) -> str:
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     if not seen:
         return "no device events"
     shares = sorted(one.launch.activity.busy_ns / max(1, one.view.span_ns) for one in seen)

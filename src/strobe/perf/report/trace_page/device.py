@@ -71,28 +71,7 @@ from strobe.perf.report.model import (
     exact_ms,
 )
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page.tables import (
-    DeviceFindings,
-    DeviceRow,
-    GapsRow,
-    IdleRow,
-    KindRow,
-    LaunchRow,
-    MemoryRow,
-    QueueRow,
-    StreamRow,
-    by_device,
-    device_name,
-    mib,
-    on_devices,
-    recorded,
-    seen_devices,
-    seen_gaps,
-    seen_memory,
-    seen_queues,
-    seen_steps,
-    whole_views,
-)
+from strobe.perf.report.trace_page import tables
 from strobe.perf.trace.events import DEVICE_KINDS
 
 # Devices of a study: their names in tables, and the style of their activity in pictures.
@@ -168,7 +147,7 @@ SeenActivity = Sequence[tuple[str, DeviceView, Activity]]
 
 def activity_section(study: TraceStudy) -> Section | None:
     """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
-    seen = [(one.name, one.view, one.launch.activity) for one in seen_devices(study)]
+    seen = [(one.name, one.view, one.launch.activity) for one in tables.seen_devices(study)]
     if not seen:
         return None
     blocks: list[Block] = [
@@ -182,23 +161,27 @@ def activity_section(study: TraceStudy) -> Section | None:
 
 
 def _devices(study: TraceStudy) -> Table:
-    shown = on_devices(
-        study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
+    shown = tables.on_devices(
+        study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
         "events", "unlinked_events", "unlinked_ns",
     )  # fmt: skip
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
     cut = [(one.name, one.launch.activity.num_cut) for one in seen if one.launch.activity.num_cut]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*DeviceRow.of(study)], notes=notes)
+    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.DeviceRow.of(study)], notes=notes)
 
 
 def _causes(study: TraceStudy) -> Table:
-    meaning: Field[IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
-    fields, rows, own = (*on_devices(study, IdleRow), meaning), list[IdleRow](), by_device(IdleRow.of(study))
-    for device in DeviceRow.of(study):
+    meaning: Field[tables.IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
+    fields, rows, own = (
+        (*tables.on_devices(study, tables.IdleRow), meaning),
+        list[tables.IdleRow](),
+        tables.by_device(tables.IdleRow.of(study)),
+    )
+    for device in tables.DeviceRow.of(study):
         causes = own[device.trace, device.device]
-        rows += [*(row for row in causes if row.idle_ns), part_of(IdleRow, device, cause="all")]
+        rows += [*(row for row in causes if row.idle_ns), part_of(tables.IdleRow, device, cause="all")]
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     shown = rows_of(fields, rows, strong=lambda row: row.cause not in CAUSES)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
@@ -225,9 +208,11 @@ def _overhead_hint(name: str) -> str:
 
 
 def _kinds(study: TraceStudy) -> Table:
-    priority = " over ".join(seen_devices(study)[0].view.priority)
+    priority = " over ".join(tables.seen_devices(study)[0].view.priority)
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return table_of("Busy time by kind of work.", on_devices(study, KindRow), [*KindRow.of(study)], notes=notes)
+    return table_of(
+        "Busy time by kind of work.", tables.on_devices(study, tables.KindRow), [*tables.KindRow.of(study)], notes=notes
+    )
 
 
 def _streams(study: TraceStudy) -> Table:
@@ -235,8 +220,8 @@ def _streams(study: TraceStudy) -> Table:
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    rows = [*StreamRow.of(study)]
-    return table_of("Streams.", on_devices(study, StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
+    rows = [*tables.StreamRow.of(study)]
+    return table_of("Streams.", tables.on_devices(study, tables.StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: SeenActivity) -> Iterator[Figure]:
@@ -274,7 +259,7 @@ _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
 
 def queue_section(study: TraceStudy) -> Section | None:
     """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
-    found = seen_queues(study)
+    found = tables.seen_queues(study)
     if not found:
         return None
     lead = (
@@ -285,7 +270,7 @@ def queue_section(study: TraceStudy) -> Section | None:
     return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
 
 
-def _drawn(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]]) -> list[tuple[DeviceFindings, Queue]]:
+def _drawn(found: Sequence[tuple[tables.DeviceFindings, Sequence[Queue]]]) -> list[tuple[tables.DeviceFindings, Queue]]:
     """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
     if len(found) > 1:
         return [(one, device) for one, (device, *_) in found[:QUEUE_MAX_LANES]]
@@ -294,21 +279,21 @@ def _drawn(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]]) -> list[tupl
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
 
 
-def _name(one: DeviceFindings, queue: Queue) -> str:
+def _name(one: tables.DeviceFindings, queue: Queue) -> str:
     return one.name if queue.stream is None else f"{one.name}, stream {queue.stream}"
 
 
 def _queue_table(study: TraceStudy, top: int) -> Table:
-    def name(row: QueueRow) -> str:
-        device = device_name(study, row.trace, row.device)
+    def name(row: tables.QueueRow) -> str:
+        device = tables.device_name(study, row.trace, row.device)
         return device if row.stream is None else f"{device}, stream {row.stream}"
 
-    rows = [*QueueRow.of(study)]
-    fields = (Field("queue", name, Code), *columns(QueueRow))
+    rows = [*tables.QueueRow.of(study)]
+    fields = (Field("queue", name, Code), *columns(tables.QueueRow))
     return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
 
 
-def _pictures(drawn: Sequence[tuple[DeviceFindings, Queue]]) -> Iterator[Figure]:
+def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
     """Yield one picture for all queues over windows of the same length."""
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
     for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
@@ -354,7 +339,7 @@ SeenLaunches = Sequence[tuple[str, Launch]]
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = [(one.name, one.launch) for one in seen_devices(study)]
+    seen = [(one.name, one.launch) for one in tables.seen_devices(study)]
     blocks: list[Block] = []
     if seen:
         blocks += [_verdicts(seen), _delays(seen), _calls(study)]
@@ -436,16 +421,16 @@ def _unlinked(name: str, found: Launch) -> str:
 
 
 def _calls(study: TraceStudy) -> Table:
-    rows = [row for own in by_device(LaunchRow.of(study)).values() for row in own[: study.options.top]]
+    rows = [row for own in tables.by_device(tables.LaunchRow.of(study)).values() for row in own[: study.options.top]]
     caption = "Launch calls that device events of the window answer to."
-    return table_of(caption, on_devices(study, LaunchRow), rows, sortable=True)
+    return table_of(caption, tables.on_devices(study, tables.LaunchRow), rows, sortable=True)
 
 
 def _signs(study: TraceStudy) -> Table | None:
     """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
     for trace, label in zip(study.traces, study.labels, strict=True):
-        found = integrity(trace, whole_views(study, trace))
+        found = integrity(trace, tables.whole_views(study, trace))
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
         for graph in found.short_graphs:
@@ -453,7 +438,9 @@ def _signs(study: TraceStudy) -> Table | None:
             what = f"{fewer}, most have {graph.num_nodes}"
             rows.append((label, "graph launches with fewer events than their like", graph.first, what))
         if found.past_end_ns:
-            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
+            rows.append(
+                (label, "last device event ends after the tables.recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs")
+            )
         for device, stream, excess in found.impossible:
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
@@ -476,8 +463,8 @@ def _signs(study: TraceStudy) -> Table | None:
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     blocks: list[Block] = []
-    rows = by_device(GapsRow.of(study))
-    for one, found in seen_gaps(study):
+    rows = tables.by_device(tables.GapsRow.of(study))
+    for one, found in tables.seen_gaps(study):
         if found.rows:
             opening = f"{one.name}, {during(one.view)}"
             own = rows[one.trace, one.device]
@@ -491,12 +478,12 @@ def gaps_section(study: TraceStudy) -> Section | None:
     return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
 
 
-def _gaps_table(found: GapTable, rows: Sequence[GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
-    parts = columns(GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
+def _gaps_table(found: GapTable, rows: Sequence[tables.GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
+    parts = columns(tables.GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
     fields = (
-        *columns(GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
+        *columns(tables.GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
         *(part for part in parts if any(part.get(row) for row in rows)),
-        *columns(GapsRow, "dtod_copies"),
+        *columns(tables.GapsRow, "dtod_copies"),
     )
     caption = (
         f"{opening}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + before the first kernel "
@@ -553,10 +540,10 @@ def timeline_section(study: TraceStudy) -> Section | None:
 def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
     tiled = {
         (id(trace), found.device): found
-        for trace, window, tiles in zip(study.traces, study.windows, seen_steps(study), strict=True)
+        for trace, window, tiles in zip(study.traces, study.windows, tables.seen_steps(study), strict=True)
         for found in (() if window else tiles)
     }
-    for name, _, view, *_ in seen_devices(study):
+    for name, _, view, *_ in tables.seen_devices(study):
         found = tiled.get((id(view.trace), view.device))
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
@@ -623,8 +610,8 @@ MAX_ROWS: Final = 24
 
 
 def memory_section(study: TraceStudy) -> Section | None:
-    """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
-    seen = seen_memory(study)
+    """Build the section with memory of every device whose allocations were tables.recorded; `None` if there is none."""
+    seen = tables.seen_memory(study)
     if not seen:
         return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
@@ -632,8 +619,8 @@ def memory_section(study: TraceStudy) -> Section | None:
     def name(trace: str, device: str) -> str:
         return device if len(study.traces) == 1 else f"{trace}, {device}"
 
-    device: Field[MemoryRow] = Field("device", lambda row: name(row.trace, row.device), Code)
-    peaks = table_of("Peaks.", (device, *columns(MemoryRow)), [*MemoryRow.of(study)])
+    device: Field[tables.MemoryRow] = Field("device", lambda row: name(row.trace, row.device), Code)
+    peaks = table_of("Peaks.", (device, *columns(tables.MemoryRow)), [*tables.MemoryRow.of(study)])
     courses = (_course(name(label, use.device), use) for label, use in seen if len(use.points) > 1)
     return Section("memory", "Memory", lead, (peaks, *courses))
 
@@ -664,8 +651,8 @@ def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
 def _memory_table(name: str, use: MemoryUse) -> Table:
     fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
         time("from", lambda part: part[0].start_ns - use.first.start_ns),
-        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=mib),
-        numeric("reserved", lambda part: _highest(part).reserved_bytes, show=recorded),
+        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=tables.mib),
+        numeric("reserved", lambda part: _highest(part).reserved_bytes, show=tables.recorded),
     )
     step = -(-len(use.points) // MAX_ROWS)
     parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]

@@ -87,27 +87,8 @@ from strobe.perf.report.model import (
     time_text,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
+from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import during
-from strobe.perf.report.trace_page.tables import (
-    FIGURES,
-    CollectiveRow,
-    OperatorRateRow,
-    OperatorRow,
-    OperatorTimeRow,
-    RangeRow,
-    TraceStepRow,
-    by_device,
-    device_name,
-    on_devices,
-    seen_communication,
-    seen_devices,
-    seen_host,
-    seen_layers,
-    seen_operators,
-    seen_ranges,
-    seen_rates,
-    seen_steps,
-)
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
@@ -119,16 +100,16 @@ def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
     found: list[tuple[str, Steps, Window | None]] = []
     without: dict[str, list[str]] = {}
-    for tiled, label, window in zip(seen_steps(study), study.labels, study.windows, strict=True):
+    for tiled, label, window in zip(tables.seen_steps(study), study.labels, study.windows, strict=True):
         for steps in tiled:
-            name = device_name(study, label, steps.device)
+            name = tables.device_name(study, label, steps.device)
             if isinstance(steps, NoSteps):
                 without.setdefault(steps.reason, []).append(name)
             else:
                 found.append((name, steps, window))
     blocks: list[Block] = []
     if found:
-        rows = by_device(TraceStepRow.of(study)).values()
+        rows = tables.by_device(tables.TraceStepRow.of(study)).values()
         blocks = [_summary(found), *_evidence(found)]
         blocks += [_steps_table(*one, own, study.options.top) for one, own in zip(found, rows, strict=True)]
     if without:
@@ -200,7 +181,7 @@ def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield f"{first_of(names, 1)}: {note}."
 
 
-def _inside(step: Step | TraceStepRow, window: Window | None) -> bool:
+def _inside(step: Step | tables.TraceStepRow, window: Window | None) -> bool:
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
@@ -235,12 +216,12 @@ def _evidence(found: Found) -> Iterator[Table]:
         yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
-def _steps_table(name: str, steps: Steps, window: Window | None, rows: Sequence[TraceStepRow], top: int) -> Table:
-    share: Field[TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
+def _steps_table(name: str, steps: Steps, window: Window | None, rows: Sequence[tables.TraceStepRow], top: int) -> Table:
+    share: Field[tables.TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
     fields = (
-        *columns(TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
+        *columns(tables.TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
         share,
-        *columns(TraceStepRow, "kernels", "host_ns", "left_out"),
+        *columns(tables.TraceStepRow, "kernels", "host_ns", "left_out"),
     )
     shown = [row for row in rows if _inside(row, window)]
     table = rows_of(fields, shown, top=top, left="steps")
@@ -360,12 +341,12 @@ _TITLES: Final[dict[Kind, str]] = {
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    rows = by_device(RangeRow.of(study))
-    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), seen_layers(study), strict=True)
+    rows = tables.by_device(tables.RangeRow.of(study))
+    each = zip(study.traces, study.labels, study.windows, tables.seen_ranges(study), tables.seen_layers(study), strict=True)
     for trace, label, window, of_trace, layers in each:
         trees = dict(call_trees(trace, window))
         for ranges in of_trace:
-            name = device_name(study, label, ranges.device)
+            name = tables.device_name(study, label, ranges.device)
             if ranges.rows:
                 blocks += _tables(name, ranges, rows[label, ranges.device], study.options.top)
                 blocks.append(_flame(name, trees[ranges.device], study.options.top))
@@ -380,7 +361,7 @@ def ranges_section(study: TraceStudy) -> Section | None:
     return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
 
 
-def _tables(name: str, ranges: Ranges, of_device: Sequence[RangeRow], top: int) -> Iterator[Block]:
+def _tables(name: str, ranges: Ranges, of_device: Sequence[tables.RangeRow], top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
         if rows := [row for row in of_device if row.kind == kind]:
             yield _ranges_table(f"{title}, {name}.", rows, ranges, top)
@@ -399,10 +380,10 @@ def _tables(name: str, ranges: Ranges, of_device: Sequence[RangeRow], top: int) 
         yield Notes(tuple(notes))
 
 
-def _ranges_table(caption: str, rows: Sequence[RangeRow], ranges: Ranges, top: int) -> Table:
+def _ranges_table(caption: str, rows: Sequence[tables.RangeRow], ranges: Ranges, top: int) -> Table:
     closed = min(len(rows), top + 1) > 12
     notes = ("Only the exclusive column adds up.",)
-    return table_of(caption, columns(RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
+    return table_of(caption, columns(tables.RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -517,14 +498,14 @@ def sections_section(study: TraceStudy) -> Section | None:
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
-    rows = [*OperatorRow.of(study)]
+    rows = [*tables.OperatorRow.of(study)]
     windows = {label: (trace, window) for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True)}
-    for label, found in seen_host(study):
+    for label, found in tables.seen_host(study):
         if found is None:
             blocks.append(Paragraph(f"{label}: no device events and no operators."))
             continue
         own = [row for row in rows if row.trace == label]
-        fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
+        fields = columns(tables.OperatorRow, "operator", "calls", "self_ns", "sum_ns", *tables.FIGURES, of=found)
         blocks.append(_threads(found, label))
         blocks.append(table_of(f"{label}: operators by self time.", fields, own, top=study.options.top, sortable=True))
         blocks += _ranges(*windows[label], label, study.options.top)
@@ -566,10 +547,10 @@ _NAMED = 2
 
 def operator_times_section(study: TraceStudy) -> Section | None:
     """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
-    rows = by_device(OperatorTimeRow.of(study))
+    rows = tables.by_device(tables.OperatorTimeRow.of(study))
     blocks: list[Block] = [
         _operator_times_table(times, rows[seen.trace, seen.device], f"{seen.name}, {during(seen.view)}", study.options.top)
-        for seen, times in seen_operators(study)
+        for seen, times in tables.seen_operators(study)
     ]
     unread = [
         label
@@ -589,9 +570,9 @@ def operator_times_section(study: TraceStudy) -> Section | None:
     return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
 
 
-def _operator_times_table(times: OperatorTimes, rows: Sequence[OperatorTimeRow], opening: str, top: int) -> Table:
-    fields: tuple[Field[OperatorTimeRow], ...] = (
-        *columns(OperatorTimeRow, of=times),
+def _operator_times_table(times: OperatorTimes, rows: Sequence[tables.OperatorTimeRow], opening: str, top: int) -> Table:
+    fields: tuple[Field[tables.OperatorTimeRow], ...] = (
+        *columns(tables.OperatorTimeRow, of=times),
         time(
             "one call", lambda row: row.sum_ns / row.calls if row.calls else None, "µs", "sum of the durations / calls",
             missing=lambda row: row.source,
@@ -632,8 +613,8 @@ _MOST_REASONS = 12
 def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
-    rows = by_device(OperatorRateRow.of(study))
-    for seen, _, rates in seen_rates(study):
+    rows = tables.by_device(tables.OperatorRateRow.of(study))
+    for seen, _, rates in tables.seen_rates(study):
         if rates.rows:
             own = rows[seen.trace, seen.device]
             blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, own, study.options.top))
@@ -649,15 +630,15 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(name: str, rates: Rates, rows: Sequence[OperatorRateRow], top: int) -> Table:
+def _roofline_table(name: str, rates: Rates, rows: Sequence[tables.OperatorRateRow], top: int) -> Table:
     found = {rate.place: rate.found for rate in rates.rows}
-    of_busy: Field[OperatorRateRow] = numeric(
+    of_busy: Field[tables.OperatorRateRow] = numeric(
         "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(rates.busy_ns), total=sum
     )
     fields = (
-        *columns(OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
+        *columns(tables.OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
         of_busy,
-        *columns(OperatorRateRow, "call_ns", "call_flops"),
+        *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
         *rate_fields(rates.peaks, lambda row: found[row.place]),
     )
     known = [row for row in rows if found[row.place] is not None]
@@ -691,14 +672,14 @@ def _roofline_notes(rates: Rates) -> Iterator[str]:
 def device_kernels(study: TraceStudy) -> Section | None:
     """Build the section on kernels with one table per device; `None` without device events."""
     top = study.options.top
-    tables = [
+    shown = [
         table
-        for at, (name, _, view, _, found) in enumerate(seen_devices(study))
+        for at, (name, _, view, _, found) in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
             f"{name}, {during(view)}", [Listed(row) for row in found.rows], top=top, notes=_kernels_notes(found), collapsed=at > 0
         )
     ]
-    return kernels_section(tables, exclusive=True) if tables else None
+    return kernels_section(shown, exclusive=True) if shown else None
 
 
 def _kernels_notes(found: KernelTable) -> Iterator[str]:
@@ -716,10 +697,10 @@ _OF_UNION: Final = "share of the union"
 
 def collectives_section(study: TraceStudy) -> Section | None:
     """Build the section with communication per device and across ranks; `None` if there is none."""
-    found = seen_communication(study)
+    found = tables.seen_communication(study)
     if not found:
         return None
-    names = [device_name(study, study.labels[one.trace], one.device) for one in found]
+    names = [tables.device_name(study, study.labels[one.trace], one.device) for one in found]
     blocks: list[Block] = [_devices(names, found), _kinds(study)]
     together = collective_skew(study.traces, study.windows)
     if together is not None:
@@ -762,12 +743,21 @@ def _megabytes(num_bytes: int) -> Number:
 
 
 def _kinds(study: TraceStudy) -> Table:
-    told, top = sorted(CollectiveRow.of(study), key=lambda row: -row.exposed_ns), study.options.top
-    fields = on_devices(
-        study, CollectiveRow, "collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES
+    told, top = sorted(tables.CollectiveRow.of(study), key=lambda row: -row.exposed_ns), study.options.top
+    fields = tables.on_devices(
+        study,
+        tables.CollectiveRow,
+        "collective",
+        "group",
+        "ranks",
+        "message_bytes",
+        "calls",
+        "exposed_ns",
+        "sum_ns",
+        *tables.FIGURES,
     )
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
-    cut = sum(one.num_cut for one in seen_communication(study))
+    cut = sum(one.num_cut for one in tables.seen_communication(study))
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
     left = sum(row.exposed_ns for row in told[top:])
