@@ -23,7 +23,7 @@ from strobe.cli.app import app
 from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
-from strobe.perf.report.documents.runs import Document, RunDocument, table_names, to_json
+from strobe.perf.report.documents.runs import Document, RunDocument, table_kinds, to_json
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from terminal import Strobe, check_document
@@ -174,6 +174,8 @@ COUNTS = {
     "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
     "steady_blocks", "frame_blocks", "ratio", "low", "high", "value", "place", "inferred_events", "longest", "median",
     "mean", "queued_events", "samples", "calls_per_sample", "failures", "ratio_low", "ratio_high", "device_ratio",
+    "device_events",
+    "overlap_pairs", "ranks", "dtod_copies",
 }  # fmt: skip
 
 
@@ -181,7 +183,7 @@ COUNTS = {
 def test_a_number_has_its_unit_in_its_key(kind: type[Document]) -> None:
     names = set(numbers(inspect.type_info(kind)))
     assert {name for name in names if not re.search(r"_(ns|bytes|share|flops|per_s)$", name)} <= COUNTS
-    assert table_names(kind) and kind.MAIN and "v" in names
+    assert table_kinds(kind) and kind.MAIN and "v" in names
 
 
 def test_documents_are_frozen_and_shown(many: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.perf.records.store import parts_of, struct_sections
-from strobe.perf.report.documents.runs import SCHEMA_VERSION, DocumentPart
+from strobe.perf.report.blocks.rows import DocumentPart
+from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
 _HEAD: Final = f"""# JSON documents
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from strobe.perf.report.documents.runs import SCHEMA_VERSION, DocumentPart
+from strobe.perf.report.blocks.rows import DocumentPart
+from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
 Written = Annotated[
     dict[str, str], Meta(description="paths of the written files, by kind, e.g. `html`; empty if none was written")

@@ -8,7 +8,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from strobe.cli.documents.extracted import Kernels, Stages, Timers
 from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
-from strobe.perf.report.documents.runs import SCHEMA_VERSION, DocumentPart, RunDocument
+from strobe.perf.report.blocks.rows import DocumentPart
+from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 

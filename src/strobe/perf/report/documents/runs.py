@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta, inspect
@@ -19,6 +19,7 @@ from strobe.perf.analysis.runs.compare import OwnCode, is_own_code, own_code
 from strobe.perf.measure.stats import Interval
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import level_word, line_word
+from strobe.perf.report.blocks.rows import DocumentPart, part_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 
@@ -29,31 +30,6 @@ SCHEMA_VERSION: Final = 1
 
 BRIEF_ROWS: Final = 5
 """Rows of each table that `print` shows."""
-
-TraceLabel = Annotated[str, Meta(description="label of the trace, as in `files`")]
-
-
-class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a document; a row of a table if its values are plain."""
-
-
-class OnDevice(DocumentPart, frozen=True, kw_only=True):
-    """A row about one device of one trace."""
-
-    trace: TraceLabel
-    device: Annotated[int, Meta(description="number of the device in the trace")]
-
-
-PartT = TypeVar("PartT", bound=DocumentPart)
-
-
-def part_of(kind: type[PartT], *sources: object, **given: object) -> PartT:
-    """Build a part: a field that is not given is the attribute of the same name of the first source that has one."""
-    for name in kind.__struct_fields__:
-        if name not in given:
-            source = next(each for each in sources if hasattr(each, name))
-            given[name] = getattr(source, name)
-    return kind(**given)
 
 
 def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
@@ -79,7 +55,7 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no such table.
         """
-        tables = table_names(type(self))
+        tables = tuple(table_kinds(type(self)))
         chosen = table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
@@ -109,17 +85,13 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         return f"<h4>{escape(self.title())}</h4>{''.join(tables)}"
 
 
-def table_names(kind: type[Document]) -> tuple[str, ...]:
-    """Return the names of a document's fields that are tables."""
+def table_kinds(kind: type[Document]) -> dict[str, type[Any]]:
+    """Return the classes of the rows of a document's tables, by the names of its fields."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    return tuple(field.name for field in info.fields if _is_table(field.type))
-
-
-def _is_table(kind: inspect.Type) -> bool:
-    if isinstance(kind, inspect.Metadata):
-        return _is_table(kind.type)
-    return isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType)
+    plain = ((each.name, each.type.type if isinstance(each.type, inspect.Metadata) else each.type) for each in info.fields)
+    items = ((name, each.item_type) for name, each in plain if isinstance(each, inspect.VarTupleType))
+    return {name: item.cls for name, item in items if isinstance(item, inspect.StructType)}
 
 
 def to_json(document: DocumentPart) -> dict[str, Any]:

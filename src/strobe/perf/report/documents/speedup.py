@@ -21,7 +21,8 @@ from strobe.perf.logs.series import Log, Resolved
 from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.documents.runs import Document, DocumentPart, PartT, ends, part_of
+from strobe.perf.report.blocks.rows import DocumentPart, PartT, part_of
+from strobe.perf.report.documents.runs import Document, ends
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account

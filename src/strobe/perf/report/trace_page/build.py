@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
-import numpy as np
-
 from strobe.core.printable import first_of
-from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, PathPart, PathWhatIf
-from strobe.perf.analysis.device.activity import HOST_LATE, Activity
+from strobe.perf.analysis.critical_path import CriticalPath, Lag
+from strobe.perf.analysis.device.activity import HOST_LATE
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
@@ -18,17 +16,15 @@ from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
-    count,
-    exact_time,
     heads,
     numeric,
     padded,
     page,
     rows_of,
     share_cell,
-    share_of,
     table_of,
 )
+from strobe.perf.report.blocks.rows import columns
 from strobe.perf.report.model import (
     Banner,
     Block,
@@ -39,7 +35,6 @@ from strobe.perf.report.model import (
     Fact,
     Missing,
     Notes,
-    Number,
     Report,
     Section,
     Table,
@@ -48,21 +43,15 @@ from strobe.perf.report.model import (
     significant,
 )
 from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
-    DeviceFindings,
     activity_section,
-    device_name,
     gaps_section,
     launch_section,
     memory_section,
     queue_section,
-    seen_devices,
-    seen_layers,
-    seen_paths,
-    seen_steps,
     timeline_section,
-    whole_views,
 )
 from strobe.perf.report.trace_page.structure import (
     collectives_section,
@@ -104,9 +93,10 @@ ASSUMPTIONS: Final = (
 def critical_path_section(study: TraceStudy) -> Section | None:
     """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
     blocks: list[Block] = []
-    for label, found in zip(study.labels, seen_paths(study), strict=True):
+    parts = [*tables.PathPartRow.of(study)]
+    for label, found in zip(study.labels, tables.seen_paths(study), strict=True):
         if isinstance(found, CriticalPath):
-            blocks.append(_parts(label, found, study.options.top))
+            blocks.append(_parts(found, [row for row in parts if row.trace == label], label, study.options.top))
         elif found is not None:
             blocks.append(Notes((found,)))
     if not blocks:
@@ -121,21 +111,19 @@ def critical_path_section(study: TraceStudy) -> Section | None:
 
 def what_if_section(study: TraceStudy) -> Section | None:
     """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
-    each = zip(study.labels, seen_paths(study), strict=True)
-    tables = tuple(_what_if(label, found) for label, found in each if isinstance(found, CriticalPath) and found.what_if)
-    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", tables) if tables else None
-
-
-def _parts(label: str, found: CriticalPath, top: int) -> Table:
-    fields: tuple[Field[PathPart], ...] = (
-        Field("on the path", lambda part: Code(part.name) if part.name else Text(part.kind)),
-        Field("kind", lambda part: KERNEL if part.kind == KERNEL else "lag"),
-        exact_time("time", lambda part: part.ns, "adds up to the length of the path", total=sum),
-        numeric("share", lambda part: part.ns, "of the path", show=share_of(found.duration_ns), total=sum),
-        count("times", lambda part: part.count, "how often it is on the path", total=sum),
+    rows = [*tables.WhatIfRow.of(study)]
+    shown = tuple(
+        _what_if(label, found, [row for row in rows if row.trace == label])
+        for label, found in tables.known_paths(study)
+        if found.what_if
     )
+    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
+
+
+def _parts(found: CriticalPath, parts: Sequence[tables.PathPartRow], label: str, top: int) -> Table:
+    fields = columns(tables.PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
-    rows = (*rows_of(fields, found.parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
+    rows = (*rows_of(fields, parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
     if found.num_inferred:
         notes.append(
@@ -146,37 +134,12 @@ def _parts(label: str, found: CriticalPath, top: int) -> Table:
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
-def name_of(one: PathWhatIf) -> str:
-    """Return the name of what a what-if leaves out."""
-    return one.name or {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}.get(
-        one.kind, one.kind
-    )
-
-
-def _what_if(label: str, found: CriticalPath) -> Table:
-    fields: tuple[Field[PathWhatIf], ...] = (
-        Field(
-            "if this took no time",
-            lambda one: Code(one.name) if one.kind == KERNEL else Text(name_of(one)),
-        ),
-        Field("kind", lambda one: one.kind if one.kind in (KERNEL, KIND) else "lag"),
-        exact_time("removed", lambda one: one.removed_ns, "its time in the whole trace, on the path and beside it"),
-        exact_time("the trace takes", lambda one: one.duration_ns),
-        exact_time(
-            "saved", lambda one: found.duration_ns - one.duration_ns, "less than removed where something else ran beside it"
-        ),
-        numeric(
-            "faster",
-            lambda one: None if one.speedup is None else Number(one.speedup, 3, "x"),
-            "time with it / time without it",
-            missing="nothing is left",
-        ),
-    )
+def _what_if(label: str, found: CriticalPath, rows: Sequence[tables.WhatIfRow]) -> Table:
     note = (
         f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
         f"{found.gap_ns / 1e3:.3f} µs."
     )
-    return table_of(f"{label}: what if?", fields, found.what_if, notes=(note,), sortable=True)
+    return table_of(f"{label}: what if?", columns(tables.WhatIfRow), rows, notes=(note,), sortable=True)
 
 
 # The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
@@ -194,13 +157,13 @@ _SLOW_STEP: Final = 1.2
 
 def answer_section(study: TraceStudy) -> Section | None:
     """Build the section that a reader begins with; `None` without device events."""
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     if not seen:
         return None
     return Section(ANSWER, "The answer", "", (Notes(tuple(_sentences(study, seen[0], len(seen)))),))
 
 
-def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
+def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.launch.activity, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms; {one.launch.verdict}."
@@ -221,13 +184,10 @@ def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
     yield from _layers(study, one)
-    for label, path in zip(study.labels, seen_paths(study), strict=True):
-        if isinstance(path, CriticalPath) and path.what_if:
-            first = path.what_if[0]
-            if first.speedup is not None:
-                where = f"{label}: " if len(study.labels) > 1 else ""
-                yield f"{where}If {shorten(name_of(first))} took no time, the trace would be {first.speedup:.2f}x faster."
-            break
+    first = next(tables.WhatIfRow.of(study), None)
+    if first is not None and first.ratio is not None:
+        where = f"{first.trace}: " if len(study.labels) > 1 else ""
+        yield f"{where}If {shorten(first.said())} took no time, the trace would be {first.ratio:.2f}x faster."
 
 
 def _spent(by_name: Counter[str]) -> str:
@@ -243,10 +203,10 @@ def _class(row: KernelTableRow) -> str:
     return _OF_KERNELS[kernel_kind(row.members[0].name if row.members else row.group)]
 
 
-def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     """Yield the length of a step, and the slowest with the time before the first one."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    found = next((steps for steps in seen_steps(study)[at] if steps.device == one.view.device), None)
+    found = next((steps for steps in tables.seen_steps(study)[at] if steps.device == one.view.device), None)
     if not isinstance(found, Steps):
         return
     lengths = sorted(step.length_ns for step in found.steps)
@@ -263,10 +223,10 @@ def _steps(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
     yield f"{said}."
 
 
-def _layers(study: TraceStudy, one: DeviceFindings) -> Iterator[str]:
+def _layers(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
     at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    groups = seen_layers(study)[at].get(one.view.device, ())
+    groups = tables.seen_layers(study)[at].get(one.view.device, ())
     found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -308,7 +268,7 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
@@ -386,7 +346,7 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
 
 
 def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
-    views = whole_views(study, trace)
+    views = tables.whole_views(study, trace)
     if not views:
         return
     found = integrity(trace, views)
@@ -405,7 +365,7 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
         yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
 
 
-def _overlap(seen: DeviceFindings) -> Iterator[str]:
+def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
     for stream in seen.launch.activity.streams:
         if stream.overlap_pairs:
             yield (
@@ -414,7 +374,7 @@ def _overlap(seen: DeviceFindings) -> Iterator[str]:
             )
 
 
-def _host_bound(seen: DeviceFindings) -> Iterator[str]:
+def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
     done = seen.launch.activity
     median = done.late_delay_ns
     if seen.launch.verdict == "host-bound" and median is not None:
@@ -426,10 +386,10 @@ def _host_bound(seen: DeviceFindings) -> Iterator[str]:
 
 
 def _uneven(study: TraceStudy) -> Iterator[str]:
-    for found, label in zip(seen_steps(study), study.labels, strict=True):
+    for found, label in zip(tables.seen_steps(study), study.labels, strict=True):
         for steps in found:
             if isinstance(steps, Steps) and (text := uneven_text(steps)):
-                yield f"{device_name(study, label, steps.device)}: {text}"
+                yield f"{tables.device_name(study, label, steps.device)}: {text}"
 
 
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
@@ -483,40 +443,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _files(study: TraceStudy) -> Table:
-    unlinked = "device events whose launch the trace does not hold; kept like any other"
-    mended = "events kept after bad characters were replaced or a negative duration set to 0"
-    fields: tuple[Field[tuple[str, Trace]], ...] = (
-        Field("trace", lambda row: row[0], Code),
-        Field("file", lambda row: row[1].path.name, Code),
-        count("rank", lambda row: row[1].rank),
-        count("events", lambda row: row[1].counts.events, "of every category"),
-        count("device events", lambda row: len(row[1].device_events), "kernels, communication, memsets and copies"),
-        numeric("unlinked", lambda row: _unlinked(row[1]), unlinked),
-        numeric("lost", lambda row: row[1].counts.lost, "events that could not be read at all", show=_count),
-        numeric("mended", lambda row: row[1].counts.mended, mended, show=_count),
-        Field("end", lambda row: _end(row[1])),
-    )
-    rows = list(zip(study.labels, study.traces, strict=True))
-    return table_of("Files that were read.", fields, rows, collapsed=len(rows) > 8)
-
-
-def _unlinked(trace: Trace) -> Cell:
-    events = trace.device_events
-    return share_cell(int(np.count_nonzero(np.asarray(events.host) < 0)), len(events))
-
-
-def _end(trace: Trace) -> Cell:
-    return (
-        Text("truncated", "bad")
-        if trace.counts.truncated
-        else Text("incomplete", "bad")
-        if trace.counts.lost
-        else Text("complete")
-    )
-
-
-def _count(value: int) -> Cell:
-    return Text(str(value), "bad") if value else Count(0)
+    rows = [*tables.TraceFile.of(study)]
+    return table_of("Files that were read.", columns(tables.TraceFile), rows, collapsed=len(rows) > 8)
 
 
 def _metadata(study: TraceStudy) -> Table | None:
@@ -534,28 +462,14 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    tops = {one.name: _top(one.hot) for one in seen_devices(study)}
-    fields: tuple[Field[DeviceFindings], ...] = (
-        Field("device", lambda one: one.name, Code),
-        exact_time("span", lambda one: _done(one).span_ns, "from the first event's start to the last one's end, or the window"),
-        exact_time("busy", lambda one: _done(one).busy_ns, "time in which at least one event ran on any stream"),
-        numeric("busy share", lambda one: share_cell(_done(one).busy_ns, _done(one).span_ns)),
-        exact_time("idle", lambda one: _done(one).idle_ns, "span - busy"),
-        count("events", lambda one: _done(one).n),
-        Field("verdict", _verdict, hint="what most of the idle time waited for; the section on launches says how it is found"),
-        Field("top kernel", lambda one: tops[one.name][0], hint="the group with the largest exclusive time"),
-        numeric("its share", lambda one: tops[one.name][1], "of the busy time"),
+    tops = {(one.trace, one.device): _top(one.hot) for one in tables.seen_devices(study)}
+    fields: tuple[Field[tables.DeviceRow], ...] = (
+        *tables.on_devices(study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
+        Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
+        numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = seen_devices(study)
+    devices = [*tables.DeviceRow.of(study)]
     return table_of("Each device in one line.", fields, devices) if devices else None
-
-
-def _done(one: DeviceFindings) -> Activity:
-    return one.launch.activity
-
-
-def _verdict(one: DeviceFindings) -> Cell:
-    return Text(one.launch.verdict, "good" if one.launch.verdict == "busy" else "bad")
 
 
 def _top(table: KernelTable) -> tuple[Cell, Cell]:
@@ -621,7 +535,7 @@ def _title(study: TraceStudy) -> str:
 
 
 def _subtitle(study: TraceStudy) -> str:
-    seen = seen_devices(study)
+    seen = tables.seen_devices(study)
     if not seen:
         return "no device events"
     shares = sorted(one.launch.activity.busy_ns / max(1, one.view.span_ns) for one in seen)

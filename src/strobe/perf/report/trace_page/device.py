@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
-from strobe.perf.analysis.critical_path import CriticalPath, critical_path
 from strobe.perf.analysis.device.activity import (
     BUSY,
     CAUSES,
@@ -22,49 +19,37 @@ from strobe.perf.analysis.device.activity import (
     UNLINKED,
     Activity,
     DeviceView,
-    KindTime,
-    StreamTime,
-    device_views,
     idle_strip,
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
-from strobe.perf.analysis.device.kernels import KernelTable, kernel_name, kernel_table
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import (
     LENGTHS,
     MAX_PROMPT_NS,
     MIN_IDLE_SHARE,
-    CallRow,
-    GapRow,
     GapTable,
     Launch,
     Queue,
-    gap_table,
-    graph_calls,
     integrity,
-    launch,
-    queues,
 )
-from strobe.perf.analysis.operators import OperatorTimes, operator_times
-from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse, memory_use
-from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
-from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Step, Steps, find_steps, layer_groups
+from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse
+from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
     beside,
     count,
-    count_cell,
     exact_time,
     heads,
     left_out,
     numeric,
     rows_of,
     share_cell,
-    share_of,
     spread,
     table_of,
     time,
 )
 from strobe.perf.report.blocks.kernels import LaneSlices, Piece, class_table, draw_lanes, merged
+from strobe.perf.report.blocks.rows import columns, part_of
 from strobe.perf.report.model import (
     Axis,
     Block,
@@ -77,18 +62,16 @@ from strobe.perf.report.model import (
     KindStyle,
     Mark,
     Notes,
-    Number,
     Plane,
     Section,
     Strip,
     StripLane,
     Table,
     Text,
-    bytes_cell,
     exact_ms,
 )
-from strobe.perf.report.study import TraceStudy, once
-from strobe.perf.trace import Trace
+from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.trace_page import tables
 from strobe.perf.trace.events import DEVICE_KINDS
 
 # Devices of a study: their names in tables, and the style of their activity in pictures.
@@ -111,106 +94,9 @@ CAUSE_HINTS: Final = {
 }
 
 
-def named_views(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
-    """Yield each device that has events during the chosen window, with its name."""
-    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-        for view in device_views(trace, window):
-            yield device_name(study, label, view.device), view
-
-
-def device_name(study: TraceStudy, label: str, device: int) -> str:
-    """Return the name of a device: its number, after the trace's label if there are several traces."""
-    return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
-
-
 def during(view: DeviceView) -> str:
     """Return the window of a view in words."""
     return f"window {view.window.label}" if view.window else "the whole trace"
-
-
-# Findings on each device that several sections use, computed once per study.
-
-
-class DeviceFindings(NamedTuple):
-    """Findings on one device in the chosen window: `launch` includes its activity, `hot` is grouped as the study asks."""
-
-    name: str
-    view: DeviceView
-    launch: Launch
-    hot: KernelTable
-
-
-QUEUE_BINS: Final = 120
-"""Bins of the picture of a queue."""
-
-
-@once
-def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
-    """Return the steps of every device of each whole trace."""
-    return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
-
-
-@once
-def seen_devices(study: TraceStudy) -> tuple[DeviceFindings, ...]:
-    """Return each device that has events in the chosen window, with its findings."""
-    graphs = {id(trace): graph_calls(trace) for trace in study.traces}
-    return tuple(
-        DeviceFindings(name, view, launch(view, graphs[id(view.trace)]), kernel_table(view, study.options.by))
-        for name, view in named_views(study)
-    )
-
-
-@once
-def seen_operators(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes], ...]:
-    """Return the devices of traces that were read with details, with their operators."""
-    seen, found = seen_devices(study), list[tuple[DeviceFindings, OperatorTimes]]()
-    for trace in study.traces:
-        own = [one for one in seen if one.view.trace is trace]
-        found += zip(own, operator_times([one.view for one in own]), strict=False)
-    return tuple(found)
-
-
-@once
-def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
-    """Return each trace's critical path or why it has none; `None` without device events or details."""
-    return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
-
-
-def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
-    if trace.details is None or not len(trace.device_events):
-        return None
-    try:
-        return critical_path(trace, window)
-    except DataError as error:
-        return str(error)
-
-
-@once
-def seen_queues(study: TraceStudy) -> tuple[tuple[DeviceFindings, tuple[Queue, ...]], ...]:
-    """Return each device with its queue and those of its streams."""
-    return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
-
-
-@once
-def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
-    """Return the ranges and modules of each trace, names without numbers."""
-    return tuple(
-        range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
-        for trace, window in zip(study.traces, study.windows, strict=True)
-    )
-
-
-@once
-def seen_layers(study: TraceStudy) -> tuple[dict[int, tuple[LayerGroup, ...]], ...]:
-    """Return the layers of every device of each trace, by number of the device."""
-    return tuple(dict(layer_groups(trace, window)) for trace, window in zip(study.traces, study.windows, strict=True))
-
-
-def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
-    """Return the devices of a trace over its whole length, whatever the window."""
-    if study.options.window is not None:
-        return device_views(trace)
-    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
 
 
 # Pictures of time by class over a window cut into bins: the lanes, and the table of longer stretches.
@@ -256,16 +142,17 @@ def stretches_table(
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
 
-_UNLINKED: Final = "events whose launch the trace does not hold; they are counted everywhere"
 SeenActivity = Sequence[tuple[str, DeviceView, Activity]]
 
 
 def activity_section(study: TraceStudy) -> Section | None:
     """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
-    seen = [(one.name, one.view, one.launch.activity) for one in seen_devices(study)]
+    seen = [(one.name, one.view, one.launch.activity) for one in tables.seen_devices(study)]
     if not seen:
         return None
-    blocks: list[Block] = [_devices(seen), *_picture(seen), _causes(seen), *_overheads(seen), _kinds(seen), _streams(seen)]
+    blocks: list[Block] = [
+        _devices(study), *_picture(seen), _causes(study), *_overheads(seen), _kinds(study), _streams(study),
+    ]  # fmt: skip
     without = [label for trace, label in zip(study.traces, study.labels, strict=True) if not len(trace.device_events)]
     if without:
         blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
@@ -273,43 +160,30 @@ def activity_section(study: TraceStudy) -> Section | None:
     return Section("activity", "Busy and idle", lead, tuple(blocks))
 
 
-def _devices(seen: SeenActivity) -> Table:
-    fields: tuple[Field[tuple[str, DeviceView, Activity]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        exact_time("span", lambda row: row[2].span_ns, "from the first event's start to the last one's end, or the window"),
-        exact_time("busy", lambda row: row[2].busy_ns, "union over all streams: at least one event ran"),
-        numeric("busy share", lambda row: share_cell(row[2].busy_ns, row[2].span_ns)),
-        exact_time("idle", lambda row: row[2].idle_ns, "span - busy"),
-        exact_time("overlap", lambda row: row[2].overlap_ns, "sum of durations - busy"),
-        exact_time(
-            "exposed communication", lambda row: row[2].exposed_comm_ns, "communication ran and neither a kernel nor a memset did"
-        ),
-        exact_time("exposed copies", lambda row: row[2].exposed_memcpy_ns, "a copy ran and nothing else did"),
-        count("events", lambda row: row[2].n),
-        numeric("unlinked", lambda row: row[2].num_unlinked, _UNLINKED, show=count_cell),
-        exact_time("unlinked sum", lambda row: row[2].unlinked_ns if row[2].num_unlinked else None, "of their durations"),
-    )
+def _devices(study: TraceStudy) -> Table:
+    shown = tables.on_devices(
+        study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
+        "events", "unlinked_events", "unlinked_ns",
+    )  # fmt: skip
+    seen = tables.seen_devices(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
-    cut = [(name, done.num_cut) for name, _, done in seen if done.num_cut]
+    cut = [(one.name, one.launch.activity.num_cut) for one in seen if one.launch.activity.num_cut]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return table_of(f"Devices, {during(seen[0][1])}.", fields, seen, notes=notes)
+    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.DeviceRow.of(study)], notes=notes)
 
 
-def _causes(seen: SeenActivity) -> Table:
-    fields: tuple[Field[tuple[str, Activity, str, int, str]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("idle because", lambda row: row[2]),
-        exact_time("time", lambda row: row[3]),
-        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
-        numeric("of span", lambda row: share_cell(row[3], row[1].span_ns)),
-        Field("that is", lambda row: row[4]),
+def _causes(study: TraceStudy) -> Table:
+    meaning: Field[tables.IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
+    fields, rows, own = (
+        (*tables.on_devices(study, tables.IdleRow), meaning),
+        list[tables.IdleRow](),
+        tables.by_device(tables.IdleRow.of(study)),
     )
-    rows = []
-    for name, _, done in seen:
-        rows += [(name, done, cause, ns, CAUSE_HINTS[cause]) for cause, ns in done.idle.items() if ns]
-        rows.append((name, done, "all", done.idle_ns, ""))
+    for device in tables.DeviceRow.of(study):
+        causes = own[device.trace, device.device]
+        rows += [*(row for row in causes if row.idle_ns), part_of(tables.IdleRow, device, cause="all")]
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
-    shown = rows_of(fields, rows, strong=lambda row: not row[4])
+    shown = rows_of(fields, rows, strong=lambda row: row.cause not in CAUSES)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
 
 
@@ -333,41 +207,21 @@ def _overhead_hint(name: str) -> str:
     return "the profiler's own work: not there without it"
 
 
-def _kinds(seen: SeenActivity) -> Table:
-    fields: tuple[Field[tuple[str, Activity, KindTime]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("kind", lambda row: row[2].kind),
-        count("events", lambda row: row[2].n),
-        exact_time("exclusive", lambda row: row[2].exclusive_ns, "time that no kind above it owns; adds up to busy"),
-        numeric("of busy", lambda row: share_cell(row[2].exclusive_ns, row[1].busy_ns)),
-        exact_time("union", lambda row: row[2].union_ns, "at least one event of the kind ran"),
-        exact_time("sum", lambda row: row[2].sum_ns, "of durations"),
-    )
-    priority = " over ".join(seen[0][1].priority)
+def _kinds(study: TraceStudy) -> Table:
+    priority = " over ".join(tables.seen_devices(study)[0].view.priority)
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    rows = [(name, done, kind) for name, _, done in seen for kind in done.kinds]
-    return table_of("Busy time by kind of work.", fields, rows, notes=notes)
-
-
-def _streams(seen: SeenActivity) -> Table:
-    pairs = "of events of this stream that ran at the same time"
-    longest = "time that an event ran beside one that started before it"
-    fields: tuple[Field[tuple[str, StreamTime]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        count("stream", lambda row: row[1].stream),
-        count("events", lambda row: row[1].n),
-        exact_time("busy", lambda row: row[1].busy_ns, "at least one event of the stream ran"),
-        exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
-        exact_time("overlap", lambda row: row[1].overlap_ns if row[1].overlap_pairs else None, "sum - busy of the stream"),
-        count("pairs", lambda row: row[1].overlap_pairs or None, pairs),
-        exact_time("longest", lambda row: row[1].longest_overlap_ns if row[1].overlap_pairs else None, longest),
+    return table_of(
+        "Busy time by kind of work.", tables.on_devices(study, tables.KindRow), [*tables.KindRow.of(study)], notes=notes
     )
+
+
+def _streams(study: TraceStudy) -> Table:
     notes = (
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    rows = [(name, stream) for name, _, done in seen for stream in done.streams]
-    return table_of("Streams.", fields, rows, notes=notes, collapsed=len(rows) > 4)
+    rows = [*tables.StreamRow.of(study)]
+    return table_of("Streams.", tables.on_devices(study, tables.StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: SeenActivity) -> Iterator[Figure]:
@@ -405,18 +259,18 @@ _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
 
 def queue_section(study: TraceStudy) -> Section | None:
     """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
-    found = seen_queues(study)
+    found = tables.seen_queues(study)
     if not found:
         return None
     lead = (
         "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
         "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
     )
-    blocks: list[Block] = [_queue_table(found, study.options.top), *_pictures(_drawn(found))]
+    blocks: list[Block] = [_queue_table(study, study.options.top), *_pictures(_drawn(found))]
     return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
 
 
-def _drawn(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]]) -> list[tuple[DeviceFindings, Queue]]:
+def _drawn(found: Sequence[tuple[tables.DeviceFindings, Sequence[Queue]]]) -> list[tuple[tables.DeviceFindings, Queue]]:
     """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
     if len(found) > 1:
         return [(one, device) for one, (device, *_) in found[:QUEUE_MAX_LANES]]
@@ -425,33 +279,21 @@ def _drawn(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]]) -> list[tupl
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
 
 
-def _name(one: DeviceFindings, queue: Queue) -> str:
+def _name(one: tables.DeviceFindings, queue: Queue) -> str:
     return one.name if queue.stream is None else f"{one.name}, stream {queue.stream}"
 
 
-def _queue_table(found: Sequence[tuple[DeviceFindings, Sequence[Queue]]], top: int) -> Table:
-    fields: tuple[Field[tuple[DeviceFindings, Queue]], ...] = (
-        Field("queue", lambda row: _name(*row), Code),
-        count("max", lambda row: row[1].longest, "largest length"),
-        count("median", lambda row: row[1].median, "over time: it is no longer for half of the time"),
-        numeric("mean", lambda row: Number(row[1].mean, 2), "over time"),
-        exact_time("empty", lambda row: row[1].empty_ns, "time with a length of 0"),
-        numeric("of span", lambda row: share_cell(row[1].empty_ns, row[1].span_ns)),
-        count("waited", lambda row: row[1].queued, "events that were in it"),
-        Field("wait of one", lambda row: _wait(row[1]), unit="µs", hint="mean, of the events that waited", missing="none waited"),
-        numeric(
-            "unlinked", lambda row: row[1].unlinked, "events whose launch the trace does not hold: not counted", show=count_cell
-        ),
-    )
-    rows = [(one, queue) for one, queues in found for queue in queues]
+def _queue_table(study: TraceStudy, top: int) -> Table:
+    def name(row: tables.QueueRow) -> str:
+        device = tables.device_name(study, row.trace, row.device)
+        return device if row.stream is None else f"{device}, stream {row.stream}"
+
+    rows = [*tables.QueueRow.of(study)]
+    fields = (Field("queue", name, Code), *columns(tables.QueueRow))
     return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
 
 
-def _wait(queue: Queue) -> Number | None:
-    return Number(queue.total_ns / queue.queued / 1e3, 3) if queue.queued else None
-
-
-def _pictures(drawn: Sequence[tuple[DeviceFindings, Queue]]) -> Iterator[Figure]:
+def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
     """Yield one picture for all queues over windows of the same length."""
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
     for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
@@ -497,10 +339,10 @@ SeenLaunches = Sequence[tuple[str, Launch]]
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = [(one.name, one.launch) for one in seen_devices(study)]
+    seen = [(one.name, one.launch) for one in tables.seen_devices(study)]
     blocks: list[Block] = []
     if seen:
-        blocks += [_verdicts(seen), _delays(seen), _calls(seen, study.options.top)]
+        blocks += [_verdicts(seen), _delays(seen), _calls(study)]
     signs = _signs(study)
     if signs:
         blocks.append(signs)
@@ -578,32 +420,17 @@ def _unlinked(name: str, found: Launch) -> str:
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
 
 
-def _calls(seen: SeenLaunches, top: int) -> Table:
-    fields: tuple[Field[tuple[str, CallRow]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("launch call", lambda row: row[1].name, Code),
-        count("calls", lambda row: row[1].n),
-        count("events", lambda row: row[1].num_events, "device events they launched"),
-        exact_time("host sum", lambda row: row[1].host.sum_ns, "time in the calls; inclusive, on all threads"),
-        time("host p50", lambda row: row[1].host.p50_ns, "µs"),
-        time("host max", lambda row: row[1].host.max_ns, "µs"),
-        time(
-            "delay p50",
-            lambda row: row[1].delays.start_to_start.p50_ns,
-            "µs",
-            "start of the call to start of its first device event",
-        ),
-        time("delay max", lambda row: row[1].delays.start_to_start.max_ns, "µs"),
-    )
-    rows = [(name, call) for name, found in seen for call in found.calls[:top]]
-    return table_of("Launch calls that device events of the window answer to.", fields, rows, sortable=True)
+def _calls(study: TraceStudy) -> Table:
+    rows = [row for own in tables.by_device(tables.LaunchRow.of(study)).values() for row in own[: study.options.top]]
+    caption = "Launch calls that device events of the window answer to."
+    return table_of(caption, tables.on_devices(study, tables.LaunchRow), rows, sortable=True)
 
 
 def _signs(study: TraceStudy) -> Table | None:
     """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
     for trace, label in zip(study.traces, study.labels, strict=True):
-        found = integrity(trace, whole_views(study, trace))
+        found = integrity(trace, tables.whole_views(study, trace))
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
         for graph in found.short_graphs:
@@ -611,7 +438,9 @@ def _signs(study: TraceStudy) -> Table | None:
             what = f"{fewer}, most have {graph.num_nodes}"
             rows.append((label, "graph launches with fewer events than their like", graph.first, what))
         if found.past_end_ns:
-            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
+            rows.append(
+                (label, "last device event ends after the tables.recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs")
+            )
         for device, stream, excess in found.impossible:
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
@@ -631,29 +460,15 @@ def _signs(study: TraceStudy) -> Table | None:
 # Gaps between the kernels of every device, by the kernels before and after.
 
 
-def _part(head: str, get: Callable[[GapRow], int], hint: str) -> Field[GapRow]:
-    return exact_time(head, lambda row: get(row) or None, hint, total=sum)
-
-
-def _idle(cause: str) -> Field[GapRow]:
-    return _part(cause, lambda row: row.idle[cause], f"idle in the gaps: {CAUSE_HINTS[cause]}")
-
-
-_PARTS: Final[tuple[Field[GapRow], ...]] = (
-    *map(_idle, CAUSES),
-    _part("DtoD copies", lambda row: row.dtod_ns, "time of device-to-device copies in the gaps"),
-    _part("other copies", lambda row: row.other_copy_ns, "time of other copies in the gaps"),
-    _part("memsets", lambda row: row.memset_ns, "time of memsets in the gaps"),
-)
-
-
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     blocks: list[Block] = []
-    for name, view, *_ in seen_devices(study):
-        found = gap_table(view)
+    rows = tables.by_device(tables.GapsRow.of(study))
+    for one, found in tables.seen_gaps(study):
         if found.rows:
-            blocks.append(_gaps_table(found, f"{name}, {during(view)}", study.options.top, collapsed=bool(blocks)))
+            opening = f"{one.name}, {during(one.view)}"
+            own = rows[one.trace, one.device]
+            blocks.append(_gaps_table(found, own, opening, study.options.top, collapsed=bool(blocks)))
     if not blocks:
         return None
     lead = (
@@ -663,26 +478,20 @@ def gaps_section(study: TraceStudy) -> Section | None:
     return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
 
 
-def _gaps_table(found: GapTable, opening: str, top: int, *, collapsed: bool) -> Table:
-    dtod = "device-to-device copies that ran in the gaps"
-    fields: tuple[Field[GapRow], ...] = (
-        Field("after", lambda row: row.before, Code),
-        Field("before", lambda row: row.after, Code, hint="the kernel that ends the gap"),
-        count("n", lambda row: row.gaps.n, total=sum),
-        exact_time("sum", lambda row: row.gaps.sum_ns, "of the gaps; adds up over rows", total=sum),
-        numeric("of span", lambda row: row.gaps.sum_ns, show=share_of(found.span_ns), total=sum),
-        time("p50", lambda row: row.gaps.p50_ns, "µs", "median, a sample (nearest rank)"),
-        time("max", lambda row: row.gaps.max_ns, "µs", total=max),
-        *(part for part in _PARTS if any(part.get(row) for row in found.rows)),
-        count("DtoD n", lambda row: row.num_dtod, dtod, total=sum),
+def _gaps_table(found: GapTable, rows: Sequence[tables.GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
+    parts = columns(tables.GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
+    fields = (
+        *columns(tables.GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
+        *(part for part in parts if any(part.get(row) for row in rows)),
+        *columns(tables.GapsRow, "dtod_copies"),
     )
     caption = (
         f"{opening}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + before the first kernel "
         f"{exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span {exact_ms(found.span_ns)} ms."
     )
     notes = ("Columns of causes, copies and memsets are exclusive: a row adds up to its sum. Those without time are left out.",)
-    rows = rows_of(fields, found.rows, top=top, left="pairs", totals=(("all gaps", found.rows),))
-    return Table(caption, heads(fields), rows, notes, sortable=True, collapsed=collapsed)
+    shown = rows_of(fields, rows, top=top, left="pairs", totals=(("all gaps", rows),))
+    return Table(caption, heads(fields), shown, notes, sortable=True, collapsed=collapsed)
 
 
 # Timeline of one step of each device on a common axis: work, and gaps by cause.
@@ -731,10 +540,10 @@ def timeline_section(study: TraceStudy) -> Section | None:
 def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
     tiled = {
         (id(trace), found.device): found
-        for trace, window, tiles in zip(study.traces, study.windows, seen_steps(study), strict=True)
+        for trace, window, tiles in zip(study.traces, study.windows, tables.seen_steps(study), strict=True)
         for found in (() if window else tiles)
     }
-    for name, view, *_ in seen_devices(study):
+    for name, _, view, *_ in tables.seen_devices(study):
         found = tiled.get((id(view.trace), view.device))
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
@@ -797,51 +606,23 @@ def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
 
 # Memory of each device: its peaks, the time of each and what was running, and its course over time.
 
-MAX_POINTS: Final = 200
 MAX_ROWS: Final = 24
-_NOT_RECORDED: Final = "not recorded"
-
-Seen = Sequence[tuple[str, MemoryUse]]
 
 
 def memory_section(study: TraceStudy) -> Section | None:
-    """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
-    seen = [
-        (use.device if len(study.traces) == 1 else f"{label}, {use.device}", use)
-        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True)
-        for use in memory_use(trace, window, MAX_POINTS)
-    ]
+    """Build the section with memory of every device whose allocations were tables.recorded; `None` if there is none."""
+    seen = tables.seen_memory(study)
     if not seen:
         return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
-    blocks: list[Block] = [_peaks(seen), *(_course(name, use) for name, use in seen if len(use.points) > 1)]
-    return Section("memory", "Memory", lead, tuple(blocks))
 
+    def name(trace: str, device: str) -> str:
+        return device if len(study.traces) == 1 else f"{trace}, {device}"
 
-def _peaks(seen: Seen) -> Table:
-    fields: tuple[Field[tuple[str, MemoryUse]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        numeric("peak allocated", lambda row: row[1].peak.allocated_bytes, show=_mib),
-        time("at", lambda row: row[1].peak.start_ns - row[1].first.start_ns, "ms", "from the first recorded allocation"),
-        Field(
-            "in",
-            lambda row: " < ".join(reversed(row[1].peak_in)) or None,
-            Code,
-            hint="ranges and modules that were open then, the innermost first",
-            missing="no range was open",
-        ),
-        numeric("reserved then", lambda row: row[1].peak.reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
-        numeric("peak reserved", lambda row: row[1].reserved_peak_bytes or None, show=_mib, missing=_NOT_RECORDED),
-        numeric("at the start", lambda row: row[1].first.allocated_bytes, show=_mib),
-        numeric("at the end", lambda row: row[1].last.allocated_bytes, show=_mib),
-        time("stretch", lambda row: row[1].step_ns, "ms", "times are exact to within this"),
-    )
-    return table_of("Peaks.", fields, seen)
-
-
-def _mib(value: int) -> Number:
-    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
-    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
+    device: Field[tables.MemoryRow] = Field("device", lambda row: name(row.trace, row.device), Code)
+    peaks = table_of("Peaks.", (device, *columns(tables.MemoryRow)), [*tables.MemoryRow.of(study)])
+    courses = (_course(name(label, use.device), use) for label, use in seen if len(use.points) > 1)
+    return Section("memory", "Memory", lead, (peaks, *courses))
 
 
 def _course(name: str, use: MemoryUse) -> Figure:
@@ -870,8 +651,8 @@ def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
 def _memory_table(name: str, use: MemoryUse) -> Table:
     fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
         time("from", lambda part: part[0].start_ns - use.first.start_ns),
-        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=_mib),
-        numeric("reserved", lambda part: _highest(part).reserved_bytes or None, show=_mib, missing=_NOT_RECORDED),
+        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=tables.mib),
+        numeric("reserved", lambda part: _highest(part).reserved_bytes, show=tables.recorded),
     )
     step = -(-len(use.points) // MAX_ROWS)
     parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,30 +16,23 @@ from strobe.perf.analysis.device.intervals import Distribution, Window, distribu
 from strobe.perf.analysis.device.kernels import KernelTable
 from strobe.perf.analysis.device.roofline import OperatorCost
 from strobe.perf.analysis.operators import (
-    HostOperator,
     Operators,
     OperatorTime,
     OperatorTimes,
-    Rate,
     Rates,
-    Source,
     ThreadRow,
     host_ranges,
-    operator_rates,
-    operators,
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.structure.collectives import (
     CollectiveKind,
     CollectiveSkew,
-    CollectiveTime,
     Communication,
     MemberTime,
     SkewKind,
     collective_skew,
-    communication,
 )
-from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, RangeTime, call_trees
+from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
@@ -70,6 +63,7 @@ from strobe.perf.report.blocks.kernels import (
     section_fields,
     section_notes,
 )
+from strobe.perf.report.blocks.rows import columns
 from strobe.perf.report.model import (
     Block,
     Cell,
@@ -93,15 +87,8 @@ from strobe.perf.report.model import (
     time_text,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page.device import (
-    device_name,
-    during,
-    seen_devices,
-    seen_layers,
-    seen_operators,
-    seen_ranges,
-    seen_steps,
-)
+from strobe.perf.report.trace_page import tables
+from strobe.perf.report.trace_page.device import during
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
@@ -113,16 +100,18 @@ def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
     found: list[tuple[str, Steps, Window | None]] = []
     without: dict[str, list[str]] = {}
-    for tiled, label, window in zip(seen_steps(study), study.labels, study.windows, strict=True):
+    for tiled, label, window in zip(tables.seen_steps(study), study.labels, study.windows, strict=True):
         for steps in tiled:
-            name = device_name(study, label, steps.device)
+            name = tables.device_name(study, label, steps.device)
             if isinstance(steps, NoSteps):
                 without.setdefault(steps.reason, []).append(name)
             else:
                 found.append((name, steps, window))
     blocks: list[Block] = []
     if found:
-        blocks = [_summary(found), *_evidence(found), *(_steps_table(*one, study.options.top) for one in found)]
+        rows = tables.by_device(tables.TraceStepRow.of(study)).values()
+        blocks = [_summary(found), *_evidence(found)]
+        blocks += [_steps_table(*one, own, study.options.top) for one, own in zip(found, rows, strict=True)]
     if without:
         blocks.append(Notes(tuple(_spoken(without))))
     if not blocks:
@@ -192,7 +181,7 @@ def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield f"{first_of(names, 1)}: {note}."
 
 
-def _inside(step: Step, window: Window | None) -> bool:
+def _inside(step: Step | tables.TraceStepRow, window: Window | None) -> bool:
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
@@ -227,21 +216,15 @@ def _evidence(found: Found) -> Iterator[Table]:
         yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
-def _steps_table(name: str, steps: Steps, window: Window | None, top: int) -> Table:
-    causes = {item.index: item.cause for item in steps.steady.excluded}
-    fields: tuple[Field[tuple[int, Step]], ...] = (
-        Field("step", lambda row: row[1].label, Code),
-        count("number", lambda row: row[1].number),
-        exact_time("length", lambda row: row[1].length_ns, total=sum),
-        exact_time("busy", lambda row: row[1].busy_ns, total=sum),
-        exact_time("idle", lambda row: row[1].idle_ns, total=sum),
-        numeric("busy share", lambda row: (row[1].busy_ns, row[1].length_ns), show=_share, total=_sums),
-        count("kernels", lambda row: row[1].kernels, total=sum),
-        exact_time("host", lambda row: row[1].host_ns, "length of its range", total=sum),
-        Field("not steady because", lambda row: Text(causes.get(row[0], ""), "muted")),
+def _steps_table(name: str, steps: Steps, window: Window | None, rows: Sequence[tables.TraceStepRow], top: int) -> Table:
+    share: Field[tables.TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
+    fields = (
+        *columns(tables.TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
+        share,
+        *columns(tables.TraceStepRow, "kernels", "host_ns", "left_out"),
     )
-    shown = [(index, step) for index, step in enumerate(steps.steps) if _inside(step, window)]
-    rows = rows_of(fields, shown, top=top, left="steps")
+    shown = [row for row in rows if _inside(row, window)]
+    table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
         whole = (
@@ -251,12 +234,12 @@ def _steps_table(name: str, steps: Steps, window: Window | None, top: int) -> Ta
         )
         for number, (ns, text) in enumerate(whole):
             if ns or number == 2:
-                rows += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
+                table += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
         notes.append("Lengths add up to the span.")
     else:
         notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
     caption = f"Steps of {name}, which start with {steps.starts if steps.source != 'period' else 'a period of the kernels'}."
-    return Table(caption, heads(fields), rows, tuple(notes), collapsed=len(rows) > 12)
+    return Table(caption, heads(fields), table, tuple(notes), collapsed=len(table) > 12)
 
 
 def _share(both: tuple[int, int]) -> Cell:
@@ -355,20 +338,17 @@ _TITLES: Final[dict[Kind, str]] = {
 }
 
 
-_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
-_NO_CALLS: Final = "a graph's kernels have no call of their own"
-
-
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    each = zip(study.traces, study.labels, study.windows, seen_ranges(study), seen_layers(study), strict=True)
+    rows = tables.by_device(tables.RangeRow.of(study))
+    each = zip(study.traces, study.labels, study.windows, tables.seen_ranges(study), tables.seen_layers(study), strict=True)
     for trace, label, window, of_trace, layers in each:
         trees = dict(call_trees(trace, window))
         for ranges in of_trace:
-            name = device_name(study, label, ranges.device)
+            name = tables.device_name(study, label, ranges.device)
             if ranges.rows:
-                blocks += _tables(name, ranges, study.options.top)
+                blocks += _tables(name, ranges, rows[label, ranges.device], study.options.top)
                 blocks.append(_flame(name, trees[ranges.device], study.options.top))
             blocks += layer_blocks(name, layers[ranges.device], ranges.sum_ns, study.options.top)
     if not blocks:
@@ -381,11 +361,10 @@ def ranges_section(study: TraceStudy) -> Section | None:
     return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
 
 
-def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
+def _tables(name: str, ranges: Ranges, of_device: Sequence[tables.RangeRow], top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
-        rows = ranges.of_kind(kind)
-        if rows:
-            yield _ranges_table(f"{title}, {name}.", rows, ranges.sum_ns, top)
+        if rows := [row for row in of_device if row.kind == kind]:
+            yield _ranges_table(f"{title}, {name}.", rows, ranges, top)
     notes = []
     if ranges.outside_events:
         notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
@@ -401,32 +380,10 @@ def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
         yield Notes(tuple(notes))
 
 
-def _ranges_table(caption: str, rows: Sequence[RangeTime], whole_ns: int, top: int) -> Table:
-    fields: tuple[Field[RangeTime], ...] = (
-        Field("name", lambda row: row.name, Code),
-        count("calls", lambda row: row.calls, total=sum),
-        count("events", lambda row: row.events or _SILENT, "device events launched in them"),
-        count("kernels", lambda row: _if_any(row, row.kernels)),
-        exact_time("sum", lambda row: _if_any(row, row.sum_ns), "of durations, nested calls included"),
-        numeric("of all", lambda row: _if_any(row, row.sum_ns), "sum / sum of all events of the device", show=share_of(whole_ns)),
-        exact_time(
-            "exclusive",
-            lambda row: _if_any(row, row.exclusive_ns),
-            "sum of the events launched in no other call inside",
-            total=sum,
-        ),
-        exact_time("union", lambda row: _if_any(row, row.union_ns), "at least one of the events ran"),
-        exact_time("span", lambda row: _if_any(row, row.span_ns), "first start to last end on the device, added up"),
-        exact_time("host", lambda row: row.host_ns, "the calls themselves, added up", missing=_NO_CALLS),
-    )
-    notes = ("Only the exclusive column adds up.",)
+def _ranges_table(caption: str, rows: Sequence[tables.RangeRow], ranges: Ranges, top: int) -> Table:
     closed = min(len(rows), top + 1) > 12
-    return table_of(caption, fields, rows, top=top, notes=notes, sortable=True, collapsed=closed)
-
-
-def _if_any(row: RangeTime, value: int) -> int | None:
-    """Return a figure of a range's events; None if the range launched none."""
-    return value if row.events else None
+    notes = ("Only the exclusive column adds up.",)
+    return table_of(caption, columns(tables.RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -541,16 +498,17 @@ def sections_section(study: TraceStudy) -> Section | None:
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
-    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-        if len(trace.device_events):
-            continue
-        found = operators(trace, window)
+    rows = [*tables.OperatorRow.of(study)]
+    windows = {label: (trace, window) for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True)}
+    for label, found in tables.seen_host(study):
         if found is None:
             blocks.append(Paragraph(f"{label}: no device events and no operators."))
             continue
+        own = [row for row in rows if row.trace == label]
+        fields = columns(tables.OperatorRow, "operator", "calls", "self_ns", "sum_ns", *tables.FIGURES, of=found)
         blocks.append(_threads(found, label))
-        blocks.append(_rows(found, label, study.options.top))
-        blocks += _ranges(trace, label, window, study.options.top)
+        blocks.append(table_of(f"{label}: operators by self time.", fields, own, top=study.options.top, sortable=True))
+        blocks += _ranges(*windows[label], label, study.options.top)
     if not blocks:
         return None
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
@@ -568,22 +526,7 @@ def _threads(found: Operators, label: str) -> Table:
     return table_of(f"{label}: host threads over {found.span_ns / 1e6:.3f} ms.", fields, found.threads, notes=notes)
 
 
-def _rows(found: Operators, label: str, top: int) -> Table:
-    self_hint = "the operator ran and none that it called did; adds up to the busy time of the threads"
-    sum_hint = "durations of the calls, each with the operators it calls; does not add up over rows"
-    share_hint = "self time / busy time of all threads"
-    fields: tuple[Field[HostOperator], ...] = (
-        Field("operator", lambda row: row.name, Code),
-        count("n", lambda row: row.calls.n, "calls that ran in the window", total=sum),
-        exact_time("self", lambda row: row.self_ns, self_hint, total=sum),
-        numeric("share", lambda row: row.self_ns, share_hint, show=share_of(found.busy_ns), total=sum),
-        exact_time("sum", lambda row: row.calls.sum_ns, sum_hint, total=sum),
-        *spread(lambda row: row.calls, "µs"),
-    )
-    return table_of(f"{label}: operators by self time.", fields, found.rows, top=top, sortable=True)
-
-
-def _ranges(trace: Trace, label: str, window: Window | None, top: int) -> Iterator[Table]:
+def _ranges(trace: Trace, window: Window | None, label: str, top: int) -> Iterator[Table]:
     found = [*host_ranges(trace, window).items()]
     if found:
         fields: tuple[Field[tuple[str, Distribution]], ...] = (
@@ -604,9 +547,10 @@ _NAMED = 2
 
 def operator_times_section(study: TraceStudy) -> Section | None:
     """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
+    rows = tables.by_device(tables.OperatorTimeRow.of(study))
     blocks: list[Block] = [
-        _operator_times_table(times, f"{seen.name}, {during(seen.view)}", study.options.top)
-        for seen, times in seen_operators(study)
+        _operator_times_table(times, rows[seen.trace, seen.device], f"{seen.name}, {during(seen.view)}", study.options.top)
+        for seen, times in tables.seen_operators(study)
     ]
     unread = [
         label
@@ -626,47 +570,20 @@ def operator_times_section(study: TraceStudy) -> Section | None:
     return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
 
 
-def _operator_times_table(times: OperatorTimes, opening: str, top: int) -> Table:
-    def of_operator(get: Callable[[OperatorTime], Any]) -> Callable[[OperatorTime], Any]:
-        return lambda row: get(row) if row.source is Source.OPERATOR else Missing(row.source.value, "-")
-
-    fields: tuple[Field[OperatorTime], ...] = (
-        Field("operator", _operator, hint="the innermost one that was open when the launch call started"),
+def _operator_times_table(times: OperatorTimes, rows: Sequence[tables.OperatorTimeRow], opening: str, top: int) -> Table:
+    fields: tuple[Field[tables.OperatorTimeRow], ...] = (
+        *columns(tables.OperatorTimeRow, of=times),
+        time(
+            "one call", lambda row: row.sum_ns / row.calls if row.calls else None, "µs", "sum of the durations / calls",
+            missing=lambda row: row.source,
+        ),
+        Field("kernels", lambda row: _kernels(times.rows[row.place]), Code, hint="with their part of the exclusive time"),
         Field(
-            "inputs",
-            of_operator(lambda row: row.inputs.text or None),
-            Code,
-            hint="sizes of its tensors",
-            missing="sizes not recorded",
+            "called by", lambda row: _callers(times.rows[row.place]), Code, hint="the operator around it, and the range or module"
         ),
-        Field(
-            "dtype", of_operator(lambda row: row.dtypes or None), hint="of its tensors, each once", missing="types not recorded"
-        ),
-        Field("pass", of_operator(lambda row: row.phase), hint="forward or backward, where autograd took part"),
-        count("calls", of_operator(lambda row: row.calls), "calls that launched at least one device event", total=sum),
-        count("events", lambda row: row.events, "device events", total=sum),
-        exact_time("exclusive", lambda row: row.exclusive_ns, "time no other row counts; adds up to busy", total=sum),
-        numeric(
-            "of busy",
-            lambda row: row.exclusive_ns,
-            "exclusive time / busy time of the device",
-            show=share_of(times.busy_ns),
-            total=sum,
-        ),
-        time("one call", _one_call, "µs", "sum of the durations / calls"),
-        Field("kernels", _kernels, Code, hint="with their part of the exclusive time"),
-        Field("called by", _callers, Code, hint="the operator around it, and the range or module"),
-    )
+    )  # fmt: skip
     caption = f"{opening}: operators launched {_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms."
-    return table_of(caption, fields, times.rows, top=top, sortable=True)
-
-
-def _operator(row: OperatorTime) -> Cell:
-    return Code(row.operator) if row.source is Source.OPERATOR else Text(row.source.value, "muted")
-
-
-def _one_call(row: OperatorTime) -> float | Missing:
-    return row.sum_ns / row.calls if row.calls else Missing(row.source.value, "-")
+    return table_of(caption, fields, rows, top=top, sortable=True)
 
 
 def _kernels(row: OperatorTime) -> str:
@@ -696,10 +613,11 @@ _MOST_REASONS = 12
 def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
-    for seen, times in seen_operators(study):
-        rates = operator_rates(seen.view.trace, times)
+    rows = tables.by_device(tables.OperatorRateRow.of(study))
+    for seen, _, rates in tables.seen_rates(study):
         if rates.rows:
-            blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, study.options.top))
+            own = rows[seen.trace, seen.device]
+            blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, own, study.options.top))
             continue
         said = seen.view.trace.metadata.get("record_shapes") in ("1", "true")
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
@@ -712,39 +630,22 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(name: str, rates: Rates, top: int) -> Table:
-    fields: tuple[Field[Rate], ...] = (
-        Field("operator", lambda rate: rate.row.operator.removeprefix("aten::"), Code),
-        Field("inputs", lambda rate: rate.row.inputs.text, Code, hint="sizes of its tensors"),
-        Field("dtype", lambda rate: _cost(rate).dtype),
-        count("calls", lambda rate: rate.row.calls, total=sum),
-        exact_time("sum", lambda rate: rate.row.sum_ns, "of the durations of their device events", total=sum),
-        numeric(
-            "of busy",
-            lambda rate: rate.row.exclusive_ns,
-            "time that only these own / busy time of the device",
-            show=share_of(rates.busy_ns),
-            total=sum,
-        ),
-        time("one call", lambda rate: rate.row.sum_ns / rate.row.calls, "µs", "mean"),
-        numeric("GFLOP", _gflop, "of one call", missing="no matrix products"),
-        *rate_fields(rates.peaks, lambda rate: rate.found),
+def _roofline_table(name: str, rates: Rates, rows: Sequence[tables.OperatorRateRow], top: int) -> Table:
+    found = {rate.place: rate.found for rate in rates.rows}
+    of_busy: Field[tables.OperatorRateRow] = numeric(
+        "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(rates.busy_ns), total=sum
     )
-    known = [rate for rate in rates.rows if rate.found is not None]
+    fields = (
+        *columns(tables.OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
+        of_busy,
+        *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
+        *rate_fields(rates.peaks, lambda row: found[row.place]),
+    )
+    known = [row for row in rows if found[row.place] is not None]
     covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
     caption = f"{name}: the cost is known of operators that own {covered} of the busy time."
     notes = (device_note(rates.product or "this device", rates.peaks), *_roofline_notes(rates))
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
-
-
-def _cost(rate: Rate) -> OperatorCost:
-    assert isinstance(rate.cost, OperatorCost)
-    return rate.cost
-
-
-def _gflop(rate: Rate) -> Number | None:
-    flops = _cost(rate).cost.flops
-    return Number(flops / 1e9, 3) if flops else None
 
 
 def _roofline_notes(rates: Rates) -> Iterator[str]:
@@ -771,14 +672,14 @@ def _roofline_notes(rates: Rates) -> Iterator[str]:
 def device_kernels(study: TraceStudy) -> Section | None:
     """Build the section on kernels with one table per device; `None` without device events."""
     top = study.options.top
-    tables = [
+    shown = [
         table
-        for at, (name, view, _, found) in enumerate(seen_devices(study))
+        for at, (name, _, view, _, found) in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
             f"{name}, {during(view)}", [Listed(row) for row in found.rows], top=top, notes=_kernels_notes(found), collapsed=at > 0
         )
     ]
-    return kernels_section(tables, exclusive=True) if tables else None
+    return kernels_section(shown, exclusive=True) if shown else None
 
 
 def _kernels_notes(found: KernelTable) -> Iterator[str]:
@@ -796,11 +697,11 @@ _OF_UNION: Final = "share of the union"
 
 def collectives_section(study: TraceStudy) -> Section | None:
     """Build the section with communication per device and across ranks; `None` if there is none."""
-    found = communication(study.traces, study.windows)
+    found = tables.seen_communication(study)
     if not found:
         return None
-    names = [device_name(study, study.labels[one.trace], one.device) for one in found]
-    blocks: list[Block] = [_devices(names, found), _kinds(names, found, study.options.top)]
+    names = [tables.device_name(study, study.labels[one.trace], one.device) for one in found]
+    blocks: list[Block] = [_devices(names, found), _kinds(study)]
     together = collective_skew(study.traces, study.windows)
     if together is not None:
         blocks += _across(names, together, study.options.top)
@@ -841,22 +742,25 @@ def _megabytes(num_bytes: int) -> Number:
     return bytes_cell(num_bytes, "MB", 3)
 
 
-def _kinds(names: Sequence[str], found: Sequence[Communication], top: int) -> Table:
-    fields: tuple[Field[tuple[str, CollectiveTime]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        *_kind_fields(lambda row: row[1].kind),
-        count("n", lambda row: row[1].duration.n),
-        exact_time("exposed", lambda row: row[1].exposed_ns, "the part that neither a kernel nor a memset hides"),
-        exact_time("sum", lambda row: row[1].duration.sum_ns, "of durations"),
-        *spread(lambda row: row[1].duration, "µs"),
+def _kinds(study: TraceStudy) -> Table:
+    told, top = sorted(tables.CollectiveRow.of(study), key=lambda row: -row.exposed_ns), study.options.top
+    fields = tables.on_devices(
+        study,
+        tables.CollectiveRow,
+        "collective",
+        "group",
+        "ranks",
+        "message_bytes",
+        "calls",
+        "exposed_ns",
+        "sum_ns",
+        *tables.FIGURES,
     )
-    told = [(name, kind) for name, one in zip(names, found, strict=True) for kind in one.kinds]
-    told.sort(key=lambda item: -item[1].exposed_ns)
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
-    cut = sum(one.num_cut for one in found)
+    cut = sum(one.num_cut for one in tables.seen_communication(study))
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
-    left = sum(kind.exposed_ns for _, kind in told[top:])
+    left = sum(row.exposed_ns for row in told[top:])
     notes += left_out(told, top, f"rows are left out, with {time_text(left)} ms exposed together")
     shown = told[:top]
     caption = "Collectives by name, group and size."

@@ -1,0 +1,782 @@
+"""What was found in the traces of a study, and the rows of its tables: pages and documents show the same ones."""
+
+# No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from strobe.core.errors import DataError
+from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, critical_path
+from strobe.perf.analysis.device.activity import (
+    HOST_LATE,
+    LAUNCH_LATENCY,
+    PROFILER_OVERHEAD,
+    QUEUED,
+    UNLINKED,
+    DeviceView,
+    device_views,
+)
+from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
+from strobe.perf.analysis.device.launch import GapTable, Launch, Queue, gap_table, graph_calls, launch, queues
+from strobe.perf.analysis.device.roofline import OperatorCost
+from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
+from strobe.perf.analysis.structure.collectives import Communication, communication
+from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
+from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
+from strobe.perf.analysis.structure.sections import find_sections, parse_section
+from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
+from strobe.perf.report.blocks.fields import Field, count_cell, share_cell
+from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, thousandths
+from strobe.perf.report.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
+from strobe.perf.report.study import TraceStudy, once
+from strobe.perf.trace import Trace
+
+
+def device_name(study: TraceStudy, label: str, device: int) -> str:
+    """Return the name of a device: its number, after the trace's label if there are several traces."""
+    return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
+
+
+# Findings on each device that several sections use, computed once per study.
+
+
+class DeviceFindings(NamedTuple):
+    """Findings on one device in the chosen window.
+
+    `trace` is the label of its trace, `launch` includes its activity, and `hot` is grouped as the study asks.
+    """
+
+    name: str
+    trace: str
+    view: DeviceView
+    launch: Launch
+    hot: KernelTable
+
+    @property
+    def device(self) -> int:
+        """Number of the device."""
+        return self.view.device
+
+
+MAX_POINTS: Final = 200
+"""Most stretches of the course of memory."""
+QUEUE_BINS: Final = 120
+"""Bins of the picture of a queue."""
+
+
+@once
+def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
+    """Return the steps of every device of each whole trace."""
+    return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
+
+
+@once
+def seen_devices(study: TraceStudy) -> tuple[DeviceFindings, ...]:
+    """Return each device that has events in the chosen window, with its findings."""
+    graphs = {id(trace): graph_calls(trace) for trace in study.traces}
+    return tuple(
+        DeviceFindings(
+            device_name(study, label, view.device),
+            label,
+            view,
+            launch(view, graphs[id(trace)]),
+            kernel_table(view, study.options.by),
+        )
+        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True)
+        for view in device_views(trace, window)
+    )
+
+
+@once
+def seen_operators(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes], ...]:
+    """Return the devices of traces that were read with details, with their operators."""
+    seen, found = seen_devices(study), list[tuple[DeviceFindings, OperatorTimes]]()
+    for trace in study.traces:
+        own = [one for one in seen if one.view.trace is trace]
+        found += zip(own, operator_times([one.view for one in own]), strict=False)
+    return tuple(found)
+
+
+@once
+def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
+    """Return each trace's critical path or why it has none; `None` without device events or details."""
+    return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
+
+
+def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
+    if trace.details is None or not len(trace.device_events):
+        return None
+    try:
+        return critical_path(trace, window)
+    except DataError as error:
+        return str(error)
+
+
+@once
+def seen_queues(study: TraceStudy) -> tuple[tuple[DeviceFindings, tuple[Queue, ...]], ...]:
+    """Return each device with its queue and those of its streams."""
+    return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
+
+
+@once
+def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
+    """Return the ranges and modules of each trace, names without numbers."""
+    return tuple(
+        range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
+        for trace, window in zip(study.traces, study.windows, strict=True)
+    )
+
+
+@once
+def seen_layers(study: TraceStudy) -> tuple[dict[int, tuple[LayerGroup, ...]], ...]:
+    """Return the layers of every device of each trace, by number of the device."""
+    return tuple(dict(layer_groups(trace, window)) for trace, window in zip(study.traces, study.windows, strict=True))
+
+
+def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
+    """Return the devices of a trace over its whole length, whatever the window."""
+    if study.options.window is not None:
+        return device_views(trace)
+    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
+
+
+@once
+def seen_communication(study: TraceStudy) -> tuple[Communication, ...]:
+    """Return the communication of every device that has some."""
+    return tuple(communication(study.traces, study.windows))
+
+
+@once
+def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes, Rates], ...]:
+    """Return the devices of traces that were read with details, with their operators and the rates of these."""
+    return tuple((one, times, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
+
+
+@once
+def seen_gaps(study: TraceStudy) -> tuple[tuple[DeviceFindings, GapTable], ...]:
+    """Return each device with the gaps between its kernels."""
+    return tuple((one, gap_table(one.view)) for one in seen_devices(study))
+
+
+@once
+def seen_memory(study: TraceStudy) -> tuple[tuple[str, MemoryUse], ...]:
+    """Return the devices whose allocations were recorded, each with the label of its trace."""
+    each = zip(study.labels, study.traces, study.windows, strict=True)
+    return tuple((label, use) for label, trace, window in each for use in memory_use(trace, window, MAX_POINTS))
+
+
+@once
+def seen_host(study: TraceStudy) -> tuple[tuple[str, Operators | None], ...]:
+    """Return the traces without device events, each with its label and its operators."""
+    each = zip(study.labels, study.traces, study.windows, strict=True)
+    return tuple((label, operators(trace, window)) for label, trace, window in each if not len(trace.device_events))
+
+
+def known_paths(study: TraceStudy) -> Iterator[tuple[str, CriticalPath]]:
+    """Yield the traces whose critical path is known, by their labels."""
+    each = zip(study.labels, seen_paths(study), strict=True)
+    yield from ((label, found) for label, found in each if isinstance(found, CriticalPath))
+
+
+def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field[PartT], ...]:
+    """Return the columns of a table about several devices: which one, and those of the rows, with shares of its times."""
+    place: Callable[[Any], tuple[str, int]] = attrgetter("trace", "device")
+    devices = {place(row): row for row in DeviceRow.of(study)}
+    which: Field[PartT] = Field("device", lambda row: device_name(study, *place(row)), Code)
+    return (which, *columns(kind, *names, of=lambda row: devices[place(row)]))
+
+
+def by_device(rows: Iterator[PartT]) -> dict[tuple[str, int], list[PartT]]:
+    """Return the rows of each device, by the label of its trace and its number."""
+    each = groupby(rows, key=attrgetter("trace", "device"))
+    return defaultdict(list, {place: list(own) for place, own in each})
+
+
+# The rows of every table: `of` yields those of a study.
+
+_NOT_RECORDED: Final = "not recorded"
+_NOTHING_LEFT: Final = "nothing is left"
+_NO_FLOPS: Final = "no matrix products"
+_NO_RANGE: Final = "no range was open"
+_NO_SIZES: Final = "sizes not recorded"
+_NO_TYPES: Final = "types not recorded"
+_NO_CALLS: Final = "a graph's kernels have no call of their own"
+_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
+
+
+def mib(value: int) -> Number:
+    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
+    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
+
+
+def recorded(value: int) -> Cell:
+    """Return the cell of a size that is 0 where it was not recorded."""
+    return mib(value) if value else Missing("not recorded", "-")
+
+
+def megabytes(num_bytes: int) -> Number:
+    """Return the cell of the size of a message."""
+    return bytes_cell(num_bytes, "MB", 3)
+
+
+def _bad(value: int) -> Cell:
+    return Text(str(value), "bad") if value else Count(0)
+
+
+def _unlinked(row: "TraceFile") -> Cell:
+    return share_cell(row.unlinked_events, row.device_events)
+
+
+def _end(row: "TraceFile") -> Text:
+    if row.truncated or row.lost:
+        return Text("truncated" if row.truncated else "incomplete", "bad")
+    return Text("complete")
+
+
+def _verdict(row: "DeviceRow") -> Text:
+    return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
+
+
+def _left_out(row: "TraceStepRow") -> Text:
+    return Text(row.left_out, "muted")
+
+
+def _kernel_or(row: "PathPartRow | WhatIfRow", other: str) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(other)
+
+
+def _kind_or_lag(row: "PathPartRow | WhatIfRow") -> str:
+    return row.kind if row.kind in (KERNEL, KIND) else "lag"
+
+
+def _times(ratio: float) -> Number:
+    return Number(ratio, 3, "x")
+
+
+def _giga(flops: int) -> Number:
+    return Number(flops / 1e9, 3)
+
+
+def _operator(row: "OperatorTimeRow") -> Cell:
+    return Code(row.operator) if row.source == Source.OPERATOR.value else Text(row.source, "muted")
+
+
+def _input(name: str, nothing: Any = None) -> Callable[[Any], Any]:
+    return lambda row: (getattr(row, name) or nothing) if row.source == Source.OPERATOR.value else Missing(row.source, "-")
+
+
+class TraceFile(DocumentPart, frozen=True, kw_only=True):
+    """One trace file that was read."""
+
+    trace: A[str, col("label of the trace in every other table: its rank, or the name of the file", "trace", Code)]
+    path: A[str, col("path of the file", "file", Code, get=lambda row: Path(row.path).name)]
+    rank: A[int | None, col("rank of the process; null: not in the trace", "rank", Count)]
+    world_size: A[int | None, col("number of processes of the job; null: not in the trace")]
+    events: A[int, col("number of events read, of every category", "events", Count)]
+    device_events: A[int, col("number of kernels, communication, memsets and copies", "device events", Count)]
+    unlinked_events: A[int, col("device events whose launch call is not in the trace", "unlinked", Share, get=_unlinked)]
+    lost: A[int, col("number of events that could not be read", "lost", _bad)]
+    mended: A[int, col("number of events that were repaired to be read", "mended", _bad)]
+    truncated: A[bool, col("true: the file ends in the middle of its JSON", "end", get=_end)]
+    damage: A[tuple[str, ...], col("what the file says of events that cannot be, and what became of them, one sentence each")]
+    foreign: A[str, col("whose profiler wrote the file and what that cannot say; empty: `torch.profiler`")]
+    base_ns: A[int, col("nanoseconds since the Unix epoch that the trace's times are relative to; 0: no such offset")]
+    window_start_ns: A[int | None, col("start of the chosen window; null: the whole trace")]
+    window_end_ns: A[int | None, col("end of the chosen window; null: the whole trace")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
+            ends = (None, None) if window is None else (window.start_ns, window.end_ns)
+            unlinked, events = int(np.count_nonzero(np.asarray(trace.device_events.host) < 0)), len(trace.device_events)
+            given = {"path": str(trace.path), "device_events": events, "unlinked_events": unlinked}
+            yield part_of(cls, trace.counts, trace, trace=label, window_start_ns=ends[0], window_end_ns=ends[1], **given)
+
+
+class DeviceRow(OnDevice, frozen=True, kw_only=True):
+    """One device; its busy and idle times add up to the span."""
+
+    product: A[str, col("product name of the device; empty: not in the trace")]
+    span_ns: A[int, col("time from the first event's start to the last one's end, or length of the window", "span", ExactTime)]
+    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, of={"busy share": "span_ns"})]
+    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of all events; exceeds `busy_ns` where events overlap")]
+    overlap_ns: A[int, col("sum of the durations - busy time", "overlap", ExactTime)]
+    exposed_communication_ns: A[int, col("communication ran, and no kernel and no memset", "exposed communication", ExactTime)]
+    exposed_copies_ns: A[int, col("a copy ran and nothing else", "exposed copies", ExactTime)]
+    events: A[int, col("number of device events", "events", Count)]
+    unlinked_events: A[int, col("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
+    unlinked_ns: A[int, col("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
+    verdict: A[str, col("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            done, named = one.launch.activity, {device.index: device.name for device in one.view.trace.devices}
+            exposed = {"exposed_communication_ns": done.exposed_comm_ns, "exposed_copies_ns": done.exposed_memcpy_ns}
+            counts = {"events": done.n, "unlinked_events": done.num_unlinked}
+            told = {"trace": one.trace, "product": named.get(one.device, ""), "verdict": one.launch.verdict}
+            yield part_of(cls, done, **told, **exposed, **counts)
+
+
+class KindRow(OnDevice, frozen=True, kw_only=True):
+    """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
+
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
+    events: A[int, col("number of device events", "events", Count)]
+    exclusive_ns: A[int, col("time that no kind of higher priority owns", "exclusive", ExactTime, of={"of busy": "busy_ns"})]
+    union_ns: A[int, col("time in which at least one event of the kind ran", "union", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            yield from (part_of(cls, kind, one, events=kind.n) for kind in one.launch.activity.kinds)
+
+
+class StreamRow(OnDevice, frozen=True, kw_only=True):
+    """Device events of one stream."""
+
+    stream: A[int, col("number of the stream", "stream", Count)]
+    events: A[int, col("number of device events", "events", Count)]
+    busy_ns: A[int, col("time in which at least one event of the stream ran", "busy", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
+    overlap_ns: A[int, col("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
+    overlap_pairs: A[int, col("pairs of its events that ran at the same time", "pairs", Count, where="overlap_pairs")]
+    longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            yield from (part_of(cls, stream, one, events=stream.n) for stream in one.launch.activity.streams)
+
+
+class IdleRow(OnDevice, frozen=True, kw_only=True):
+    """Idle time of one device by cause; the causes add up to its idle time."""
+
+    cause: A[str, col("cause of the idle time, e.g. `host_late`; docs/traces.md explains them", "idle because")]
+    idle_ns: A[int, col("idle time with this cause", "time", ExactTime, of={"of idle": "idle_ns", "of span": "span_ns"})]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.launch.activity.idle.items())
+
+
+class KernelRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
+
+    kernel: A[str, col("normalised name of the kernel; `kernel_names` has the full names")]
+    shape: A[str, col("input sizes, or grid and block sizes; empty unless grouped by shape")]
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    calls: A[int, col("number of calls")]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+    sum_ns: A[int, col("sum of the durations of the calls")]
+    min_ns: A[int, col("duration of the shortest call")]
+    mean_ns: A[float, col("mean duration of a call")]
+    p50_ns: A[int, col("median duration of a call")]
+    p99_ns: A[int | None, col("99th percentile of the durations; null below 459 calls")]
+    max_ns: A[int, col("duration of the longest call")]
+    unlinked_calls: A[int, col("number of calls whose launch call is not in the trace")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            for row in one.hot.rows:
+                yield part_of(cls, row, row.calls, one, kernel=row.group, calls=row.calls.n, unlinked_calls=row.num_unlinked)
+
+
+class KernelNameRow(OnDevice, frozen=True, kw_only=True):
+    """One full kernel name behind a row of `kernels`."""
+
+    kernel: A[str, col("normalised name of the kernel, as in `kernels`")]
+    shape: A[str, col("as in `kernels`")]
+    name: A[str, col("full name of the kernel, demangled where possible")]
+    calls: A[int, col("number of calls")]
+    sum_ns: A[int, col("sum of the durations of the calls")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            for row in one.hot.rows:
+                yield from (part_of(cls, member, row, one, kernel=row.group, calls=member.n) for member in row.members)
+
+
+class LaunchRow(OnDevice, frozen=True, kw_only=True):
+    """Launch calls of one name that launched events of one device."""
+
+    call: A[str, col("name of the call, e.g. `cudaLaunchKernel`", "launch call", Code)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    events: A[int, col("number of device events that the calls launched", "events", Count)]
+    host_sum_ns: A[int, col("sum of the durations of the calls on the host, over all threads", "host sum", ExactTime)]
+    host_p50_ns: A[int, col("median duration of a call on the host", "host p50", micros)]
+    host_max_ns: A[int, col("duration of the longest call on the host", "host max", micros)]
+    delay_p50_ns: A[int, col("median time from the start of a call to the start of its first device event", "delay p50", micros)]
+    delay_max_ns: A[int, col("longest time from the start of a call to the start of its first device event", "delay max", micros)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one in seen_devices(study):
+            for call in one.launch.calls:
+                host, delay = call.host, call.delays.start_to_start
+                of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
+                delays = {"delay_p50_ns": delay.p50_ns, "delay_max_ns": delay.max_ns}
+                yield part_of(cls, one, call=call.name, calls=call.n, events=call.num_events, **of_host, **delays)
+
+
+class QueueRow(OnDevice, frozen=True, kw_only=True):
+    """Queue of a device or stream: events that have not started although their launch call has."""
+
+    stream: A[int | None, col("number of the stream; null: all streams of the device together")]
+    longest: A[int, col("maximum queue length, events", "max", Count)]
+    median: A[int, col("median queue length over time, events", "median", Count)]
+    mean: A[float, col("mean queue length over time, events", "mean", lambda mean: Number(mean, 2))]
+    empty_ns: A[int, col("time in which the queue was empty", "empty", ExactTime, of={"of span": "span_ns"})]
+    span_ns: A[int, col("length of the window")]
+    queued_events: A[int, col("number of events that waited in the queue", "waited", Count)]
+    waited_ns: A[int, col("sum of the waiting times of these events")]
+    wait_ns: A[float | None, col("mean wait of these; null: none waited", "wait of one", thousandths, missing="none waited")]
+    unlinked_events: A[int, col("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one, found in seen_queues(study):
+            for each in found:
+                wait = each.total_ns / each.queued if each.queued else None
+                given = {"queued_events": each.queued, "waited_ns": each.total_ns, "unlinked_events": each.unlinked}
+                yield part_of(cls, each, one, wait_ns=wait, **given)
+
+
+class MemoryRow(DocumentPart, frozen=True, kw_only=True):
+    """Memory of one device; only devices whose allocations were recorded have a row."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    device: A[str, col("name of the device, e.g. `cuda:0`")]
+    peak_allocated_bytes: A[int, col("peak of the allocated memory", "peak allocated", mib)]
+    peak_at_ns: A[int, col("time of the peak after the first recorded allocation", "at", Time)]
+    peak_in: A[str, col("ranges and modules open then, innermost first", "in", Code, where="peak_in", missing=_NO_RANGE)]
+    reserved_then_bytes: A[int, col("reserved memory at the peak; 0: not recorded", "reserved then", recorded)]
+    peak_reserved_bytes: A[int, col("peak of the reserved memory; 0: not recorded", "peak reserved", recorded)]
+    start_allocated_bytes: A[int, col("allocated memory at the start", "at the start", mib)]
+    end_allocated_bytes: A[int, col("allocated memory at the end", "at the end", mib)]
+    step_ns: A[int, col("times are exact to within this", "stretch", Time)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, use in seen_memory(study):
+            peak, then = use.peak.allocated_bytes, use.peak.reserved_bytes
+            peaks = {"peak_allocated_bytes": peak, "reserved_then_bytes": then, "peak_reserved_bytes": use.reserved_peak_bytes}
+            ends = {"start_allocated_bytes": use.first.allocated_bytes, "end_allocated_bytes": use.last.allocated_bytes}
+            inside, at = " < ".join(reversed(use.peak_in)), use.peak.start_ns - use.first.start_ns
+            yield part_of(cls, use, trace=label, peak_at_ns=at, peak_in=inside, **peaks, **ends)
+
+
+# Time between events: steps, gaps, the critical path.
+
+
+class TraceStepRow(OnDevice, frozen=True, kw_only=True):
+    """One step of one device, of the whole trace: from its first device event to that of the next step."""
+
+    step: A[str, col("name of the range that marks the step, or `step N`", "step", Code)]
+    number: A[int, col("number of the step", "number", Count)]
+    start_ns: A[int, col("start on the clock of the trace")]
+    end_ns: A[int, col("end on the clock of the trace")]
+    length_ns: A[int, col("time from start to end", "length", ExactTime, total=sum)]
+    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, total=sum)]
+    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime, total=sum)]
+    kernels: A[int, col("number of kernels that started in the step, communication included", "kernels", Count, total=sum)]
+    host_ns: A[int | None, col("duration of the step's range on the host; null if it has none", "host", ExactTime, total=sum)]
+    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", get=_left_out)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, tiled in zip(study.labels, seen_steps(study), strict=True):
+            for found in (each for each in tiled if isinstance(each, Steps)):
+                causes = {each.index: each.cause for each in found.steady.excluded}
+                for place, step in enumerate(found.steps):
+                    told = {"step": step.label, "left_out": causes.get(place, "")}
+                    yield part_of(cls, step, trace=label, device=found.device, **told)
+
+
+class GapsRow(OnDevice, frozen=True, kw_only=True):
+    """Stretches without any kernel between two kernels; idle time by cause, copies and memsets in them add up to their sum."""
+
+    after: A[str, col("normalised name of the kernel before the gap", "after", Code)]
+    before: A[str, col("normalised name of the kernel that ends the gap", "before", Code)]
+    n: A[int, col("number of gaps", "n", Count, total=sum)]
+    sum_ns: A[int, col("sum of the gaps; adds up over rows", "sum", ExactTime, total=sum, of={"of span": "span_ns"})]
+    p50_ns: A[int, col("median gap", "p50", micros)]
+    max_ns: A[int, col("longest gap", "max", micros, total=max)]
+    host_late_ns: A[int, col("idle: the launch call had not started yet", HOST_LATE, ExactTime, where="host_late_ns", total=sum)]
+    launch_latency_ns: A[int, col("idle: launched, not started", LAUNCH_LATENCY, ExactTime, where="launch_latency_ns", total=sum)]
+    queued_ns: A[int, col("idle: waited for other work", QUEUED, ExactTime, where="queued_ns", total=sum)]
+    profiler_overhead_ns: A[int, col("idle: host held up", PROFILER_OVERHEAD, ExactTime, where="profiler_overhead_ns", total=sum)]
+    unlinked_ns: A[int, col("idle: cause unknown", UNLINKED, ExactTime, where="unlinked_ns", total=sum)]
+    dtod_ns: A[int, col("time of device-to-device copies in the gaps", "DtoD copies", ExactTime, where="dtod_ns", total=sum)]
+    other_copy_ns: A[int, col("time of other copies in the gaps", "other copies", ExactTime, where="other_copy_ns", total=sum)]
+    memset_ns: A[int, col("time of memsets in the gaps", "memsets", ExactTime, where="memset_ns", total=sum)]
+    dtod_copies: A[int, col("number of device-to-device copies that ran in the gaps", "DtoD n", Count, total=sum)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one, found in seen_gaps(study):
+            for row in found.rows:
+                idle = {f"{cause}_ns": ns for cause, ns in row.idle.items()}
+                yield part_of(cls, row, row.gaps, one, after=row.before, before=row.after, dtod_copies=row.num_dtod, **idle)
+
+
+class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
+    """Critical path of one trace: the longest chain through host, queue and devices."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    begin_ns: A[int, col("start on the clock of the trace: the first launch call or device event, or start of the window")]
+    duration_ns: A[int, col("time from `begin_ns` to the end of the last device event")]
+    events: A[int, col("number of device events")]
+    inferred_events: A[int, col("number of device events that are assumed to have waited for another stream")]
+    usual_launch_ns: A[int, col("median latency of launches to a free stream")]
+    usual_gap_ns: A[int, col("median gap between queued events of a stream")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, found in known_paths(study):
+            usual = {"usual_launch_ns": found.launch_ns, "usual_gap_ns": found.gap_ns}
+            yield part_of(cls, found, trace=label, events=found.num_events, inferred_events=found.num_inferred, **usual)
+
+
+class PathPartRow(DocumentPart, frozen=True, kw_only=True):
+    """One part of a critical path; the parts add up to its duration."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    name: A[str, col("name of the kernel; empty for a delay", "on the path", get=lambda row: _kernel_or(row, row.kind))]
+    kind: A[str, col("`kernel`, or the kind of delay, e.g. `host`; docs/traces.md explains them", "kind", get=_kind_or_lag)]
+    path_ns: A[int, col("time on the critical path", "time", ExactTime, total=sum, of={"share": "duration_ns"})]
+    n: A[int, col("number of occurrences on the path", "times", Count, total=sum)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, found in known_paths(study):
+            yield from (part_of(cls, part, trace=label, path_ns=part.ns, n=part.count) for part in found.parts)
+
+
+class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
+    """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    name: A[str, col("name of it; empty for a delay", "if this took no time", get=lambda row: _kernel_or(row, row.said()))]
+    kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
+    removed_ns: A[int, col("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
+    duration_ns: A[int, col("predicted duration without this work", "the trace takes", ExactTime)]
+    saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
+    ratio: A[float | None, col("duration with it / without it; null: nothing is left", "faster", _times, missing=_NOTHING_LEFT)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, found in known_paths(study):
+            for one in found.what_if:
+                yield part_of(cls, one, trace=label, saved_ns=found.duration_ns - one.duration_ns, ratio=one.speedup)
+
+    def said(self) -> str:
+        """Return the name of what is left out."""
+        lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
+        return self.name or lags.get(self.kind, self.kind)
+
+
+# Time by place: ranges and modules, sections, communication.
+
+
+class RangeRow(OnDevice, frozen=True, kw_only=True):
+    """Device time of the calls of one range or module; sums include nested calls, exclusive times do not."""
+
+    kind: A[str, col("`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
+    name: A[str, col("name of the range or module, without the number at its end", "name", Code)]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    events: A[int, col("number of device events launched in the calls", "events", Count, get=lambda row: row.events or _SILENT)]
+    kernels: A[int, col("number of kernels among these", "kernels", Count, where="events")]
+    sum_ns: A[int, col("sum of the durations of these events", "sum", ExactTime, where="events", of={"of all": "sum_ns"})]
+    exclusive_ns: A[int, col("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
+    union_ns: A[int, col("time in which at least one of these events ran", "union", ExactTime, where="events")]
+    span_ns: A[int, col("from first start to last end of a call's events, summed over calls", "span", ExactTime, where="events")]
+    host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
+            for found in of_trace:
+                yield from (part_of(cls, row, trace=label, device=found.device) for row in found.rows)
+
+
+class SectionRow(OnDevice, frozen=True, kw_only=True):
+    """One section: the time between two boundaries around a focal event."""
+
+    section: A[str, col("definition of the section by its boundaries")]
+    start_ns: A[int, col("start on the clock of the trace")]
+    length_ns: A[int, col("time from boundary to boundary")]
+    busy_ns: A[int, col("time in which at least one event of the section ran")]
+    focal_ns: A[int, col("time in which a focal event ran")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for definition in map(parse_section, study.options.sections):
+            for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
+                for found in find_sections(trace, definition, window):
+                    told = {"trace": label, "device": found.device, "section": str(definition)}
+                    yield from (part_of(cls, section, **told) for section in found.found)
+
+
+class _Timed(DocumentPart, frozen=True, kw_only=True):
+    """Durations of several calls or events."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    calls: A[int, col("number of calls", "n", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations, of nested calls and waiting too", "sum", ExactTime, total=sum)]
+    min_ns: A[int, col("shortest duration", "min", micros)]
+    p50_ns: A[int, col("median duration", "p50", micros)]
+    mean_ns: A[float, col("mean duration", "mean", micros)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", micros, missing=lambda row: f"max of {row.calls}")]
+    max_ns: A[int, col("longest duration", "max", micros)]
+
+
+FIGURES: Final = ("min_ns", "p50_ns", "mean_ns", "p99_ns", "max_ns")
+"""Columns of `_Timed` that say how durations spread."""
+
+
+class CollectiveRow(_Timed, frozen=True, kw_only=True):
+    """Collectives of one kind on one device."""
+
+    device: A[int, col("number of the device in the trace")]
+    collective: A[str, col("name of the collective, e.g. `allreduce`", "collective", Code)]
+    group: A[str, col("name of the process group", "group", Code, where="group", missing=_NOT_RECORDED)]
+    ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
+    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
+    dtype: A[str, col("dtype of the elements")]
+    exposed_ns: A[int, col("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for found in seen_communication(study):
+            for each in found.kinds:
+                told = {"trace": study.labels[found.trace], "device": found.device, "collective": each.kind.name}
+                counts = {"ranks": len(each.kind.ranks), "calls": each.duration.n}
+                yield part_of(cls, each.kind, each.duration, each, **told, **counts)
+
+
+# Operators: of the host alone, and the device time of each with its kernels, callers and rates.
+
+
+class OperatorRow(_Timed, frozen=True, kw_only=True):
+    """Calls of one operator on the host, in a trace without device events."""
+
+    operator: A[str, col("name of the operator, e.g. `aten::mm`", "operator", Code)]
+    self_ns: A[int, col("time in it and in no operator it calls", "self", ExactTime, total=sum, of={"share": "busy_ns"})]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, found in seen_host(study):
+            for row in found.rows if found else ():
+                yield part_of(cls, row, row.calls, trace=label, operator=row.name, calls=row.calls.n)
+
+
+class _OfOperator(OnDevice, frozen=True, kw_only=True):
+    """A row about one operator."""
+
+    place: A[int, col("position of the operator among the rows of `operator_times` with the same trace and device, from 0")]
+
+
+class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
+    """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
+
+    source: A[str, col("`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")]
+    operator: A[str, col("innermost operator around the launch call; empty: none", "operator", get=_operator)]
+    input_sizes: A[
+        str, col("sizes of the inputs; empty: not recorded", "inputs", Code, get=_input("input_sizes"), missing=_NO_SIZES)
+    ]
+    dtypes: A[str, col("dtypes of the inputs, each once; empty: not recorded", "dtype", get=_input("dtypes"), missing=_NO_TYPES)]
+    phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_input("phase", ""))]
+    calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
+    events: A[int, col("number of device events", "events", Count, total=sum)]
+    exclusive_ns: A[int, col("time that no other row counts", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})]
+    sum_ns: A[int, col("sum of the durations of the device events")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one, times in seen_operators(study):
+            for place, row in enumerate(times.rows):
+                yield part_of(cls, row, one, place=place, source=row.source.value, input_sizes=row.inputs.text)
+
+
+class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
+    """One kernel that an operator of `operator_times` launched."""
+
+    kernel: A[str, col("normalised name of the kernel")]
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    events: A[int, col("number of device events")]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+    sum_ns: A[int, col("sum of the durations of the device events")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one, times in seen_operators(study):
+            for place, row in enumerate(times.rows):
+                yield from (part_of(cls, kernel, one, place=place) for kernel in row.kernels)
+
+
+class OperatorCallerRow(_OfOperator, frozen=True, kw_only=True):
+    """One caller of an operator of `operator_times`."""
+
+    caller: A[str, col("name of the operator that calls it; empty: none")]
+    scope: A[str, col("range or module around the call, without its number; of a backward operator: around its forward one")]
+    calls: A[int, col("number of calls")]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for one, times in seen_operators(study):
+            for place, row in enumerate(times.rows):
+                yield from (part_of(cls, each, one, place=place, caller=each.operator) for each in row.callers)
+
+
+class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
+    """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
+
+    operator: A[str, col("name of the operator", "operator", Code, get=lambda row: row.operator.removeprefix("aten::"))]
+    input_sizes: A[str, col("sizes of the input tensors", "inputs", Code)]
+    dtype: A[str, col("dtype of the matrix products; empty: the cost is not known", "dtype")]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations of the device events", "sum", ExactTime, total=sum)]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+    call_ns: A[float | None, col("mean sum of the durations of its device events; null without calls", "one call", micros)]
+    call_flops: A[
+        int | None, col("of matrix products in a call; null: not known", "GFLOP", _giga, where="call_flops", missing=_NO_FLOPS)
+    ]
+    call_bytes: A[int | None, col("least number of bytes that one call moves; null: the cost is not known")]
+    flops_per_s: A[float | None, col("FLOPs of a call / its time, FLOP/s; null: the cost is not known")]
+    bytes_per_s: A[float | None, col("least bytes of a call / its time, bytes/s; null: the cost is not known")]
+    compute_share: A[float | None, col("`flops_per_s` / peak of the dtype; null: no matrix products, cost or peak not known")]
+    memory_share: A[float | None, col("`bytes_per_s` / memory bandwidth of the device; null: cost or bandwidth not known")]
+    bound: A[str | None, col("`compute` or `memory`, whichever alone would take longer at its peak; null: not known")]
+    floor_ns: A[float | None, col("least time that the device could take for one call; null: not known")]
+    unknown: A[str, col("reason why the cost is not known; empty if it is")]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
+        for one, _, found in seen_rates(study):
+            for rate in found.rows:
+                row, cost = rate.row, rate.cost if isinstance(rate.cost, OperatorCost) else None
+                yield part_of(
+                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost.dtype,
+                    call_ns=row.sum_ns / row.calls if row.calls else None,
+                    call_flops=None if cost is None else cost.cost.flops,
+                    call_bytes=None if cost is None else cost.cost.moved_bytes,
+                    unknown=rate.cost if isinstance(rate.cost, str) else "",
+                    **{name: None if rate.found is None else getattr(rate.found, name) for name in rates},
+                )  # fmt: skip
