@@ -204,7 +204,7 @@ def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_p
     ("arguments", "words"),
     [
         (["-o", "page.txt"], "allowed: .md, .html, .json"),
-        (["--iterations", "0"], "at least 1 each"),
+        (["--iterations", "0"], "--iterations 0: give 1 or more"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
     ],
 )

@@ -1,14 +1,14 @@
-"""Record lines of clips: their numbers, given as they finish, the spans of single calls, and traces."""
+"""Record lines of clips: their numbers, given as they finish, the spans of single calls, numbers, and traces."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strobe.perf.measure.machine import peak_bytes
-from strobe.perf.records.record import Clip, Clock, Clocks, Phase, Span, Trace
+from strobe.perf.records.record import Clip, Clock, Clocks, Phase, Quality, Span, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,17 @@ def call_spans(
             warmup=False,
         )
         start_ns += value
+
+
+def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> Quality:
+    """Return a number that was measured once as a record; one that is not finite has no value.
+
+    Args:
+        more: other fields of the record; without `better` less is better.
+    """
+    finite = abs(value) < float("inf")
+    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
+    return Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
 
 
 def trace_line(

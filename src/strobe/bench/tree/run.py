@@ -14,7 +14,7 @@ import torch
 
 from strobe.bench.case import Progress
 from strobe.bench.cells import Outcome, claim, finished
-from strobe.bench.clips import ClipNumbers
+from strobe.bench.clips import ClipNumbers, number
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.bench.runner import end_line
@@ -33,20 +33,8 @@ from strobe.perf.records.store import RunWriter, rotate
 
 
 def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
-    """Return one number as a record; one that is not finite has no value."""
-    finite = abs(value) < float("inf")
-    return record.Quality(
-        variant=variant,
-        metric=metric,
-        value=value if finite else None,
-        unit="",
-        reference=reference,
-        definition=f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}",
-        n=1,
-        better="neither",
-        note="" if finite else "not finite",
-        rank=rank,
-    )
+    words = f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}"
+    return number(variant, metric, value, words, reference=reference, better="neither", rank=rank)
 
 
 def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
@@ -55,18 +43,18 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         yield from _contestant(name, task, ranks)
     if ranks[0].links is not None:
         yield ranks[0].links
-    number = ClipNumbers()
-    yield from _laps(ranks, number)
+    clips = ClipNumbers()
+    yield from _laps(ranks, clips)
     modes: dict[record.Mode, list[dict[str, list[RankCall]]]] = {
         "free-running": [rank.free for rank in ranks],
         "serialised": [rank.serialised for rank in ranks],
     }
     for mode, calls in modes.items():
         for name in calls[0]:
-            yield from _apart(number, name, mode, [each[name] for each in calls])
+            yield from _apart(clips, name, mode, [each[name] for each in calls])
     if ranks[0].blocks:
         yield record.Variant(name=record.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
-        yield from _blocks(ranks, number)
+        yield from _blocks(ranks, clips)
 
 
 def sizes(shape: Shape) -> dict[str, int]:
@@ -223,12 +211,12 @@ def run_cells(
     measured, kept, failed = [], [], []
 
     def jobs() -> Iterator[Job[tuple[str, str]]]:
-        for number, shape in enumerate(dict.fromkeys(shapes)):
+        for done, shape in enumerate(dict.fromkeys(shapes)):
             place = folder / CELLS / shape.name
             if finished(place):
                 kept.append(shape.name)
                 continue
-            progress(number, len(shapes), shape.name)
+            progress(done, len(shapes), shape.name)
             if place.exists():
                 rotate(place)
             yield _measure(Task(shape=shape, how=how), place, cell_timeout_s)

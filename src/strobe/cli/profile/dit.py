@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import measure
 from strobe.cli.console import OUT, Output
 from strobe.cli.model import at_least, parse_size
 from strobe.cli.require import parse_requirement
-from strobe.cli.run_folder import chosen_folder
+from strobe.cli.run_folder import chosen_folder, measure
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.settings import read_settings, split_list

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import measure, tell_case
 from strobe.cli.console import OUT, Output
 from strobe.cli.model import ModelFlags, at_least, frame_blocks
-from strobe.cli.run_folder import chosen_folder
+from strobe.cli.run_folder import chosen_folder, measure, tell_case
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
