@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strobe.bench import runner
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.compare import ClipFlags
 from strobe.cli.main import main
@@ -137,7 +137,9 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
 
 
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None], open_run: Any) -> None:
+    def interrupted(
+        case: Any, *, root: Path, plan: ComparePlan, progress: Callable[[int, int, str], None], open_run: Any
+    ) -> None:
         def stop_in_round_1(done: int, total: int, what: str) -> None:
             if what.startswith("timing turbo"):
                 raise KeyboardInterrupt

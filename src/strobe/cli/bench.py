@@ -14,8 +14,8 @@ from strobe.cli.model import frame_blocks
 from strobe.cli.report import GATE_FAILED
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.accuracy import Figure
-    from strobe.bench.cells import Outcome
+    from strobe.bench.cases.accuracy import AccuracyFigure
+    from strobe.bench.cells import CellsOutcome
 
 bench = App(
     name="bench",
@@ -78,7 +78,13 @@ def shapes(
 
 
 def answer_grid(
-    outcome: Outcome | None, cells: list[dict[str, Any]], paths: list[str], output: Output, *, notes: Iterable[str], red: bool
+    outcome: CellsOutcome | None,
+    cells: list[dict[str, Any]],
+    paths: list[str],
+    output: Output,
+    *,
+    notes: Iterable[str],
+    red: bool,
 ) -> int:
     """Report what became of the cells of a grid, and its pages; return the exit code.
 
@@ -98,7 +104,7 @@ def answer_grid(
     return GATE_FAILED if red or failed else 0
 
 
-def _table(figures: list[Figure]) -> Table:
+def _table(figures: list[AccuracyFigure]) -> Table:
     table = Table("figure", "preset", "value", "target", "reached", "n", box=None)
     words = {True: "yes", False: "NO", None: ""}
     for figure in figures:

@@ -167,7 +167,7 @@ def compare(
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
     _refuse_programs(sides)
     with output.progress("compare"):
-        from strobe.bench.case import Plan
+        from strobe.bench.case import ComparePlan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
         from strobe.perf.measure.timing import palindrome
 
@@ -182,7 +182,7 @@ def compare(
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
-    code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)
+    code, document = measure(case, ComparePlan(palindromes=rounds), out, requirements, output, allow_different)
     output.emit(document)
     return code
 
@@ -192,12 +192,12 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
     if len(sides) != 1:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
-        from strobe.bench.case import Plan
+        from strobe.bench.case import ComparePlan
         from strobe.bench.cases.ablate import Setup, job, run_cells
 
         base = Setup(config=clip.config(sides[0]))
         cells, model, device = _cells(base, clip)
-        plan = Plan(palindromes=rounds)
+        plan = ComparePlan(palindromes=rounds)
         work: Job = job(base, clip.script(model.defaults), model, device, plan, SAMPLES)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
             outcome = run_cells(cells, work, out, progress)

@@ -17,7 +17,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
-    from strobe.bench.case import Plan
+    from strobe.bench.case import ComparePlan
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.perf.measure.profile import Capture
@@ -35,7 +35,7 @@ _PIECES: Final = 60
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class Profiled(ModelFlags):
+class StreamFlags(ModelFlags):
     """Flags of the stream: attention, repetitions, prompts, model.
 
     Args:
@@ -63,7 +63,7 @@ class Profiled(ModelFlags):
 
 @Parameter(name="*", group="Trace")
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class TraceFlags:
     """Flags of the traced run, which is separate: no timed clip carries the profiler.
 
     Args:
@@ -86,7 +86,7 @@ class Traced:
 
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
 @dataclass(frozen=True, kw_only=True)
-class Attributed:
+class AttributionFlags:
     """Flags of the attribution run: one more frame block under the profiler, with options that slow it down.
 
     Args:
@@ -106,9 +106,9 @@ class Attributed:
 
 def stream(
     *presets: Annotated[str, Parameter(name="PRESET")],
-    what: Profiled = Profiled(),
-    traced: Traced = Traced(),
-    attributed: Attributed = Attributed(),
+    what: StreamFlags = StreamFlags(),
+    traced: TraceFlags = TraceFlags(),
+    attributed: AttributionFlags = AttributionFlags(),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
@@ -166,7 +166,7 @@ def stream(
     return code
 
 
-def _config(what: Profiled, name: str) -> EngineConfig:
+def _config(what: StreamFlags, name: str) -> EngineConfig:
     """Return a preset, renamed if torch.compile is forced on or off."""
     from strobe.engine.config import replace_knobs
 
@@ -194,7 +194,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
                 raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
 
 
-def _configs(what: Profiled, names: Sequence[str]) -> list[EngineConfig]:
+def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
     """Return every preset with the requested kinds of attention, each once."""
     found = []
     for config in (_config(what, name) for name in names):
@@ -217,15 +217,15 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
-def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
-    from strobe.bench.case import Plan
+def _plan(blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
+    from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
     regions = traced.regions or read_settings().profile_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
-    return Plan(
+    return ComparePlan(
         palindromes=rounds,
         traced_blocks=traced.active if traced.trace else 0,
         traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
@@ -238,7 +238,7 @@ def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, a
     )
 
 
-def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Capture | None:
+def _attribution_capture(attributed: AttributionFlags, regions: tuple[str, ...]) -> Capture | None:
     from strobe.perf.measure.profile import Capture
 
     capture = Capture(
@@ -250,7 +250,7 @@ def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Ca
     return capture if capture.options else None
 
 
-def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[str]:
+def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> list[str]:
     """Write and show the attribution page, if there was an attribution run."""
     from strobe.core.files import write_whole
     from strobe.perf.records.store import read_run
@@ -269,7 +269,7 @@ def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[s
     return [str(path)]
 
 
-def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
+def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report:
     from strobe.core.files import file_inside
     from strobe.perf.report.profile_pages import attribution_report
     from strobe.perf.trace import read_trace

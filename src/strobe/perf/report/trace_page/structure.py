@@ -34,7 +34,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import Layer, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
+from strobe.perf.analysis.structure.steps import LayerCalls, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -310,7 +310,7 @@ def _host_ns(times: LayerTimes) -> int | None:
 
 def _by_place(name: str, group: LayerGroup, top: int) -> Table:
     unnamed = "differs from call to call, or there is none"
-    fields: tuple[Field[Layer], ...] = (
+    fields: tuple[Field[LayerCalls], ...] = (
         count("place", lambda layer: layer.place),
         Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
         count("calls", lambda layer: layer.times.device.n),
