@@ -39,6 +39,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     steps: A[tuple[tables.TraceStepRow, ...], Meta(description="steps of the whole trace, whatever the window")]
     no_steps: A[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
     ranges: A[tuple[tables.RangeRow, ...], Meta(description="device time by range and module")]
+    layers: A[tuple[tables.LayerRow, ...], Meta(description="device time by layer, the kind with the most time first")]
     sections: A[tuple[tables.SectionRow, ...], Meta(description="sections that were requested")]
     gaps: A[tuple[tables.GapsRow, ...], Meta(description="gaps between kernels, by the kernels before and after")]
     collectives: A[tuple[tables.CollectiveRow, ...], Meta(description="communication by kind of collective")]

@@ -210,6 +210,8 @@ _NOTHING_LEFT: Final = "nothing is left"
 _NO_FLOPS: Final = "no matrix products"
 _TIMES: Final = partial(Number, digits=3, unit="x")
 _MEGABYTES: Final = partial(bytes_cell, unit="MB", digits=3)
+_NO_CALL: Final = "no call of its own"
+_NO_NAME: Final = "differs from call to call, or there is none"
 _NO_RANGE: Final = "no range was open"
 _NO_SIZES: Final = "sizes not recorded"
 _NO_TYPES: Final = "types not recorded"
@@ -576,6 +578,38 @@ class RangeRow(OnDevice, frozen=True, kw_only=True):
         for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
             for found in of_trace:
                 yield from (part_of(cls, row, trace=label, device=found.device) for row in found.rows)
+
+
+class LayerRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one layer: the calls in one place of what encloses layers of its kind; layers may lie inside others."""
+
+    layers: A[str, col("name of the layers of the kind: that of range or module, or of the kernel that starts each")]
+    inside: A[str, col("names of the enclosing calls, the outermost first; empty: none")]
+    place: A[int, col("place among them in one enclosing call, from 0", "place", Count)]
+    name: A[str, col("its own name; empty: differs from call to call", "name", Code, where="name", missing=_NO_NAME)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    device_p50_ns: A[int, col("summed durations of the events of a call, median", "device p50", micros)]
+    device_max_ns: A[int, col("summed durations of the events of a call, largest", "device max", micros)]
+    span_p50_ns: A[int, col("first start to last end of the events of a call, median", "span p50", micros)]
+    host_p50_ns: A[int | None, col("call on the host, median; null: no call of its own", "host p50", micros, missing=_NO_CALL)]
+    kernels: A[int, col("kernels of a call, median", "kernels", Count)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, devices in zip(study.labels, seen_layers(study), strict=True):
+            for device, groups in devices.items():
+                yield from (row for group in groups for row in cls.of_group(label, device, group))
+
+    @classmethod
+    def of_group(cls, label: str, device: int, group: LayerGroup) -> Iterator[Self]:
+        """Yield the layers of one kind by place."""
+        for layer in group.layers:
+            times, host = layer.times, layer.times.host
+            told = {"trace": label, "device": device, "layers": group.name, "inside": " / ".join(group.path)}
+            own = {"name": layer.label, "calls": times.device.n}
+            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if host is None else host.p50_ns}
+            device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
+            yield part_of(cls, layer, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
