@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -209,23 +210,9 @@ MAX_MEMBERS: Final = 8
 """Most full names listed for one group."""
 
 
-class _Where(NamedTuple):
-    """Where a kernel of a page ran, and the busy time there."""
-
-    trace: str = ""
-    device: int = 0
-    busy_ns: int = 0
-
-
 _NO_SHAPE: Final = "the trace gives none"
-_HELD: Final[dict[str, Callable[[KernelTableRow], bool]]] = {
-    "shape": lambda row: bool(row.shape),
-    "kind": lambda row: bool(row.kind),
-    "exclusive": lambda row: row.exclusive_ns is not None,
-    "of busy": lambda row: row.exclusive_ns is not None,
-    "unlinked": lambda row: row.num_unlinked is not None,
-}
-"""Whether a kernel has something in a column that not all tables have."""
+_OPTIONAL: Final = ("shape", "kind", "exclusive_ns", "unlinked_calls")
+"""Columns of kernels that a table has if one of its rows does."""
 
 
 def _first(groups: Iterable[str]) -> str:
@@ -240,12 +227,12 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
     kernel: A[str, col("normalised name of the group", "kernel", Code)]
-    shape: A[
-        str, col("input sizes, or grid and block; empty: not grouped by it", "shape", Code, where="shape", missing=_NO_SHAPE)
-    ]
+    shape: A[str, col("input sizes, or grid and block; empty: by name", "shape", Code, where="shape", missing=_NO_SHAPE)]
     kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
     calls: A[int, col("number of calls", "calls", Count, total=sum)]
-    exclusive_ns: A[int, col("time that no other row counts", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})]
+    exclusive_ns: A[
+        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
     sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
     min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
     p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
@@ -399,12 +386,14 @@ def _fields(rows: Sequence[Listed], known: Sequence[KernelTableRow], word: Word,
         yield Field("section", lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel.region)
 
     def own(row: Listed) -> KernelRow | Cell:
-        return Text("") if isinstance(row.kernel, Missing) else kernel_row(row.kernel, _Where())
+        return Text("") if isinstance(row.kernel, Missing) else kernel_row(row.kernel, row)
 
-    first, *others = columns(KernelRow, of=_Where(busy_ns=busy_ns))
+    all_own = [kernel_row(row, rows[0]) for row in known]
+    empty = {name for name in _OPTIONAL if not any(getattr(row, name) not in (None, "") for row in all_own)}
+    names = [name for name in KernelRow.__struct_fields__[3:] if name not in empty]
+    first, *others = columns(KernelRow, "kernel", *names, of=SimpleNamespace(busy_ns=busy_ns))
     yield replace(first.of(lambda row: row.kernel if isinstance(row.kernel, Missing) else own(row)), head=word)
-    empty = {head for head, has in _HELD.items() if not any(map(has, known))}
-    yield from (field.of(own) for field in others if field.head not in empty)
+    yield from (field.of(own) for field in others)
     if any(row.members for row in known):
         members: Field[KernelTableRow] = count("names", lambda row: len(row.members), "different full names in the group")
         yield members.of(lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel)
@@ -421,7 +410,7 @@ def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> It
     cells = [
         cell
         for row in groups.values()
-        for cell in rows_of(fields, [*name_rows(row, _Where())], top=MAX_MEMBERS, left="names", words_in=1)
+        for cell in rows_of(fields, [*name_rows(row, Listed(row))], top=MAX_MEMBERS, left="names", words_in=1)
     ]
     if cells:
         yield Table(caption, heads(fields), tuple(cells), collapsed=True)

@@ -85,13 +85,11 @@ def _described(kind: type[PartT]) -> Mapping[str, tuple[Field[PartT], Mapping[st
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     found = {}
-    for each in info.fields:
-        extra = (each.type.extra if isinstance(each.type, inspect.Metadata) else None) or {}
-        if "field" in extra:
-            numeric = not isinstance(each.type.type, inspect.StrType | inspect.BoolType)
-            field = replace(extra["field"], numeric=numeric)
-            named = extra["where"] is None
-            found[each.name] = field if named else replace(field, get=_value(each.name, extra["where"])), extra["of"]
+    for name, described in ((each.name, each.type) for each in info.fields if isinstance(each.type, inspect.Metadata)):
+        if extra := described.extra:
+            field = replace(extra["field"], numeric=not isinstance(described.type, inspect.StrType | inspect.BoolType))
+            where = extra["where"]
+            found[name] = (field if where is None else replace(field, get=_value(name, where)), extra["of"])
     return found
 
 

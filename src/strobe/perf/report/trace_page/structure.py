@@ -604,7 +604,7 @@ def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
     rows = tables.by_device(tables.OperatorRateRow.of(study))
-    for seen, _, rates in tables.seen_rates(study):
+    for seen, rates in tables.seen_rates(study):
         if rates.rows:
             own = rows[seen.trace, seen.device]
             blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, own, study.options.top))

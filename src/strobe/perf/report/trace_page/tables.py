@@ -158,9 +158,9 @@ def seen_communication(study: TraceStudy) -> tuple[Communication, ...]:
 
 
 @once
-def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes, Rates], ...]:
-    """Return the devices of traces that were read with details, with their operators and the rates of these."""
-    return tuple((one, times, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
+def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, Rates], ...]:
+    """Return the devices of traces that were read with details, with the rates of their operators."""
+    return tuple((one, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
 
 
 @once
@@ -701,7 +701,9 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_input("phase", ""))]
     calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
     events: A[int, col("number of device events", "events", Count, total=sum)]
-    exclusive_ns: A[int, col("time that no other row counts", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})]
+    exclusive_ns: A[
+        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
     sum_ns: A[int, col("sum of the durations of the device events")]
 
     @classmethod
@@ -767,7 +769,7 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
-        for one, _, found in seen_rates(study):
+        for one, found in seen_rates(study):
             for rate in found.rows:
                 row, cost = rate.row, rate.cost if isinstance(rate.cost, OperatorCost) else None
                 yield part_of(
