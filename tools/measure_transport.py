@@ -31,7 +31,7 @@ from strobe.engine.model import Model
 from strobe.perf.measure.stats import percentile
 from strobe.serve.block import Block
 from strobe.serve.protocol import PromptEntry
-from strobe.serve.scheduler import Cost
+from strobe.serve.scheduler import StreamCost
 from strobe.serve.streams import LiveStream
 from strobe.serve.worker import Worker
 
@@ -153,7 +153,7 @@ def stand_in(pictures: Pictures) -> dict[str, Any]:
 
 def warm_up(self: Worker, prompt: str, tell: Any) -> None:
     """Costs of a source that takes no time."""
-    cost = Cost(block_s=0.01, longest_s=0.01, content_s=AT_ONCE / FPS, stream_bytes=0)
+    cost = StreamCost(block_s=0.01, longest_s=0.01, content_s=AT_ONCE / FPS, stream_bytes=0)
     self.costs = dict.fromkeys(self.configs, cost)
 
 

@@ -15,7 +15,7 @@ from strobe.attention import impls
 from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT_IMPLS
 from strobe.attention.explain import plain_calls, survey
-from strobe.attention.impls import Choice, Gate, Impl, announce, hash_of, parse_gates, select
+from strobe.attention.impls import Choice, GateRun, Impl, announce, hash_of, parse_gates, select
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impls import IMPLS as SPARSE_IMPLS
 from strobe.attention.sparse.impls import choose
@@ -62,10 +62,10 @@ def sparse_call(card: Card, **changes: object) -> SparseSpec:
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
-def gate(name: str, card: Card, operator: str = "sparse", **changes: object) -> Gate:
+def gate(name: str, card: Card, operator: str = "sparse", **changes: object) -> GateRun:
     """A green gate on a card, of the sources as they are."""
     table: tuple[Impl, ...] = SPARSE_IMPLS if operator == "sparse" else DENSE_IMPLS
-    green = Gate(
+    green = GateRun(
         operator=operator,
         impl=name,
         vendor=card.vendor,
@@ -259,7 +259,7 @@ def test_the_record_that_ships_is_of_these_kernels() -> None:
         assert each.kernel in ("", known[each.operator, each.impl].kernel), f"{each.operator} {each.impl}: run its gate again"
 
 
-def read_with(monkeypatch: pytest.MonkeyPatch, folder: Path, data: bytes | None) -> tuple[tuple[Gate, ...], list[str]]:
+def read_with(monkeypatch: pytest.MonkeyPatch, folder: Path, data: bytes | None) -> tuple[tuple[GateRun, ...], list[str]]:
     """The gates of a user whose file holds this, and what was said."""
     monkeypatch.setenv("XDG_DATA_HOME", str(folder))
     place = folder / "strobe" / "gates.json"

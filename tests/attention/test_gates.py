@@ -20,10 +20,10 @@ from torch import Tensor
 import gates_of_tests as made_up
 from strobe.attention.explain import plain_calls
 from strobe.attention.gates import dense, run, sparse
-from strobe.attention.gates.case import Case, GateError, RefusedError
+from strobe.attention.gates.case import CaseRefusedError, GateCase, GateError
 from strobe.attention.gates.operands import outside
 from strobe.attention.gates.run import Outcome, find_cases, record, run_gate, run_gates, tell
-from strobe.attention.impls import FILE, Gate, Impl, parse_gates
+from strobe.attention.impls import FILE, GateRun, Impl, parse_gates
 from strobe.attention.sparse import custom_ops, entries
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.impl import cpu
@@ -38,7 +38,7 @@ FEW = 4
 """Cases of a gate that run where its record holds."""
 
 
-def moved(impl: Impl[Any], card: Card, gates: Sequence[Gate]) -> bool:
+def moved(impl: Impl[Any], card: Card, gates: Sequence[GateRun]) -> bool:
     """Whether the package's record of a gate on such a card is missing, red, or of other sources than these."""
     if not impl.kernel:
         return False  # it needs no gate
@@ -48,7 +48,7 @@ def moved(impl: Impl[Any], card: Card, gates: Sequence[Gate]) -> bool:
     )
 
 
-def cases_on(card: Card, gates: Sequence[Gate], *, everything: bool = False) -> list[tuple[str, str, Case]]:
+def cases_on(card: Card, gates: Sequence[GateRun], *, everything: bool = False) -> list[tuple[str, str, GateCase]]:
     """Every case of the gates that have to be run again, or of all; of the others, and of what is not installed, a few."""
     again = {
         (impl.operator, impl.name) for impl, spec in plain_calls(GPU, card) if moved(impl, card, gates) and not impl.refuses(spec)
@@ -67,11 +67,11 @@ ON_GPU = cases_on(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("operator", "impl", "case"), ON_GPU, ids=lambda each: each.name if isinstance(each, Case) else each)
-def test_an_implementation_on_a_gpu(operator: str, impl: str, case: Case) -> None:
+@pytest.mark.parametrize(("operator", "impl", "case"), ON_GPU, ids=lambda each: each.name if isinstance(each, GateCase) else each)
+def test_an_implementation_on_a_gpu(operator: str, impl: str, case: GateCase) -> None:
     try:
         case.run()
-    except RefusedError as refused:
+    except CaseRefusedError as refused:
         pytest.skip(f"{impl}: {refused}")
 
 
@@ -106,24 +106,24 @@ TWINS = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "impl", "case"), TWINS, ids=lambda each: each.name if isinstance(each, Case) else each)
-def test_an_implementation_on_a_cpu(operator: str, impl: str, case: Case) -> None:
+@pytest.mark.parametrize(("operator", "impl", "case"), TWINS, ids=lambda each: each.name if isinstance(each, GateCase) else each)
+def test_an_implementation_on_a_cpu(operator: str, impl: str, case: GateCase) -> None:
     """The cases themselves hold for what runs here."""
     try:
         case.run()
-    except RefusedError as refused:
+    except CaseRefusedError as refused:
         assert (operator, impl) == ("dense", "sdpa") and "no gradient through the lse" in str(refused)
 
 
 @pytest.mark.parametrize(("operator", "impl"), [("sparse", "cudnn"), ("dense", "fa4")])
 def test_a_case_that_an_implementation_refuses_is_no_failure(operator: str, impl: str) -> None:
     for case in find_cases(operator, impl, CPU):
-        with pytest.raises(RefusedError, match="^it runs on .*, the tensors are on cpu$"):
+        with pytest.raises(CaseRefusedError, match="^it runs on .*, the tensors are on cpu$"):
             case.run()
 
 
 def test_a_gate_whose_sources_moved_runs_whole() -> None:
-    def counted(gates: Sequence[Gate], **how: bool) -> dict[str, int]:
+    def counted(gates: Sequence[GateRun], **how: bool) -> dict[str, int]:
         found = Counter(f"{operator}:{impl}" for operator, impl, _ in cases_on(H100, gates, **how))
         return {name: found[name] for name in ("dense:sdpa", "sparse:triton")}
 
@@ -288,7 +288,7 @@ def test_what_is_named_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ recording
 
-GREEN = Gate(
+GREEN = GateRun(
     operator="sparse", impl="triton", vendor="nvidia", architecture="sm_80", device="A100", versions={"torch": "2.11.0"},
     date="2026-01-31", tests=7, kernel="0123",
 )  # fmt: skip

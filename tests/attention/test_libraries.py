@@ -21,7 +21,7 @@ from strobe.attention import impls
 from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.impl import fa4, sdpa
 from strobe.attention.explain import survey
-from strobe.attention.impls import Gate, select
+from strobe.attention.impls import GateRun, select
 from strobe.attention.sparse import impls as sparse_impls
 from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.spec import SparseSpec
@@ -60,10 +60,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(impls.MISSING, name, None)
 
 
-def gate(operator: str, impl: str, card: Card = H200, **changes: str) -> Gate:
+def gate(operator: str, impl: str, card: Card = H200, **changes: str) -> GateRun:
     """A green gate of an implementation as it is now."""
     given = {"vendor": card.vendor, "architecture": card.architecture, "device": card.name, "date": "2026-01-31"} | changes
-    return Gate(operator=operator, impl=impl, versions={"torch": "2.11.0"}, tests=7, **given)  # type: ignore[arg-type]
+    return GateRun(operator=operator, impl=impl, versions={"torch": "2.11.0"}, tests=7, **given)  # type: ignore[arg-type]
 
 
 def refusals(spec: AttentionSpec, impls: tuple[object, ...]) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench import peers
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import (
     Contestant,
@@ -31,7 +31,9 @@ from strobe.bench.attention.run import Request, contestants, run_grid
 from strobe.bench.cells import Attempt, Outcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
+from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.measure.timing import Speed
+from strobe.perf.records.record import Clocks
 from strobe.perf.records.store import read_run
 
 CHECKED = tolerance("checked query", "float64")
@@ -45,7 +47,7 @@ CPU = torch.device("cpu")
 
 def drawn(**changed: object) -> Inputs:
     cell = GridCell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
-    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=CPU, seed=3)
+    return draw(cell, tile="cube", dtype=torch.float32, device=CPU, seed=3)
 
 
 def plain(inputs: Inputs, contestant: Contestant) -> tuple[Tensor, Tensor]:
@@ -264,6 +266,24 @@ def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
     assert {"dq", "dk", "dv"} <= gradients
 
 
+def test_each_lap_of_a_contestant_has_its_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second lap is not sampled: it has what was read at the end of its round."""
+    clocks = iter(range(1000, 2000))
+
+    class Sampler(ClockSampler):
+        def sampled(self) -> Clocks | None:
+            mhz = next(clocks)
+            return None if mhz % 2 else Clocks(source="nvml", sm_mhz=mhz, samples=1)
+
+    monkeypatch.setattr(running, "ClockSampler", Sampler)
+    monkeypatch.setattr(running, "read_clocks", lambda device: Clocks(source="none"))
+    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
+    run = read_run(tmp_path / "cells" / GRID[0].name)
+    first = [(clip.variant, clip.clocks) for clip in run.clips if clip.palindrome == 0]
+    assert [name for name, _ in first] == [*REQUEST.contestants, "matmul", "matmul", *reversed(REQUEST.contestants)]
+    assert [found and found.sm_mhz for _, found in first] == [1000, None, 1002, None, 1004, None, 1006, None]
+
+
 def test_a_rerun_goes_on_where_the_run_stopped(tmp_path: Path) -> None:
     def stop(done: int, total: int, what: str) -> None:
         if "backward: timing, round 2" in what:
@@ -415,3 +435,13 @@ def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
+
+
+def test_a_query_sees_the_keys_of_the_tiles_that_count() -> None:
+    """What stands behind the count of a row is not a selection."""
+    tile_of = torch.tensor([0, 0, 1, 1, 2, 2])
+    given = SimpleNamespace(tile_of=tile_of, checked=torch.tensor([0, 5]), tiles=SimpleNamespace(num_tiles=3))
+    indices = torch.tensor([[[[0, 2, 1], [1, 2, 0], [2, 0, 1]]]], dtype=torch.int32)
+    counts = torch.tensor([[[2, 1, 1]]], dtype=torch.int32)
+    seen = running._seen(given, SimpleNamespace(indices=indices, counts=counts), 0, 0)
+    assert seen.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]

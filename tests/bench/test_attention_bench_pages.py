@@ -84,6 +84,8 @@ class CellWriter:
         memory: float = 0.0,
         recall: float | None = None,
         sm_mhz: int | None = None,
+        throttle: tuple[str, ...] = (),
+        moved_bytes: int = 0,
     ) -> None:
         dense = density == 1
         whole = name.startswith(("tiled", "raster"))
@@ -92,7 +94,7 @@ class CellWriter:
         cost = SpanCost(
             span=span,
             flops=2_000_000_000 if name == "matmul" else round(flops * density),
-            read_bytes=0,
+            read_bytes=moved_bytes,
             write_bytes=0,
             dense_flops=None if dense else flops,
         )
@@ -125,7 +127,7 @@ class CellWriter:
             for value in pair:
                 self.line(name, span, round(value * MS), number, "cuda_event")
                 self.line(name, "host_call", 30_000, number, "perf_counter")
-                self.clip(name, number, sm_mhz=sm_mhz)
+                self.clip(name, number, sm_mhz=sm_mhz, throttle=throttle)
 
     def number(self, name: str, metric: str, value: float, against: str | None = None, tensor: str = "") -> Quality:
         return Quality(
@@ -142,8 +144,15 @@ class CellWriter:
             )
         )  # fmt: skip
 
-    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2, sm_mhz: int | None = None) -> None:
-        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz)
+    def clip(
+        self,
+        variant: str,
+        palindrome: int | None,
+        num_spans: int = 2,
+        sm_mhz: int | None = None,
+        throttle: tuple[str, ...] = (),
+    ) -> None:
+        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
         made = Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
         self.writer.append(replace(made, clocks=clocks))
         self.order += 1
@@ -375,14 +384,58 @@ def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -
     assert remarks(found, gather=False) == ("a: clock: 1380", "b: clock: 1380", "c: throttled", "files had changed")
 
 
-def test_times_stand_beside_their_clock_and_at_the_lowest_of_the_cell(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a", "fine:b"])
-    cell.measured("dense:a", [(10, 10)] * 3, sm_mhz=1500)
-    cell.measured("fine:a", [(5, 5)] * 3, density=0.5, sm_mhz=1800)
-    cell.measured("fine:b", [(6, 6)] * 3, density=0.5)
+def clocked(table: Table) -> list[list[str]]:
+    """The columns of clocks and peaks as a reader sees them."""
+    titles = [column.title for column in table.columns]
+    places = [titles.index(head) for head in ("of peak", "of peak at its clock", "SM clock", "at the busy clock")]
+    return [[cell_text(each.cells[at], table.columns[at]) for at in places] for each in table.rows]
+
+
+def test_rates_are_held_against_the_peak_at_the_clock_that_ran(tmp_path: Path) -> None:
+    """4 GFLOP and 5 % of padding in 0.01 ms are 420 TFLOP/s: 42 % of 989.4 at 1,830 MHz, 52 % of what 1,500 MHz allow."""
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a", "fine:b", "fine:c"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1500, throttle=("sw_power_cap",))
+    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1800)
+    cell.measured("fine:b", [(0.006, 0.006)] * 3, density=0.5)
+    cell.measured("fine:c", [(0.006, 0.006)] * 3, density=0.5, sm_mhz=1800, moved_bytes=20_000_000)
     cell.end()
     (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
-    heads = ("SM MHz", "at the lowest clock")
-    places = [[column.title for column in table.columns].index(head) for head in heads]
-    shown = [[cell_text(each.cells[at], table.columns[at]) for at in places] for each in table.rows]
-    assert shown == [["1500", "10.00"], ["1800", "6.000"], ["-", "-"]]
+    assert clocked(table) == [
+        ["42.4 %", "51.8 %", "at 1,500 MHz", "0.01000"],
+        ["42.4 %", "43.2 %", "at 1,800 MHz", "0.006000"],
+        ["35.4 %", "-", "-", "-"],
+        ["35.4 %", "36.0 %", "at 1,800 MHz", "-"],
+    ]
+    busy = [each.cells[[column.title for column in table.columns].index("at the busy clock")] for each in table.rows]
+    assert isinstance(busy[2], Missing) and "not sampled" in busy[2].reason
+    assert isinstance(busy[3], Missing) and "bound by memory" in busy[3].reason
+    assert any("1,500 to 1,500 MHz" in note for note in table.notes)
+
+
+def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1980)
+    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1965)
+    cell.end()
+    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    assert [line[2:] for line in clocked(table)] == [["at 1,980 MHz", "-"], ["at 1,965 MHz", "-"]]
+    assert any("its clock when kept busy is not known" in note for note in table.notes)
+
+
+def test_a_clock_of_whole_rounds_is_no_contestants_own(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1872, throttle=("sw_power_cap",))
+    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1872, throttle=("sw_power_cap",))
+    cell.end()
+    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    assert [line[3] for line in clocked(table)] == ["-", "-"]
+    assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
+
+
+def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3)
+    cell.end()
+    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)
+    assert "of peak" in (titles := [column.title for column in table.columns]) and "SM clock" not in titles

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.bench import peers
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as oracle
 from strobe.bench.attention.contestant import GridCell, Inputs, Shape, draw
 from strobe.compat.video_sparse import video_sparse_attn
@@ -21,7 +21,7 @@ ELEMENT, CALL = tolerance("element", "float32"), tolerance("call", "float32")
 def drawn(*, backward: bool = False) -> Inputs:
     shape = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
     cell = GridCell(shape=shape, sparsity=0.5, block=64, backward=backward)
-    return draw(cell, tile="cube", data="smooth", dtype=torch.float32, device=torch.device("cpu"), seed=3)
+    return draw(cell, tile="cube", dtype=torch.float32, device=torch.device("cpu"), seed=3)
 
 
 class Library:

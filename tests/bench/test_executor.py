@@ -50,6 +50,8 @@ def test_a_cell_says_what_it_printed_and_how_it_ended() -> None:
     assert (found.status, found.code, found.stdout, found.stderr, found.swept) == ("failed", 3, "there\n", "why\n", 0)
     assert executor.wait(handle) is found and executor.cancel(handle) is found
     assert executor.wait(executor.submit(python("pass"))).status == "done"
+    own = executor.wait(executor.submit(python("import os; print(os.getsid(0))")))
+    assert int(own.stdout) != os.getsid(0), "a signal to the terminal's group does not reach a cell"
     killed = executor.wait(executor.submit(python("import os; os.kill(os.getpid(), 9)")))
     assert (killed.status, killed.code) == ("failed", -9)
 

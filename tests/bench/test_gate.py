@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strobe.attention.impls import Gate
+from strobe.attention.impls import GateRun
 from strobe.attention.sparse.impls import IMPLS
-from strobe.bench import gate, peers
+from strobe.bench import gate
+from strobe.bench.attention import peers
 from strobe.bench.attention import run as ours
 from strobe.bench.attention.contestant import GridCell, Shape, draw
 from strobe.core.device import Card
@@ -18,7 +19,7 @@ CELL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity
 
 
 def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = draw(CELL, tile="auto", data="normal", dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    inputs = draw(CELL, tile="auto", dtype=torch.float32, device=torch.device("cpu"), seed=0)
     assert ours.build_ours("fine:flex", inputs).impl == "flex"
     monkeypatch.setattr(gate, "card_of", lambda _: A100)
     for name in ("fine:flex", "tiled:flex"):
@@ -26,7 +27,7 @@ def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -
             ours.build_ours(name, inputs)
     assert ours.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
     flex = next(impl for impl in IMPLS if impl.name == "flex")
-    green = Gate(
+    green = GateRun(
         operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
         kernel=flex.kernel,
     )  # fmt: skip

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.bench.tree.request import Check, How, Mark, Predicted, RankResult, Shape, Taken, Task
+from strobe.bench.tree.request import Check, How, RankResult, Shape, Task
 from strobe.bench.tree.run import lines
 from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, instances, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import End, LinkRate, Links, SentMessage, WhatIf
+from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import (
     bound,
@@ -38,11 +38,12 @@ MS = 1_000_000
 
 def predicted(
     *, bound: Literal["flop", "memory"] = "memory", alpha_ms: float = 0.1, beta_ms: float = 0.0, messages: int = 1
-) -> Predicted:
+) -> Prediction:
     sent = SentMessage(payload="parts", kind="gather", sent_bytes=1000, alpha_ns=alpha_ms * MS, beta_ns=beta_ms * MS)
-    return Predicted(
+    return Prediction(
+        variant="",
+        total_ns=MS + messages * (alpha_ms + beta_ms) * MS,
         local_ns=MS,
-        hidden_ns=0,
         messages=(sent,) * messages,
         bound=bound,
         what_if=(
@@ -52,20 +53,23 @@ def predicted(
     )
 
 
-def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> Taken:
+def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> RankCall:
     """Attention, then one gather that holds the rank up, then nothing that is marked."""
     local, blocked = round(local_ms * MS), round(blocked_ms * MS)
-    message, wait = (Mark(name, local, blocked, "gather") for name in ("tree_message", "tree_wait"))
-    marks = (Mark("tree_local", 0, local), message, wait)
-    return Taken(total_ns=local + blocked + round(host_ms * MS), marks=marks)
+    message, wait = (
+        CallRegion(name=name, part="gather", start_ns=local, value_ns=blocked) for name in ("tree_message", "tree_wait")
+    )
+    regions = (CallRegion(name="tree_local", part="", start_ns=0, value_ns=local), message, wait)
+    return RankCall(total_ns=local + blocked + round(host_ms * MS), regions=regions)
 
 
 def write(
-    folder: Path, shape: Shape, times_ms: dict[str, list[float]], *, apart: dict[str, list[Taken]] | None = None,
-    plans: dict[str, Predicted] | None = None, red_rank: int = -1,
+    folder: Path, shape: Shape, times_ms: dict[str, list[float]], *, apart: dict[str, list[RankCall]] | None = None,
+    plans: dict[str, Prediction] | None = None, red_rank: int = -1,
 ) -> Path:  # fmt: skip
     """A cell: of each contestant the time of each call on the slowest rank; the others take half. `apart`: one call by rank."""
     names = tuple(times_ms)
+    plans = {name: predicted() for name in names if not name.startswith("peer")} if plans is None else plans
     task = Task(shape=shape, how=How(contestants=names, profile=apart is not None))
     good, bad = Check(error=1e-8, limit=1e-6, bits=7), Check(error=float("nan"), limit=1e-6, bits=8)
     ranks = []
@@ -76,7 +80,7 @@ def write(
             rank=rank,
             checks={name: bad if rank == red_rank and name == names[-1] else good for name in names},
             laps={name: each for name, each in laps.items() if red_rank < 0 or name != names[-1]},
-            predicted=plans if plans is not None else {name: predicted() for name in names if not name.startswith("peer")},
+            predicted={name: msgspec.structs.replace(each, variant=name) for name, each in plans.items()},
             links=Links(
                 flops_per_s=1e9,
                 memory_bytes_per_s=1e9,

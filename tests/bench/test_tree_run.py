@@ -13,6 +13,7 @@ from strobe.bench.executor import Cell, Finished, LocalExecutor
 from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
 from strobe.bench.tree import candidates
+from strobe.bench.tree import run as running
 from strobe.bench.tree.request import PEER, How, Shape
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
@@ -164,9 +165,28 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
         (lambda: Shape(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
         (lambda: How(contestants=("algather",)), "did you mean 'allgather'"),
         (lambda: How(iterations=0), "one iteration"),
-        (lambda: How(what_if=(2.0, 0.0)), "above 0"),
+        (lambda: How(delay_ms=-1), "a delay of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()  # type: ignore[operator]
+
+
+def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() -> None:
+    limits = {}
+    for dtype in ("float32", "bfloat16"):
+        drawn = candidates.draw(
+            Shape(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+            limits[dtype] = candidates.check("allgather", drawn, 1.0).lse_limit
+        largest = float(drawn.expected_lse.abs().max())
+        assert limits[dtype] >= 8 * 2.0**-24 * max(1.0, largest)
+    assert limits["float32"] < 1e-5 < limits["bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_bytes_of_an_element(dtype: str) -> None:
+    assert running._item(dtype) == getattr(torch, dtype).itemsize

@@ -9,12 +9,12 @@ import torch
 
 from terminal import Strobe
 
-TINY = ("--heads", 1, "--dim", 8, "--profile-iterations", 1, "--strategies", "allgather", "--quiet")
+TINY = ("--heads", 1, "--head-dim", 8, "--iterations", 1, "--strategies", "allgather", "--quiet")
 
 
 def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, tmp_path: Path) -> None:
     out = tmp_path / "bench"
-    line = ("bench", "tree", "--world-size", 1, "--seq-len", 16, *TINY, "--enable-profiling", "--out", out, "--json")
+    line = ("bench", "tree", "--world-size", 1, "--seq-len", 16, *TINY, "--profile", "--out", out, "--json")
     first = strobe(*line)
     assert first.code == 0, first.err
     (cell,) = first.document["cells"]
@@ -45,7 +45,7 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
         (("scaling", "--world-size", 1, 2, "--delay", 2, 20), "no such rank; give 0 to 1"),
         (("tree", "--world-size", 3000), "; give fewer, or --executor ray"),
         (("scaling", "--world-size", 1, 3000), "world_size: got 3000, this machine holds "),
-        (("tree", "--profile-iterations", 0), "one iteration"),
+        (("tree", "--iterations", 0), "one iteration"),
         (("tree", "--render"), "no cells at"),
         (("scaling", "--seq-len", 0), "seq_len: got 0"),
         (("scaling", "--render"), "no cells at"),

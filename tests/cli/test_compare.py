@@ -137,12 +137,12 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
 
 
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None]) -> None:
+    def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None], open_run: Any) -> None:
         def stop_in_round_1(done: int, total: int, what: str) -> None:
             if what.startswith("timing turbo"):
                 raise KeyboardInterrupt
 
-        run_case(case, root=root, plan=plan, progress=stop_in_round_1)
+        run_case(case, root=root, plan=plan, progress=stop_in_round_1, open_run=open_run)
 
     run_case = runner.run_case
     monkeypatch.setattr(runner, "run_case", interrupted)

@@ -15,7 +15,7 @@ import torch
 
 from strobe.attention.gates import run
 from strobe.attention.gates.run import Outcome
-from strobe.attention.impls import Gate, parse_gates
+from strobe.attention.impls import GateRun, parse_gates
 from strobe.cli import doctor as doctor_module
 from strobe.cli.console import Output
 from strobe.cli.documents.verbs import Machine
@@ -146,7 +146,7 @@ def test_a_machine_without_a_gpu_has_no_gates_to_run(strobe: Strobe, tmp_path: P
 
 
 def test_gates_are_run_and_recorded(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(
+    gate = GateRun(
         operator="sparse", impl="triton", vendor="nvidia", architecture="sm_89", device="RTX 4090",
         versions={"torch": "2.11.0"}, date="2026-01-31", tests=75,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from strobe.perf.records.store import read_run
 from terminal import Strobe
 
 STREAM = ("turbo", "--model", "tiny", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
-CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--calls", "3", "--active", "2", "--device", "cpu")
+CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--iterations", "3", "--active", "2", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path
         (["--impls", "sdp"], "did you mean 'sdpa'"),
         (["--impls", "sparse:cpu"], "--grid"),
         (["--dtype", "bf61"], "unknown dtype"),
-        (["--calls", "0"], "1 round and 1 call"),
+        (["--iterations", "0"], "1 round and 1 call"),
         (["--require", "fast"], "--require"),
         (["--seq-kv", "0"], "1 or more"),
     ],
@@ -204,7 +204,7 @@ def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_p
     ("arguments", "words"),
     [
         (["-o", "page.txt"], "allowed: .md, .html, .json"),
-        (["--iterations", "0"], "at least 1 each"),
+        (["--iterations", "0"], "--iterations 0: give 1 or more"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
     ],
 )

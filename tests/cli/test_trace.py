@@ -52,7 +52,7 @@ def test_a_trace_becomes_tables_on_stdout(strobe: Strobe, tmp_path: Path) -> Non
     assert answer.out.count("\n") < 20 and "exclusive ms" not in answer.out and answer.out.startswith("device 0: busy for ")
     assert "Tables: --details prints them" in answer.out and "Tables: --details" not in result.out
     assert result.code == 0 and result.err == ""
-    assert "Host-bound" in result.out and "gemm" in result.out and "device 0" in result.out
+    assert "host-bound" in result.out and "gemm" in result.out and "device 0" in result.out
     assert "2.410003" in result.out  # from 12.000 to 2412.002 + 10.001 µs
     assert not list(tmp_path.glob("report*"))
 
@@ -78,7 +78,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(
     for flags in ((), ("--details",)):
         out = strobe("trace", H200 / "eager.json.gz", *flags).out
         assert [line for line in out.splitlines() if len(line) > width and " " in line.strip()] == []
-        assert "* not shown: " in out or not flags
+        assert "More columns, on the page" in out or not flags
     assert out.count("\n") > 40 > strobe("trace", H200 / "eager.json.gz").out.count("\n")
 
 

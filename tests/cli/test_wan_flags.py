@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from strobe.bench.cases.stream import StreamCase
-from strobe.cli.compare import tell_case
 from strobe.cli.console import Output
 from strobe.cli.model import ModelFlags, parse_lora, settings_notes
+from strobe.cli.run_folder import tell_case
 from strobe.engine.load import load
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan

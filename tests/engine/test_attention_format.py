@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.eight.api import IMPLS
-from strobe.attention.impls import MISSING, Gate
+from strobe.attention.impls import MISSING, GateRun
 from strobe.cache.eightbit_ring import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -36,7 +36,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the gate of `gluon` had been run here: these tests stand for the engine, the gate for the kernel."""
     card = card_of(torch.device("cuda")) if torch.cuda.is_available() else None
     if card is not None:
-        green = Gate(
+        green = GateRun(
             operator="eightbit", impl="gluon", vendor=card.vendor, architecture=card.architecture, device=card.name, versions={},
             date="2026-01-31", tests=1, kernel=IMPLS[0].kernel,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from strobe.core import plugins
 from strobe.core.errors import ConfigError
 from strobe.engine.family import Family
 from strobe.engine.load import load, model_parts, names
-from strobe.engine.model import Model, Parts
+from strobe.engine.model import Model, ModelParts
 from strobe.engine.session import Session
 from strobe.engine.weights import Weights
 
@@ -43,7 +43,7 @@ def made(tiny: Model, asked: list[tuple[str, Weights]], *models: str) -> Family:
         models=models,
         holds=lambda folder: (folder / "mine.json").is_file(),
         load=make,
-        parts=lambda name, size: Parts(dit=tiny.dit, vae=tiny.vae, defaults=tiny.defaults),
+        parts=lambda name, size: ModelParts(dit=tiny.dit, vae=tiny.vae, defaults=tiny.defaults),
     )
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs
 from strobe.engine.load import model_parts
-from strobe.engine.memory import GIB, Claim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
+from strobe.engine.memory import GIB, MemoryClaim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import PRESETS
 from strobe.engine.resolve import resolve
@@ -195,7 +195,10 @@ def test_memory_that_is_not_there() -> None:
 
 def test_sessions_open_at_a_time_must_fit_together() -> None:
     """What each holds is added up; what only one needs at a time is counted once."""
-    claims = {"a": Claim(held_bytes=3 * GIB, passing_bytes=2 * GIB), "b": Claim(held_bytes=4 * GIB, passing_bytes=GIB)}
+    claims = {
+        "a": MemoryClaim(held_bytes=3 * GIB, passing_bytes=2 * GIB),
+        "b": MemoryClaim(held_bytes=4 * GIB, passing_bytes=GIB),
+    }
     check_together(claims, 9 * GIB, CPU)
     said = (
         r"2 sessions .* 9\.0 GiB, and cpu has 8\.9 GiB free \(a 3\.0, b 4\.0 GiB, and 2\.0 .*the first 1 would fit.*compare fewer"

@@ -13,7 +13,7 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine import pick as module
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model
-from strobe.engine.pick import BLOCKS, LADDER, MARGIN, Pick, Rate, needed_fps, pick
+from strobe.engine.pick import BLOCKS, LADDER, MARGIN, Pick, PresetRate, needed_fps, pick
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.session import Session
 
@@ -235,5 +235,5 @@ def test_realtime_is_no_fixed_preset() -> None:
 
 
 def test_rates() -> None:
-    rate = Rate(frames=12, blocks_ns=(500_000_000, 600_000_000, 400_000_000), cost_ns=1)
+    rate = PresetRate(frames=12, blocks_ns=(500_000_000, 600_000_000, 400_000_000), cost_ns=1)
     assert (rate.slowest_fps, rate.median_fps, rate.spread) == (20.0, 24.0, 1.2)

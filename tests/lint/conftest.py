@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from strobe.lint.check import lint_text
-from strobe.lint.study import Claim, Options
+from strobe.lint.study import Claim, LintOptions
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Page:
     seed: int
     lines: list[str] = field(default_factory=list)
     truth: dict[str, float] = field(default_factory=dict)
-    options: Options = field(default_factory=Options)
+    options: LintOptions = field(default_factory=LintOptions)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)

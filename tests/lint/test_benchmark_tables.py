@@ -150,7 +150,7 @@ def test_a_change_column_names_its_statistic(seed: int, stated: str, right: str,
     line = made.replace("Max vs Baseline", stated)
     found = only(made)
     assert (found.rule, found.place.line, found.place.column) == ("statistic-unnamed", line, stated)
-    assert found.corrected == right and "Mean" in found.why
+    assert found.corrected == right and "of Max" in found.why
 
 
 @pytest.mark.parametrize("seed", SEEDS)

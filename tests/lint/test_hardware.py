@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import WAN_1_3B, device_peaks
-from strobe.lint.study import Options, device_named
+from strobe.lint.study import LintOptions, device_named
 
 SEEDS = range(3)
 TOKENS = WAN_1_3B.tokens_per_frame(480, 832)
-SHAPED = Options(model=WAN_1_3B, tokens_per_frame=TOKENS, window=12, device=device_peaks("H100 80GB HBM3"))
+SHAPED = LintOptions(model=WAN_1_3B, tokens_per_frame=TOKENS, window=12, device=device_peaks("H100 80GB HBM3"))
 DIM, FFN, LAYERS, TEXT = 1536, 8960, 30, 512
 
 
@@ -78,7 +78,7 @@ def test_without_a_model_a_window_may_cost_nothing(without: str, page: Any, clea
     made = page(0)
     windows(made)
     made.put("6 frames", "Mean", "568.2 ms")
-    made.options = Options(
+    made.options = LintOptions(
         model=None if without == "model" else WAN_1_3B, tokens_per_frame=None if without == "tokens_per_frame" else TOKENS
     )
     clean(made)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strobe.lint.check import lint_text
 from strobe.lint.document import DocumentSection, lines_table, plain, read_markdown
-from strobe.lint.study import LintStudy, Options
+from strobe.lint.study import LintOptions, LintStudy
 
 PAGE = r"""---
 title: ignored
@@ -106,7 +106,7 @@ def test_orientation() -> None:
         "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
         "p.md",
     )
-    columns, rows, mixed = LintStudy(document=document, options=Options()).views
+    columns, rows, mixed = LintStudy(document=document, options=LintOptions()).views
     assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]
     assert not rows.by_columns and rows.keys == ("Old", "New") and [series.metric.title for series in rows.derived] == ["Change"]
     assert not mixed.by_columns and [series.metric.kind for series in mixed.series] == ["time", "rate"]

@@ -34,18 +34,6 @@ def test_levels_are_clean(seed: int, page: Any, clean: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_container_shorter_than_its_contents(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    levels(made)
-    value = made.truth["attention"]
-    line = made.replace(f"VSA: `{value:.6f} ms`", f"VSA: `{value / 1000:.9f} ms`")
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row) == ("shorter-than-inside", line, "VSA")
-    assert found.corrected == f"{value:.2f} ms, the label should be s"
-    assert f"{made.truth['kernel']:.6f} ms" in found.why
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_a_label_that_the_text_calls_wrong(seed: int, page: Any, only: Any) -> None:
     made = page(seed)
     levels(made)
@@ -59,7 +47,7 @@ def test_a_label_that_the_text_calls_wrong(seed: int, page: Any, only: Any) -> N
     )
     found = only(made)
     assert (found.rule, found.place.line) == ("label-admitted", line)
-    assert "1000" in found.corrected and "µs, shorter than" in found.why
+    assert "1000" in found.corrected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from strobe.serve.client import RefusedError, watch
 from strobe.serve.hub import Hub
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture
-from strobe.serve.recordings import Clip, Recordings
+from strobe.serve.recordings import Recordings
 
 Run = Callable[[Any], Any]
 FPS = 16
@@ -70,15 +70,15 @@ def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
     own, hub.recordings = hub.recordings, Recordings(hub.metrics, hub.recorded)
     before = failures(hub.metrics)
 
-    async def until_recorded(viewer: Any) -> protocol.Recorded:
+    async def until_recorded(viewer: Any) -> protocol.RecordingState:
         while True:
             message = await viewer.receive()
             if isinstance(message, Picture):
                 await viewer.seen(message)
-            elif isinstance(message, protocol.Recorded):
+            elif isinstance(message, protocol.RecordingState):
                 return message
 
-    async def stream() -> tuple[protocol.Recorded, ...]:
+    async def stream() -> tuple[protocol.RecordingState, ...]:
         async with watch(bundled.ws, prompt="a red circle moving left") as viewer:
             await viewer.send(protocol.Record(on=True))
             assert (await until_recorded(viewer)).on
@@ -117,9 +117,9 @@ def nothing() -> None:
 
 def ended(
     frames: list[np.ndarray[Any, Any]], before_frames: Callable[[], None] = nothing, before_end: Callable[[], None] = nothing
-) -> tuple[Clip, list[Clip], int]:
+) -> tuple[protocol.RecordingState, list[protocol.RecordingState], int]:
     """Record frames; return what is told in the end, what was told before, and how many frames of the clip play."""
-    told: list[Clip] = []
+    told: list[protocol.RecordingState] = []
     here = Recordings(Metrics(), lambda name, clip: told.append(clip))
     try:
         here.start("a", FPS)
@@ -128,14 +128,14 @@ def ended(
             here.add("a", part)
         here._writer.submit(before_end).result()
         clip = asyncio.run(here.end("a"))
-        return clip, told, decoded(here.clips[clip.name].read_bytes()) if clip.name else 0
+        return clip, told, decoded(here.clips[clip.download.rpartition("/")[2]].read_bytes()) if clip.download else 0
     finally:
         here.close()
 
 
 def test_a_disk_without_room_for_one_frame_keeps_nothing_and_says_so(disk: Path) -> None:
     clip, told, plays = ended([noise(1), noise(8)], before_frames=lambda: fill(disk, 0))
-    assert told == [clip] and clip.why and not clip.name and clip.frames == plays == 0
+    assert told == [clip] and clip.why and not clip.download and clip.frames == plays == 0
 
 
 def test_a_disk_that_is_full_when_the_clip_ends_keeps_all_of_it(disk: Path) -> None:

@@ -202,7 +202,7 @@ def test_whoever_says_too_much_is_let_go(running: Running, run: Run) -> None:
         async with watch(running.ws) as viewer:
             with suppress(WebSocketException, OSError):
                 for _ in range(3000):
-                    await viewer.send(protocol.Seen(frame=0, generation=0, epoch=0))
+                    await viewer.send(protocol.PaintedFrame(frame=0, generation=0, epoch=0))
                 async for message in viewer:
                     if isinstance(message, protocol.Error):
                         return message.message

@@ -81,12 +81,12 @@ def test_messages_come_back_as_they_were() -> None:
     for message in (
         protocol.Open(v=1, prompt="a", seed=3),
         protocol.Reset(seed=4),
-        protocol.Seen(frame=1, generation=0, epoch=0),
+        protocol.PaintedFrame(frame=1, generation=0, epoch=0),
     ):
         assert read_viewer(write(message)) == message
     for answer in (
         protocol.Refused(reason="r", fits=["turbo"], retry_s=None),
-        protocol.Recorded(on=False, download="", frames=0),
+        protocol.RecordingState(on=False, download="", frames=0),
     ):
         assert read_server(write(answer)) == answer
 

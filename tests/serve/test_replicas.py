@@ -23,8 +23,8 @@ from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
-from strobe.serve.app import Server
-from strobe.serve.client import Viewer, watch
+from strobe.serve.app import StreamServer
+from strobe.serve.client import LoadViewer, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.replicas import ReplicaApp, Replicas, start
@@ -59,7 +59,7 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
     monkeypatch.setattr(replicas, "SILENCE_S", 0.3)
     monkeypatch.setattr(replicas, "HEALTH_S", 0.02)
 
-    @stands_in_for(Server)
+    @stands_in_for(StreamServer)
     class Told:
         def __init__(self) -> None:
             self.drained, self.failure = False, ""
@@ -149,7 +149,7 @@ def replica_processes() -> dict[int, int]:
     return found
 
 
-async def pictures(viewer: Viewer, count: int, told: list[Any]) -> list[Picture]:
+async def pictures(viewer: LoadViewer, count: int, told: list[Any]) -> list[Picture]:
     found: list[Picture] = []
     while len(found) < count:
         message = await viewer.receive()
@@ -161,7 +161,7 @@ async def pictures(viewer: Viewer, count: int, told: list[Any]) -> list[Picture]
     return found
 
 
-async def until_closed(viewer: Viewer, told: list[Any]) -> list[Picture]:
+async def until_closed(viewer: LoadViewer, told: list[Any]) -> list[Picture]:
     """Everything up to the end of the connection."""
     found: list[Picture] = []
     while True:
@@ -171,7 +171,7 @@ async def until_closed(viewer: Viewer, told: list[Any]) -> list[Picture]:
             return found
 
 
-async def resumed(url: str, before: Viewer, count: int) -> tuple[protocol.Welcome, list[Picture]]:
+async def resumed(url: str, before: LoadViewer, count: int) -> tuple[protocol.Welcome, list[Picture]]:
     ends = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate import Arrival, simulate
-from strobe.serve.scheduler import ENOUGH, FULL, Cost, Demand, admit, choose, learn
+from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, admit, choose, learn
 
 GIB = 2**30
 COSTS = {
-    "balanced": Cost(block_s=0.238, longest_s=0.41, content_s=0.75, stream_bytes=7 * GIB),
-    "turbo": Cost(block_s=0.155, longest_s=0.265, content_s=0.75, stream_bytes=6 * GIB),
-    "ultra": Cost(block_s=0.086, longest_s=0.138, content_s=0.75, stream_bytes=4 * GIB),
+    "balanced": StreamCost(block_s=0.238, longest_s=0.41, content_s=0.75, stream_bytes=7 * GIB),
+    "turbo": StreamCost(block_s=0.155, longest_s=0.265, content_s=0.75, stream_bytes=6 * GIB),
+    "ultra": StreamCost(block_s=0.086, longest_s=0.138, content_s=0.75, stream_bytes=4 * GIB),
 }
 
 demands = st.builds(
@@ -82,7 +82,7 @@ def test_a_device_that_is_slower_than_predicted_lets_fewer_streams_in() -> None:
 
 
 def test_alone_a_stream_is_let_in_however_slow() -> None:
-    slow = {"slow": Cost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
+    slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
     assert admit("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
     assert not admit("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
 
@@ -108,7 +108,7 @@ def test_streams_that_were_admitted_never_stall(seed: int) -> None:
 @given(st.floats(0.05, 0.7), st.integers(1, 8))
 def test_steady_streams_within_the_bound_make_every_deadline(block_s: float, number: int) -> None:
     """Liu and Layland's bound, with whole frame blocks: as many as are admitted play for two minutes without one late block."""
-    cost = {"p": Cost(block_s=block_s, longest_s=block_s, content_s=0.75, stream_bytes=1)}
+    cost = {"p": StreamCost(block_s=block_s, longest_s=block_s, content_s=0.75, stream_bytes=1)}
     arrivals = [Arrival(at_s=0.01 * index, preset="p", watches_s=120) for index in range(number)]
     outcomes = simulate(arrivals, cost, memory_bytes=100, start_buffer_s=1.0)
     admitted = [outcome for outcome in outcomes if outcome.admitted]

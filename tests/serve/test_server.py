@@ -18,7 +18,7 @@ import strobe
 from live_server import Running, serving
 from strobe.core.errors import SessionError
 from strobe.serve import protocol
-from strobe.serve.client import RefusedError, Viewer, watch
+from strobe.serve.client import LoadViewer, RefusedError, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
@@ -28,7 +28,7 @@ CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
 
 
-async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) -> list[Picture]:
+async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
     """The next pictures, each said to be seen as it comes."""
     found: list[Picture] = []
     while len(found) < count:
@@ -41,7 +41,7 @@ async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) ->
     return found
 
 
-async def answer(viewer: Viewer, kind: type) -> Any:
+async def answer(viewer: LoadViewer, kind: type) -> Any:
     while True:
         message = await viewer.receive()
         if isinstance(message, kind):
@@ -82,7 +82,7 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
             assert "elephant" in refused
             return found, told
 
-    async def answer_error(viewer: Viewer) -> str:
+    async def answer_error(viewer: LoadViewer) -> str:
         while True:
             message = await viewer.receive()
             if isinstance(message, protocol.Error):
@@ -241,16 +241,16 @@ def test_a_viewer_with_a_start_buffer_plays(running: Running, run: Run, codec: p
 
 
 def test_recording_and_recipe(running: Running, run: Run) -> None:
-    async def stream() -> tuple[protocol.Recorded, protocol.Recipe]:
+    async def stream() -> tuple[protocol.RecordingState, protocol.RecipeAnswer]:
         async with watch(running.ws, prompt=CIRCLE) as viewer:
             await pictures(viewer, 2)
             await viewer.send(protocol.Record(on=True))
-            assert (await answer(viewer, protocol.Recorded)).on
+            assert (await answer(viewer, protocol.RecordingState)).on
             await pictures(viewer, 40)
             await viewer.send(protocol.Record(on=False))
-            recorded = await answer(viewer, protocol.Recorded)
+            recorded = await answer(viewer, protocol.RecordingState)
             await viewer.send(protocol.AskRecipe())
-            return recorded, await answer(viewer, protocol.Recipe)
+            return recorded, await answer(viewer, protocol.RecipeAnswer)
 
     recorded, recipe = run(stream())
     clip = httpx.get(running.http + recorded.download)

@@ -22,7 +22,7 @@ from strobe.serve.metrics import Metrics
 from strobe.serve.prompt_log import Origin, text_hash
 from strobe.serve.protocol import PromptEntry
 from strobe.serve.spares import SpareSessions
-from strobe.serve.store import Place, SavedStream, Store
+from strobe.serve.store import SavedStream, Store, StreamFolder
 from strobe.serve.streams import LiveStream
 from tiny_model import well_read_model
 
@@ -75,7 +75,7 @@ def saved(**facts: Any) -> SavedStream:
     return SavedStream(**given | facts)
 
 
-def found(store: Store) -> tuple[Place, SavedStream]:
+def found(store: Store) -> tuple[StreamFolder, SavedStream]:
     both = store.find(SECRET)
     assert both is not None
     return both

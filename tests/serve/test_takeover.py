@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 import strobe
 from live_server import Running, serving
 from strobe.serve import protocol
-from strobe.serve.client import RefusedError, Viewer, watch
+from strobe.serve.client import LoadViewer, RefusedError, watch
 from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
 from tiny_model import well_read_model
@@ -36,7 +36,7 @@ def servers(folder: Path) -> Iterator[tuple[Running, Running]]:
         yield one, other
 
 
-async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) -> list[Picture]:
+async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
     found: list[Picture] = []
     while len(found) < count:
         message = await viewer.receive()
@@ -48,7 +48,7 @@ async def pictures(viewer: Viewer, count: int, told: list[Any] | None = None) ->
     return found
 
 
-async def answer(viewer: Viewer, kind: type, found: list[Picture] | None = None) -> Any:
+async def answer(viewer: LoadViewer, kind: type, found: list[Picture] | None = None) -> Any:
     while True:
         message = await viewer.receive()
         if isinstance(message, kind):
@@ -173,18 +173,18 @@ def test_branches_resets_and_what_is_shown_come_along(servers: tuple[Running, Ru
 def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Running, Running], folder: Path, run: Run) -> None:
     one, other = servers
 
-    async def opened() -> Viewer:
+    async def opened() -> LoadViewer:
         async with watch(one.ws, prompt=CIRCLE) as viewer:
             await pictures(viewer, 3)
             return viewer
 
-    async def resumed(viewer: Viewer) -> protocol.Welcome:
+    async def resumed(viewer: LoadViewer) -> protocol.Welcome:
         async with watch(other.ws, resume=viewer) as found:
             await pictures(found, 1)
             await found.send(protocol.Close())
             return found.welcome
 
-    def altered(viewer: Viewer, **facts: Any) -> None:
+    def altered(viewer: LoadViewer, **facts: Any) -> None:
         settle(one)
         (path,) = [
             path for path in folder.glob("streams/*/1.json") if json.loads(path.read_bytes())["name"] == viewer.welcome.stream
@@ -212,7 +212,7 @@ async def resumed_by(url: str, secret: str) -> None:
 def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path: Path, run: Run, every: int) -> None:
     with serving(keep=tmp_path, keep_every=every) as one:
 
-        async def first() -> tuple[list[Picture], Viewer, protocol.Ended]:
+        async def first() -> tuple[list[Picture], LoadViewer, protocol.Ended]:
             async with watch(one.ws, prompt=CIRCLE) as viewer:
                 found = await pictures(viewer, 23)
                 one.stop()

@@ -14,8 +14,8 @@ import pytest
 
 from live_server import Running
 from strobe.serve import protocol
-from strobe.serve.channel import Channel, Frame
-from strobe.serve.client import Viewer, watch
+from strobe.serve.channel import Channel, WaitingFrame
+from strobe.serve.client import LoadViewer, watch
 from strobe.serve.hub import Hub
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
@@ -27,7 +27,7 @@ Run = Callable[[Any], Any]
 NOW_S = 1000.0
 
 
-async def until(viewer: Viewer, kind: type) -> Any:
+async def until(viewer: LoadViewer, kind: type) -> Any:
     """The next message of a kind; nothing is said of pictures."""
     while not isinstance(message := await viewer.receive(), kind):
         pass
@@ -168,7 +168,7 @@ def test_of_a_stream_that_is_closed_nothing_is_left(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(hub.recordings, "stop", done.append)
         hub._secrets["s"] = "a"
         assert hub.find("s") is channel and hub.find("t") is None
-        channel.frames.append(Frame(number=0, epoch=0, pixels=np.zeros((2, 2, 3), np.uint8), block=None))
+        channel.frames.append(WaitingFrame(number=0, epoch=0, pixels=np.zeros((2, 2, 3), np.uint8), block=None))
         channel.changed.clear()
         await hub.drop(channel)
         assert hub.find("s") is None and not hub.channels and not hub._secrets
@@ -184,7 +184,7 @@ def test_frames_that_were_painted_are_let_go_and_the_device_is_told(monkeypatch:
         told = list[int]()
         monkeypatch.setattr(hub, "tell_worker", lambda each: told.append(each.painted))
         pixels = np.zeros((2, 2, 3), np.uint8)
-        channel.frames.extend(Frame(number=number, epoch=0, pixels=pixels, block=None) for number in range(6))
+        channel.frames.extend(WaitingFrame(number=number, epoch=0, pixels=pixels, block=None) for number in range(6))
         channel.cursor = 5
         channel.changed.clear()
         hub.passed(channel, 3)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from strobe.engine.resolve import resolve
-from strobe.serve.scheduler import ENOUGH, Cost
+from strobe.serve.scheduler import ENOUGH, StreamCost
 from strobe.serve.worker import Worker
 from tiny_model import well_read_model
 
 
 def test_a_preset_costs_what_its_full_frame_blocks_take() -> None:
     worker = Worker(well_read_model(), torch.device("cpu"), default="turbo", made=print, failed=print)
-    predicted = Cost(block_s=0.25, longest_s=0.5, content_s=worker.content_s, stream_bytes=1)
+    predicted = StreamCost(block_s=0.25, longest_s=0.5, content_s=worker.content_s, stream_bytes=1)
     worker._predicted = dict.fromkeys(worker.configs, predicted)
     worker.costs = dict(worker._predicted)
     defaults = worker.model.defaults

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from strobe.attention.gates.case import Case, RefusedError
+from strobe.attention.gates.case import CaseRefusedError, GateCase
 
 
 def fine() -> None:
@@ -16,7 +16,7 @@ def fine() -> None:
 
 
 def refuse() -> None:
-    raise RefusedError("not this one")
+    raise CaseRefusedError("not this one")
 
 
 def fail() -> None:
@@ -31,14 +31,14 @@ def hang() -> None:
     time.sleep(3600)
 
 
-def find(*checks: object) -> list[Case]:
-    return [Case(name=f"case {number}", check=check) for number, check in enumerate(checks)]  # type: ignore[arg-type]
+def find(*checks: object) -> list[GateCase]:
+    return [GateCase(name=f"case {number}", check=check) for number, check in enumerate(checks)]  # type: ignore[arg-type]
 
 
-def dying(operator: str, impl: str, device: torch.device) -> list[Case]:
+def dying(operator: str, impl: str, device: torch.device) -> list[GateCase]:
     assert (operator, impl, device.type) == ("sparse", "cpu", "cpu")
     return find(fine, refuse, die, fine)
 
 
-def hanging(*_: object) -> list[Case]:
+def hanging(*_: object) -> list[GateCase]:
     return find(fine, hang, fine)

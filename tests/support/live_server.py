@@ -16,7 +16,7 @@ import torch
 
 from strobe.engine.load import load
 from strobe.engine.model import Model
-from strobe.serve.app import Server
+from strobe.serve.app import StreamServer
 from strobe.serve.listen import Listening
 from strobe.serve.settings import ServeSettings
 from tiny_model import well_read_model
@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 class Running:
     """A server that listens."""
 
-    def __init__(self, server: Server, listening: Listening, port: int) -> None:
+    def __init__(self, server: StreamServer, listening: Listening, port: int) -> None:
         self.server, self.port = server, port
         self._listening = listening
         self.http = f"http://127.0.0.1:{port}"
@@ -55,7 +55,7 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
     listening = socket.create_server((settings.get("host", "127.0.0.1"), 0))
     model = model or replace(well_read_model(), name="shapes")  # whose words and examples the server offers
     given = ServeSettings(port=0, **settings)
-    server = Server(lambda: model, torch.device("cpu"), preset=preset, settings=given)
+    server = StreamServer(lambda: model, torch.device("cpu"), preset=preset, settings=given)
     running = Listening(server, given, log_level="error")
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -69,8 +69,8 @@ class Command:
             if words[: len(start)] == start:
                 return words[len(start) :]
         if words[:3] == ["python", "-m", "strobe.compat.assert_tree_attn"]:
-            spelled = ["--device cuda" if word == "--use-cuda" else word for word in words[3:]]
-            return ["bench", "tree", *" ".join(spelled).split()]
+            ours = {"--use-cuda": "--device=cuda", "--enable-profiling": "--profile", "--profile-iterations": "--iterations"}
+            return ["bench", "tree", *(ours.get(word, word) for word in words[3:])]
         if words[0] == "torchrun":
             return words[words.index("strobe") + 1 :] if "strobe" in words else None
         return None

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strobe.serve.scheduler import Cost, Demand, admit, choose
+from strobe.serve.scheduler import Demand, StreamCost, admit, choose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Watched:
 @dataclass(kw_only=True, slots=True)
 class _Stream:
     name: str
-    cost: Cost
+    cost: StreamCost
     outcome: Watched
     opened_s: float
     ends_s: float
@@ -60,7 +60,7 @@ class _Stream:
 
 def simulate(
     arrivals: Sequence[Arrival],
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, StreamCost],
     *,
     memory_bytes: int,
     start_buffer_s: float,
@@ -109,7 +109,7 @@ def simulate(
     return outcomes
 
 
-def _opened(arrival: Arrival, name: str, outcome: Watched, cost: Cost, now: float) -> _Stream:
+def _opened(arrival: Arrival, name: str, outcome: Watched, cost: StreamCost, now: float) -> _Stream:
     return _Stream(
         name=name,
         cost=cost,

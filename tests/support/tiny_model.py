@@ -14,7 +14,7 @@ import torch
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family
-from strobe.engine.model import Model, Parts
+from strobe.engine.model import Model, ModelParts
 from strobe.engine.weights import Weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder
@@ -56,7 +56,7 @@ def _load(name: str, given: Weights) -> Model:
     return well_read_model()
 
 
-def _parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
+def _parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     assert frame_size is None
     return well_read_model().parts
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
-from strobe.attention.impls import GATES, Choice, Gate, Impl
+from strobe.attention.impls import GATES, Choice, GateRun, Impl
 from strobe.attention.sparse.api import explain_block_sparse
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
@@ -163,7 +163,7 @@ def survey(
     device: torch.device,
     *,
     card: Card | None = None,
-    gates: tuple[Gate, ...] | None = None,
+    gates: tuple[GateRun, ...] | None = None,
     versions: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[ImplState, ...]:
     """Ask every implementation about a plain call on a device: bfloat16 on a GPU, head_dim 128, blocks of 64, no gradient.
@@ -201,7 +201,7 @@ def plain_calls(device: torch.device, card: Card) -> list[tuple[Impl[Any], Atten
     ]
 
 
-def _state(impl: Impl[Any], spec: AttentionSpec, gates: tuple[Gate, ...], versions: Mapping[str, str]) -> ImplState:
+def _state(impl: Impl[Any], spec: AttentionSpec, gates: tuple[GateRun, ...], versions: Mapping[str, str]) -> ImplState:
     gate = impl.gate(spec.card, gates) if spec.card.vendor else None
     state: State = "runs"
     detail = ""

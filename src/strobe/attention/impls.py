@@ -201,7 +201,7 @@ FILE: Final = "gates.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class GateRun:
     """One run of the gate of one implementation: its cases against the reference, on one card.
 
     Args:
@@ -243,7 +243,7 @@ class Gate:
         return ", ".join(f"{name} {here[name]}" for name in changed)
 
 
-def parse_gates(data: bytes) -> tuple[tuple[Gate, ...], tuple[msgspec.Raw, ...]]:
+def parse_gates(data: bytes) -> tuple[tuple[GateRun, ...], tuple[msgspec.Raw, ...]]:
     """Read a record: a list with an entry for each operator, implementation and architecture.
 
     Returns:
@@ -259,7 +259,7 @@ def parse_gates(data: bytes) -> tuple[tuple[Gate, ...], tuple[msgspec.Raw, ...]]
     gates, others = [], []
     for entry in entries:
         try:
-            gates.append(msgspec.json.decode(entry, type=Gate))
+            gates.append(msgspec.json.decode(entry, type=GateRun))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             others.append(entry)
     return tuple(gates), tuple(others)
@@ -271,7 +271,7 @@ def gate_file() -> Path | None:
     return None if folder is None else folder / "strobe" / FILE
 
 
-def _own_gates() -> tuple[Gate, ...]:
+def _own_gates() -> tuple[GateRun, ...]:
     """Read the gates that were run on this machine; a damaged file or entry is warned of and left out."""
     place = gate_file()
     try:
@@ -336,7 +336,7 @@ class Impl(Generic[Spec]):
     slow: bool = False
     prepare: Callable[..., object] | None = None
 
-    def gate(self, card: Card, gates: Sequence[Gate]) -> Gate | None:
+    def gate(self, card: Card, gates: Sequence[GateRun]) -> GateRun | None:
         """Return the first gate that was run on such a card with the present sources, or None."""
         for each in gates:  # a loop, because torch.compile traces it, and torch 2.11 no generator in a generator
             mine = each.operator == self.operator and each.impl == self.name and (not each.kernel or each.kernel == self.kernel)
@@ -344,14 +344,14 @@ class Impl(Generic[Spec]):
                 return each
         return None
 
-    def standing(self, card: Card, gates: Sequence[Gate]) -> Standing:
+    def standing(self, card: Card, gates: Sequence[GateRun]) -> Standing:
         """Return the gate's result on such a card: `green`, `red`, `none` if it was not run, `free` if none is needed."""
         if not self.kernel or not card.vendor:
             return "free"
         found = self.gate(card, gates)
         return "none" if found is None else "red" if found.failed else "green"
 
-    def untested(self, card: Card, gates: Sequence[Gate]) -> str:
+    def untested(self, card: Card, gates: Sequence[GateRun]) -> str:
         """Say why `auto` must not choose the implementation on a card although it could run; empty if it may."""
         said = str(card)  # torch.compile traces this, and follows no dataclass inside of an f-string
         match self.standing(card, gates):
@@ -383,7 +383,7 @@ class Choice(Generic[Spec]):
         return "\n".join(lines)
 
 
-def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: Sequence[Gate] | None = None) -> Choice[Spec]:
+def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: Sequence[GateRun] | None = None) -> Choice[Spec]:
     """Choose an implementation: the named one, or of `impls` (best first) the first that accepts the call and passed its gate.
 
     Where only slow ones passed, a portable one comes before them, though its gate was not run; not if it failed.

@@ -1,14 +1,14 @@
-"""Record lines of clips: their numbers, given as they finish, the spans of single calls, and traces."""
+"""Record lines of clips: their numbers, given as they finish, the spans of single calls, numbers, and traces."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strobe.perf.measure.machine import peak_bytes
-from strobe.perf.records.record import Clip, Clock, Clocks, Phase, Span, Trace
+from strobe.perf.records.record import Clip, Clock, Clocks, Phase, Quality, Span, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class ClipNumbers:
-    """Counter that numbers each finished clip among its variant's clips and in the run."""
+    """Counter that numbers each finished clip among its variant's clips and in the run.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: whose peak memory a clip has; None: it ran elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._done: Counter[str] = Counter()
 
-    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks) -> Clip:
+    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None) -> Clip:
         """Return the record of a variant's clip that ends now, with the peak memory since its start."""
         clip = Clip(
             variant=name,
@@ -32,7 +36,7 @@ class ClipNumbers:
             palindrome=lap,
             phase=phase,
             num_spans=num_spans,
-            peak_bytes=peak_bytes(self._device),
+            peak_bytes=None if self._device is None else peak_bytes(self._device),
             clocks=clocks,
         )
         self._done[name] += 1
@@ -63,6 +67,17 @@ def call_spans(
             warmup=False,
         )
         start_ns += value
+
+
+def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> Quality:
+    """Return a number that was measured once as a record; one that is not finite has no value.
+
+    Args:
+        more: other fields of the record; without `better` less is better.
+    """
+    finite = abs(value) < float("inf")
+    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
+    return Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
 
 
 def trace_line(

@@ -582,35 +582,26 @@ _LONG_CALLS = 20
 """Most calls of the isolated window recomputation (`RECACHE`), since each takes as long as several steps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelPlan:
-    """Amounts of a kernel profile: iterations, switches.
-
-    Args:
-        iterations: calls of each operation by itself, and denoise steps of the stream, with and without timers inside.
-        switches: prompt switches at the end of the stream.
-        cold: overwrite a GPU's cache before each call by itself.
-
-    Raises:
-        ConfigError: fewer than one.
-    """
-
-    iterations: int = 500
-    switches: int = 3
-    cold: bool = False
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1 or self.switches < 1:
-            raise ConfigError(f"cannot profile {self.iterations} iterations and {self.switches} prompt switches; at least 1 each")
+SWITCHES: Final = 3
+"""Prompt switches at the end of the profiled stream."""
 
 
 def profile_kernels(
-    model: Model, preset: EngineConfig, prompts: tuple[str, str], *, device: torch.device, plan: KernelPlan, progress: Progress
+    model: Model,
+    preset: EngineConfig,
+    prompts: tuple[str, str],
+    *,
+    device: torch.device,
+    iterations: int = 500,
+    cold: bool = False,
+    progress: Progress,
 ) -> KernelProfile:
     """Measure a preset's denoise steps, its operations by themselves, and the steps again, so that drift affects both.
 
     Args:
         prompts: prompt of the stream, and the one that the switches alternate with.
+        iterations: calls of each operation by itself, and denoise steps of the stream, with and without timers inside; from 1.
+        cold: overwrite a GPU's cache before each call by itself.
 
     Raises:
         ConfigError: an unknown word, or a window that is not possible.
@@ -621,8 +612,8 @@ def profile_kernels(
         operations = parts.operations()
         decoder = decoder_operations(model, config, parts.latents)
         others = (*cache_copies(parts), *_rare(parts))
-    half = -(-plan.iterations // (2 * len(config.schedule.timesteps)))  # frame blocks with each kind of timers
-    pieces = 4 * half + plan.switches + len((*operations, *decoder, *others))
+    half = -(-iterations // (2 * len(config.schedule.timesteps)))  # frame blocks with each kind of timers
+    pieces = 4 * half + SWITCHES + len((*operations, *decoder, *others))
     with closing(Session(prompts[0], preset=preset, model=model, device=device)) as session:
         stream = _Steps(session, progress, pieces)
         stream.settle()
@@ -631,9 +622,9 @@ def profile_kernels(
         for each in (*operations, *decoder, *others):
             stream.tell(each.name)
             with torch.inference_mode():
-                timed[each.name] = _operation(each, plan, device)
+                timed[each.name] = _operation(each, iterations, device, cold=cold)
         stream.run(2 * half)
-        stream.switch(prompts, plan.switches)
+        stream.switch(prompts, SWITCHES)
     return KernelProfile(
         step=Whole(name=DENOISE_STEP, times_ns=tuple(stream.plain_ns), operations=_taken(timed, operations)),
         fine_ns=tuple(stream.fine_ns),
@@ -648,9 +639,9 @@ def _taken(timed: dict[str, Operation], chosen: Sequence[Prepared]) -> tuple[Ope
     return tuple(timed[each.name] for each in chosen)
 
 
-def _operation(each: Prepared, plan: KernelPlan, device: torch.device) -> Operation:
-    iterations = min(plan.iterations, _LONG_CALLS) if each.name == RECACHE else plan.iterations
-    found = time_isolated(each.run, iterations=iterations, device=device, warmup=2, cold=plan.cold, waits=each.waits)
+def _operation(each: Prepared, iterations: int, device: torch.device, *, cold: bool) -> Operation:
+    calls = min(iterations, _LONG_CALLS) if each.name == RECACHE else iterations
+    found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=each.waits)
     return Operation(
         name=each.name,
         what=each.what,

@@ -28,10 +28,7 @@ class AheadStep:
     positions: tuple[int, ...]
     sink: Tensor
     rows: Tensor
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:
@@ -58,15 +55,12 @@ class LocalStep:
 
     step: RingStep
     skipped: int
+    reach: None = None
 
     @property
     def positions(self) -> tuple[int, ...]:
         """See `strobe.cache.kv.CacheStep`."""
         return self.step.positions
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
 
     @property
     def signature(self) -> Signature:

@@ -10,10 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, SlotRing, check_state
 from strobe.cache.policy import RingPolicy
 from strobe.cache.rows import Signature
-from strobe.cache.slots import SlotRing
 from strobe.core.errors import ShapeError
 from strobe.core.spans import QUANTISE, span
 from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, constants, measured, padded
@@ -42,10 +41,7 @@ class EightBitStep:
     attended: int
     skipped: int
     sink_from: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:
@@ -178,7 +174,7 @@ class EightBitRing(SlotRing[EightBitStep]):
             numbers = found.contiguous().view(torch.float32)[..., 0]
             held.copy_(numbers if held.dim() == numbers.dim() else numbers[..., 0])
         self.sink_keys.copy_(state.sink_keys)
-        self._origin, self._end = state.origin, state.end
+        self._go_to(state.origin, state.end)
 
     def _packed(self, numbers: Tensor) -> Tensor:
         """Return numbers per head, or per head and channel, as bytes per head and channel."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -139,10 +140,7 @@ class RingStep:
     rows: Tensor
     attended: int
     skipped: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:
@@ -196,7 +194,120 @@ class TiledStep:
         return graded(keys, self.rows, k, self.skipped), graded(values, self.rows, v, self.skipped)
 
 
-class RingCache:
+Step = TypeVar("Step", bound=CacheStep)
+
+
+class SlotRing(ABC, Generic[Step]):
+    """The frames of a ring: which are in it, and where. A subclass holds keys and values.
+
+    Args:
+        shape, policy, device, positions, rotate: see `RingCache`.
+
+    Raises:
+        ConfigError: "rebased" with a sink but without `rotate`.
+    """
+
+    def __init__(
+        self, shape: CacheShape, policy: RingPolicy, device: torch.device, positions: Positions, rotate: Rotate | None
+    ) -> None:
+        self.shape = shape
+        self.policy = policy
+        self._rotate = sink_rotation(policy, positions, rotate)
+        self._rows = TokenRows(shape.tokens_per_frame, device)
+        self._origin = 0
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """Frame number after the last frame written."""
+        return self._end
+
+    def at(self, first_frame: int, num_frames: int) -> Step:
+        """Open the frames of the next frame block, or the last frames again: later passes rewrite the same slots.
+
+        Raises:
+            SessionError: the frames are neither the next ones nor the last ones.
+            ConfigError: more frames than the window holds beside the sink.
+        """
+        self._open(first_frame, first_frame + num_frames)
+        return self._step(first_frame, num_frames, skip=0)
+
+    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> Step:
+        """Open the last ``min(window, end)`` frames before `end` (default: all), to be derived again under a new prompt.
+
+        Before anything was evicted these are all frames, sink included. Afterwards:
+
+        * `keep_sink=True`: sinks stay as they are; frames of the pass that only fit into sink slots attend but are not stored.
+        * `keep_sink=False`: the whole window is written anew and its first frames become the sink.
+
+        Frames written from `end` on, e.g. by a frame block that was given up, are forgotten.
+
+        Raises:
+            SessionError: nothing was written before `end`.
+        """
+        end = self._end if end is None else end
+        if not 0 < end <= self._end:
+            raise SessionError(f"frames before {end} cannot be derived again: frames 0..{self._end} (exclusive) were written")
+        first_frame = max(0, end - self.policy.window)
+        self._move_sink(end)
+        self._end = end
+        if not keep_sink:
+            self._origin = max(self._origin, first_frame)
+        self._forget(first_frame - self._origin)
+        skip = self.policy.sink if first_frame > self._origin else 0
+        return self._step(first_frame, end - first_frame, skip=skip)
+
+    def reset(self, *, erase: bool = False) -> None:
+        """Forget every frame; see `KVCache.reset`."""
+        self._go_to(0, 0)
+        for tensor in self._held() if erase else ():
+            tensor.zero_()
+
+    @abstractmethod
+    def snapshot(self) -> CacheState:
+        """Copy the whole cache."""
+
+    @abstractmethod
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape and format; addresses stay."""
+
+    def _open(self, first_frame: int, end: int) -> None:
+        if first_frame >= end or (first_frame != self._end and end != self._end):
+            raise SessionError(
+                f"frames {first_frame}..{end - 1} cannot be written: the cache ends before frame {self._end}; "
+                f"write from frame {self._end} on, or the last frames again"
+            )
+        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        self._move_sink(end)
+        self._end = end
+
+    def _go_to(self, origin: int, end: int) -> None:
+        self._origin, self._end = origin, end
+        self._forget(0)
+
+    def _forget(self, first: int) -> None:
+        """Forget what follows from the frames from `first` on, counted from the sink's first: here nothing does."""
+
+    @abstractmethod
+    def _held(self) -> tuple[Tensor, ...]:
+        """Return all that frames left here."""
+
+    @abstractmethod
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> Step:
+        """Return a pass over frames that were opened, of which the first `skip` are not kept."""
+
+    @abstractmethod
+    def _turn_sink(self, before: int, after: int) -> None:
+        """Turn the sink keys by `after` frames from their own positions; they were turned by `before`."""
+
+    def _move_sink(self, end: int) -> None:
+        """Rotate the sink keys to the positions that belong to `end`. They are only written while they are not rotated."""
+        before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
+        if self._rotate is not None and before != after:
+            self._turn_sink(before, after)
+
+
+class RingCache(SlotRing[RingStep | TiledStep]):
     """Keys and values of all layers in two tensors of fixed size and address; frames are neither moved nor copied twice.
 
     Keys are stored after RoPE, so attention does not depend on the order of slots.
@@ -237,76 +348,29 @@ class RingCache:
         rotate: Rotate | None = None,
         tiles: HistoryTiles | None = None,
     ) -> None:
-        self.shape = shape
-        self.policy = policy
+        super().__init__(shape, policy, device, positions, rotate)
         tokens = shape.tokens_per_frame
         rows, staged = (tokens, 0) if tiles is None else (tiles.num_rows, tiles.staged * tokens)
         self._sink_rows, self._tiled_from = policy.sink * tokens, policy.sink * tokens + staged
         self.keys = torch.zeros(shape.rows(self._tiled_from + policy.local * rows), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
-        self._rotate = sink_rotation(policy, positions, rotate)
         self._sink_keys = torch.zeros(shape.buffer(policy.sink), device=device, dtype=dtype)  # at their own positions
         self._tiled = None if tiles is None else TiledFrames(tiles, policy, tokens, self.keys, self.values)
-        self._rows = TokenRows(tokens, device, None if tiles is None else (self._tiled_from, rows, tiles.rows))
-        self._origin = 0
-        self._end = 0
-
-    @property
-    def end(self) -> int:
-        """Frame number after the last frame written."""
-        return self._end
+        if tiles is not None:
+            self._rows = TokenRows(tokens, device, (self._tiled_from, rows, tiles.rows))
 
     @property
     def num_bytes(self) -> int:
         """Memory of keys, values, the canonical sink keys and coarse keys, bytes."""
         coarse = 0 if self._tiled is None else self._tiled.means.nbytes
-        return coarse + sum(tensor.nbytes for tensor in (self.keys, self.values, self._sink_keys))
+        return coarse + sum(tensor.nbytes for tensor in self._held())
 
     def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
-        """Open the frames of the next frame block, or the last frames again: later passes rewrite the same slots.
-
-        Raises:
-            SessionError: the frames are neither the next ones nor the last ones.
-            ConfigError: more frames than the window holds beside the sink.
-        """
-        end = first_frame + num_frames
-        check_order(self._end, first_frame, num_frames)
-        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
+        """See `SlotRing.at`."""
         again = first_frame < self._end
-        self._move_sink(end)
-        self._end = end
-        staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, end - self._origin, again=again)
-        return self._step(first_frame, num_frames, staged=staged)
-
-    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep | TiledStep:
-        """Open the last ``min(window, end)`` frames before `end` (default: all), to be derived again under a new prompt.
-
-        Before anything was evicted these are all frames, sink included. Afterwards:
-
-        * `keep_sink=True`: sinks stay as they are; frames of the pass that only fit into sink slots attend but are not stored.
-        * `keep_sink=False`: the whole window is written anew and its first frames become the sink.
-
-        Frames written from `end` on, e.g. by a frame block that was given up, are forgotten.
-
-        Raises:
-            SessionError: nothing was written before `end`.
-        """
-        end = self._end if end is None else end
-        first_frame = check_rewrite(self._end, end, self.policy.window)
-        self._move_sink(end)
-        self._end = end
-        if not keep_sink:
-            self._origin = max(self._origin, first_frame)
-        if self._tiled is not None:
-            self._tiled.forget(first_frame - self._origin)
-        skip = self.policy.sink if first_frame > self._origin else 0
-        return self._step(first_frame, end - first_frame, skip=skip)
-
-    def reset(self, *, erase: bool = False) -> None:
-        """Forget every frame; see `KVCache.reset`."""
-        self._go_to(0, 0)
-        for tensor in (self.keys, self.values, self._sink_keys) if erase else ():
-            tensor.zero_()
+        self._open(first_frame, first_frame + num_frames)
+        staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, self._end - self._origin, again=again)
+        return self._step(first_frame, num_frames, skip=0, staged=staged)
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
@@ -331,10 +395,12 @@ class RingCache:
         self._sink_keys.copy_(state.sink_keys)
         self._go_to(state.origin, state.end)
 
-    def _go_to(self, origin: int, end: int) -> None:
-        self._origin, self._end = origin, end
+    def _forget(self, first: int) -> None:
         if self._tiled is not None:
-            self._tiled.forget()
+            self._tiled.forget(first)
+
+    def _held(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, self._sink_keys
 
     def _copied(self, buffer: Tensor) -> Tensor:
         """Copy a buffer, with staged frames put into their tiles."""
@@ -343,7 +409,7 @@ class RingCache:
             self._tiled.settle(buffer, copy[:, :, self._sink_rows :], self._end - self._origin)
         return copy
 
-    def _step(self, first_frame: int, num_frames: int, *, skip: int = 0, staged: bool = False) -> RingStep | TiledStep:
+    def _step(self, first_frame: int, num_frames: int, *, skip: int, staged: bool = False) -> RingStep | TiledStep:
         first, end, tokens = first_frame - self._origin, self._end - self._origin, self.shape.tokens_per_frame
         positions = tuple(range(first_frame, first_frame + num_frames))
         rows, skipped = self._rows.fill(self.policy, first, num_frames, skip, staged=staged), skip * tokens
@@ -353,15 +419,9 @@ class RingCache:
         reach = self._tiled.reach(first, end, skip=skip, staged=staged)
         return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
 
-    def _move_sink(self, end: int) -> None:
-        """Rotate the sink keys to the positions that belong to `end`.
-
-        Sink keys are only written while they are not rotated, and copied then: as long as they are rotated, the sink and its
-        canonical copy are the same keys.
-        """
-        before, after = (self.policy.sink_shift(frame - self._origin) for frame in (self._end, end))
-        if self._rotate is None or before == after:
-            return
+    def _turn_sink(self, before: int, after: int) -> None:
+        """See `SlotRing`. As long as they are rotated, the sink and its copy at their own positions are the same keys."""
+        assert self._rotate is not None
         sink = self.keys[:, :, : self._sink_rows]
         if before == 0:
             self._sink_keys.copy_(sink)
@@ -379,30 +439,6 @@ def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | Non
     if rotate is None:
         raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
     return rotate
-
-
-def check_order(end: int, first_frame: int, num_frames: int) -> None:
-    """Check that frames are the next ones or the last ones written.
-
-    Raises:
-        SessionError: they are neither.
-    """
-    if num_frames < 1 or (first_frame != end and first_frame + num_frames != end):
-        raise SessionError(
-            f"frames {first_frame}..{first_frame + num_frames - 1} cannot be written: the cache ends before frame {end}; "
-            f"write from frame {end} on, or the last frames again"
-        )
-
-
-def check_rewrite(written: int, end: int, window: int) -> int:
-    """Return the first frame of a rewrite that ends before `end`.
-
-    Raises:
-        SessionError: the frames before `end` were not written yet.
-    """
-    if not 0 < end <= written:
-        raise SessionError(f"frames before {end} cannot be derived again: frames 0..{written} (exclusive) were written")
-    return max(0, end - window)
 
 
 def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:

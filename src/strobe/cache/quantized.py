@@ -8,10 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, SlotRing, check_state
 from strobe.cache.policy import RingPolicy
 from strobe.cache.rows import Signature
-from strobe.cache.slots import SlotRing
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
 from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, store_rows
@@ -32,10 +31,7 @@ class QuantizedStep:
     rows: Tensor
     attended: int
     skipped: int
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
+    reach: None = None
 
     @property
     def signature(self) -> Signature:
@@ -127,7 +123,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         for index, packed in enumerate((state.keys, state.values)):
             _unpack(packed, Quantized(self.values[index], self.scales[index]))
         _unpack(state.sink_keys, self._sink)
-        self._origin, self._end = state.origin, state.end
+        self._go_to(state.origin, state.end)
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> QuantizedStep:
         tokens = self.shape.tokens_per_frame

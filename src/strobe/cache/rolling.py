@@ -7,35 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import (
-    CacheShape,
-    CacheState,
-    Positions,
-    Rotate,
-    check_order,
-    check_rewrite,
-    check_state,
-    sink_rotation,
-)
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, SlotRing, check_state
 from strobe.cache.policy import RingPolicy
 from strobe.core.spans import KV_CLONE, KV_ROLL, KV_SINK, KV_UPDATE, span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RollingStep:
-    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass."""
+    """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass.
+
+    It reads indices back from the device, so that it has no signature and cannot be recorded.
+    """
 
     cache: RollingCache
     positions: tuple[int, ...]
     keep_sink: bool = False
-
-    @property
-    def reach(self) -> None:
-        """None: all that `write` returns is attended."""
-
-    @property
-    def signature(self) -> None:
-        """None: a pass reads indices back from the device and cannot be recorded."""
+    reach: None = None
+    signature: None = None
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer `[B, window * N, H, D]`."""
@@ -65,7 +53,7 @@ class _Move:
         buffer[:, first : self.stop] = new[:, first - self.start :]
 
 
-class RollingCache:
+class RollingCache(SlotRing[RollingStep]):
     """Keys and values in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
 
     As in the official code each layer of each pass reads its two end indices back from the device, works on full clones of
@@ -86,44 +74,17 @@ class RollingCache:
         positions: Positions = "absolute",
         rotate: Rotate | None = None,
     ) -> None:
-        self.shape = shape
-        self.policy = policy
+        super().__init__(shape, policy, device, positions, rotate)
         self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
-        self._rotate = sink_rotation(policy, positions, rotate)
         self._turned: dict[int, tuple[int, Tensor]] = {}  # by layer: the shift, and the sink keys turned by it
         self._global_end = torch.zeros(shape.num_layers, dtype=torch.int64, device=device)
         self._local_end = torch.zeros_like(self._global_end)
-        self._origin = 0
-        self._end = 0
-
-    @property
-    def end(self) -> int:
-        """Frame number after the last frame written."""
-        return self._end
 
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values, and of rotated sink keys if there are any, without the clones of a pass, bytes."""
         return self.keys.nbytes + self.values.nbytes + sum(turned.nbytes for _, turned in self._turned.values())
-
-    def at(self, first_frame: int, num_frames: int) -> RollingStep:
-        """Open the frames of the next frame block, or the last frames again. Raises: see `RingCache.at`."""
-        check_order(self._end, first_frame, num_frames)
-        end = first_frame + num_frames
-        self.policy.check_block(end - max(first_frame, self._origin + self.policy.sink))
-        self._end = end
-        return RollingStep(cache=self, positions=tuple(range(first_frame, end)))
-
-    def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RollingStep:
-        """Open the window that ends before `end`, to be derived again under a new prompt. See `RingCache.rewrite`."""
-        end = self._end if end is None else end
-        first_frame = check_rewrite(self._end, end, self.policy.window)
-        if not keep_sink:
-            self._origin = max(self._origin, first_frame)
-        self._set_end(end)
-        self._turned.clear()
-        return RollingStep(cache=self, positions=tuple(range(first_frame, end)), keep_sink=first_frame > self._origin)
 
     def write(self, layer: int, k: Tensor, v: Tensor, *, end: int, keep_sink: bool) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values that end before frame `end`; return the attended ones."""
@@ -149,14 +110,6 @@ class RollingCache:
         self._local_end[layer] = move.stop
         return attended
 
-    def reset(self, *, erase: bool = False) -> None:
-        """Forget every frame; see `strobe.cache.kv.KVCache.reset`."""
-        self._origin = 0
-        self._set_end(0)
-        self._turned.clear()
-        for tensor in (self.keys, self.values) if erase else ():
-            tensor.zero_()
-
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
         return CacheState(
@@ -172,14 +125,21 @@ class RollingCache:
         check_state(state, self.keys, self.keys[:, :, :0])
         self.keys.copy_(state.keys)
         self.values.copy_(state.values)
-        self._origin = state.origin
-        self._set_end(state.end)
+        self._go_to(state.origin, state.end)
+
+    def _forget(self, first: int) -> None:
+        self._global_end.fill_(self._end * self.shape.tokens_per_frame)
+        self._local_end.fill_(self.policy.filled(self._end - self._origin) * self.shape.tokens_per_frame)
         self._turned.clear()
 
-    def _set_end(self, end: int) -> None:
-        self._end = end
-        self._global_end.fill_(end * self.shape.tokens_per_frame)
-        self._local_end.fill_(self.policy.filled(end - self._origin) * self.shape.tokens_per_frame)
+    def _held(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values
+
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RollingStep:
+        return RollingStep(cache=self, positions=tuple(range(first_frame, first_frame + num_frames)), keep_sink=skip > 0)
+
+    def _turn_sink(self, before: int, after: int) -> None:
+        """Do nothing: every layer turns them in its next pass."""
 
     def _turned_sink(self, layer: int, shift: int) -> Tensor:
         """Return the sink keys rotated for a shift of `shift` frames, cached until the shift changes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 from rich.table import Table
@@ -14,6 +15,7 @@ from strobe.cli.report import GATE_FAILED
 
 if TYPE_CHECKING:
     from strobe.bench.cases.accuracy import Figure
+    from strobe.bench.cells import Outcome
 
 bench = App(
     name="bench",
@@ -73,6 +75,27 @@ def shapes(
     output.show(_table(figures))
     output.emit({"figures": [asdict(figure) for figure in figures]})
     return GATE_FAILED if any(figure.reached is False for figure in figures) else 0
+
+
+def answer_grid(
+    outcome: Outcome | None, cells: list[dict[str, Any]], paths: list[str], output: Output, *, notes: Iterable[str], red: bool
+) -> int:
+    """Report what became of the cells of a grid, and its pages; return the exit code.
+
+    Args:
+        outcome: of this run; None: nothing was measured, the pages were made again.
+        cells: the JSON document of each.
+        notes: what is told before.
+        red: a gate was red.
+    """
+    for line in notes:
+        output.note(line)
+    measured, kept, failed = ((), (), ()) if outcome is None else (outcome.measured, outcome.kept, outcome.failed)
+    if outcome is not None:
+        output.note(f"{len(measured)} cells measured, {len(kept)} were there, {len(failed)} failed")
+    output.show(" ".join(paths))
+    output.emit({"cells": cells, "measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths})
+    return GATE_FAILED if red or failed else 0
 
 
 def _table(figures: list[Figure]) -> Table:

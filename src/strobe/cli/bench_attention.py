@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from strobe.cli.bench import answer_grid
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
-from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.errors import ConfigError
 
@@ -32,10 +32,10 @@ class Grid:
 
     Args:
         grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick (half a minute on a
-            CPU); or three sizes T H W of a grid of your own.
+            CPU); or three sizes T H W of a grid of your own; N 32 32 is a plain sequence of
+            N x 1,024 tokens in whole tiles.
         shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
-        tokens: length of a plain sequence of your own; a multiple of 1024 fills whole tiles.
-        heads: of a grid or sequence of your own.
+        heads: of a grid of your own.
         head_dim: likewise.
         sparsity: shares of the key tiles that are skipped.
         topk: numbers of key tiles that every query tile sees, beside the sparsities.
@@ -45,7 +45,6 @@ class Grid:
 
     grid: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
-    tokens: int | None = None
     heads: int = 12
     head_dim: int = 128
     sparsity: tuple[float, ...] = ()
@@ -65,7 +64,6 @@ class How:
         seconds_per_cell: of timed calls, about; three palindromes at least, whatever they take. By default 4, for the quick grid
             0.5.
         dtype: auto, bfloat16, float16 or float32; auto is bfloat16 on a GPU and float32 on a CPU.
-        data: smooth (near tokens see each other) or normal (noise).
         tile: auto (fewest padding rows) or cube (the usual tile of the block size).
         seed: of all tensors.
         device: auto, cpu, cuda or cuda:N.
@@ -75,7 +73,6 @@ class How:
     impls: tuple[str, ...] = ()
     seconds_per_cell: float | None = None
     dtype: str = "auto"
-    data: str = "smooth"
     tile: str = "auto"
     seed: int = 0
     device: str = "auto"
@@ -120,7 +117,6 @@ def attention(
             contestants=contestants(how.impls, device),
             dtype=how.dtype,
             device=str(device),
-            data=how.data,
             tile=how.tile,
             seed=how.seed,
             seconds=_seconds(how, grid),
@@ -154,11 +150,6 @@ def _cells(grid: Grid) -> tuple[GridCell, ...]:
             raise ConfigError(f"--grid: got {' '.join(grid.grid)}; expected one of {', '.join(GRIDS)}, or three sizes T H W")
         t, h, w = (int(size) for size in grid.grid)
         shapes.append(Shape(name=f"{t}x{h}x{w}", grid=(t, h, w), num_heads=grid.heads, head_dim=grid.head_dim))
-    if grid.tokens is not None:
-        if grid.tokens < 1024 or grid.tokens % 1024:
-            raise ConfigError(f"--tokens: got {grid.tokens}, expected a multiple of 1024; for any other length give --grid T H W")
-        plain = (grid.tokens // 1024, 32, 32)
-        shapes.append(Shape(name=f"{grid.tokens}-tokens", grid=plain, num_heads=grid.heads, head_dim=grid.head_dim))
     if grid.heads < 1 or grid.head_dim < 8 or grid.head_dim % 2:
         raise ConfigError(f"--heads and --head-dim: got {grid.heads} and {grid.head_dim}, expected 1 or more, and even from 8")
     if named == "scenarios":
@@ -188,20 +179,11 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += advice_tables(runs)
     output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
-    failed = () if outcome is None else outcome.failed
-    measured = () if outcome is None else outcome.measured
-    _show_traces([cell for cell in runs if cell.name in measured], output)
+    _show_traces([cell for cell in runs if outcome is not None and cell.name in outcome.measured], output)
     entries = [(cell, entry) for cell in runs for entry in cell.entries]
     red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.outcome == "red"]
-    for line in (*failed, *red):
-        output.note(line)
-    if outcome is not None:
-        output.note(f"{len(measured)} cells measured, {len(outcome.kept)} were there, {len(failed)} failed")
-    output.show(" ".join(paths))
-    kept = () if outcome is None else outcome.kept
-    document = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
-    output.emit({"cells": [_document(cell) for cell in runs]} | document)
-    return GATE_FAILED if red or failed else 0
+    notes = (*(() if outcome is None else outcome.failed), *red)
+    return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=bool(red))
 
 
 def _show_traces(runs: list[AttentionCellRun], output: Output) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from strobe.cli.bench import answer_grid
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
-from strobe.cli.report import GATE_FAILED
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
@@ -31,18 +31,18 @@ class CallFlags:
     Args:
         heads: of the queries.
         kv_heads: of the keys; as many if not given.
-        dim: of a head.
+        head_dim: channels of a head.
         batch: calls at once.
-        q_len: queries.
+        seq_q: queries.
         spread: each rank has a run of the queries and keeps their results; else all ranks have all of them.
         device: cuda: one GPU a rank, over NCCL; cpu: processes of this machine, over gloo.
     """
 
     heads: int = 8
     kv_heads: int | None = None
-    dim: int = 64
+    head_dim: int = 64
     batch: int = 1
-    q_len: int = 1
+    seq_q: int = 1
     spread: Annotated[bool, Parameter(negative="")] = False
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -55,12 +55,9 @@ class Measurement:
     Args:
         strategies: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
             symmetric and auto (with the links measured here) by name. Ratios are against the first.
-        enable_profiling: also take calls apart, free-running and serialised, and time the guide's blocks.
-        profile_iterations: timed calls of each strategy; three palindromes at least, whatever it says.
+        profile: also take calls apart, free-running and serialised, and time the guide's blocks.
+        iterations: timed calls of each strategy; three palindromes at least, whatever it says.
         seed: of all tensors.
-        threads: of each rank on a CPU.
-        timeout: of a wait for another rank, seconds.
-        what_if: factors on the speed of the links that predictions are made for.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
         executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
             each (needs the extra ray here and there).
@@ -68,12 +65,9 @@ class Measurement:
     """
 
     strategies: tuple[str, ...] = ()
-    enable_profiling: Annotated[bool, Parameter(negative="")] = False
-    profile_iterations: int = 20
+    profile: Annotated[bool, Parameter(negative="")] = False
+    iterations: int = 20
     seed: int = 0
-    threads: int = 1
-    timeout: float = 30.0
-    what_if: tuple[float, ...] = (2.0, 10.0)
     delay: tuple[int, float] | None = None
     executor: Literal["local", "ray"] = "local"
     address: str | None = None
@@ -93,8 +87,8 @@ def tree(
     """Check and time every strategy of tree attention on its own ranks, and show parts of the time and verdicts.
 
     ```
-    strobe bench tree --world-size 4 --seq-len 1024 --enable-profiling  # slow
-    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --enable-profiling --profile-iterations 20 -o gpu  # gpus
+    strobe bench tree --world-size 4 --seq-len 1024 --profile  # slow
+    strobe bench tree --world-size 4 --seq-len 2048 --device cuda --profile --iterations 20 -o gpu  # gpus
     strobe bench tree --world-size 2 --seq-len 65536 --strategies allgather peer:ring-attention-pytorch -o peer  # slow
     ```
 
@@ -156,10 +150,10 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Shape:
     return Shape(
         world_size=world_size,
         seq_len=seq_len,
-        q_len=call.q_len,
+        q_len=call.seq_q,
         heads=call.heads,
         kv_heads=call.heads if call.kv_heads is None else call.kv_heads,
-        dim=call.dim,
+        dim=call.head_dim,
         batch=call.batch,
         dtype=dtype,
         device=call.device,
@@ -173,14 +167,11 @@ def _how(flags: Measurement) -> How:
     rank, ms = flags.delay or (-1, 0.0)
     return How(
         contestants=flags.strategies or CONTESTANTS,
-        iterations=flags.profile_iterations,
-        profile=flags.enable_profiling,
+        iterations=flags.iterations,
+        profile=flags.profile,
         seed=flags.seed,
-        threads=flags.threads,
-        timeout_s=flags.timeout,
         delay_rank=rank,
         delay_ms=ms,
-        what_if=flags.what_if,
     )
 
 
@@ -194,13 +185,7 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
 
         executor = open_executor(flags.executor, flags.address)
         with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
-            return run_cells(
-                shapes,
-                _how(flags),
-                out,
-                progress,
-                executor=executor,
-            )
+            return run_cells(shapes, _how(flags), out, progress, executor=executor)
 
 
 def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
@@ -215,17 +200,9 @@ def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
     if not scaling:
         output.show(*(line for cell in runs for line in _verdicts(cell)))
-    for banner in report.banners:
-        for item in banner.items:
-            output.note(item)
-    failed, measured, kept = ((), (), ()) if outcome is None else (outcome.failed, outcome.measured, outcome.kept)
-    if outcome is not None:
-        output.note(f"{len(measured)} cells measured, {len(kept)} were there, {len(failed)} failed")
-    output.show(" ".join(paths))
-    done = {"measured": list(measured), "kept": list(kept), "failed": list(failed), "report": paths}
-    output.emit({"cells": [_document(cell) for cell in runs]} | done)
+    notes = (item for banner in report.banners for item in banner.items)
     red = any(entry.outcome == "red" for cell in runs for entry in cell.entries)
-    return GATE_FAILED if red or failed else 0
+    return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=red)
 
 
 def _verdicts(cell: TreeCellRun) -> Iterator[str]:

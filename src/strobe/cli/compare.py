@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Final, get_args
 
 from cyclopts import Parameter
 
 from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
-from strobe.cli.console import OUT, Advance, Output
-from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
+from strobe.cli.console import OUT, Output
+from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least, frame_blocks
-from strobe.cli.report import GATE_FAILED, page_of_many, write
-from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
+from strobe.cli.report import page_of_many
+from strobe.cli.require import JOULES, check_names, parse_requirement
+from strobe.cli.run_folder import measure, tell_case
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.case import Plan
     from strobe.bench.cases.ablate import AblationCell, Job, Setup
-    from strobe.bench.cases.stream import Script, StreamCase
+    from strobe.bench.cases.stream import Script
     from strobe.engine.config import ModelDefaults
     from strobe.engine.model import Model
 
@@ -239,41 +238,3 @@ def _refuse_programs(sides: Sequence[str]) -> None:
         words = side.split()
         if words and side not in PRESETS and shutil.which(words[0]) is not None:
             raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
-
-
-def tell_case(case: StreamCase, output: Output) -> None:
-    """Report how the model's settings were chosen, and the presets that cannot run here and are left out."""
-    for note in case.notes:
-        output.note(note)
-    for each in case.absent:
-        output.note(f"{each.variant}: not on this machine: {each.reason}")
-
-
-def measure(
-    case: StreamCase,
-    plan: Plan,
-    out: Path,
-    requirements: Sequence[Requirement],
-    output: Output,
-    allow_different: tuple[str, ...] = (),
-    progress: AbstractContextManager[Advance] | None = None,
-) -> tuple[int, dict[str, Any]]:
-    """Run a comparison with a progress bar and write its report.
-
-    Args:
-        progress: the bar; one with the title "compare" if it is None.
-
-    Returns:
-        exit code: 1 if a requirement does not hold or a candidate's gate was red; and what was found.
-    """
-    from strobe.bench.runner import run_case
-
-    before = set(out.glob("*"))
-    told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
-    with told, closing(case), progress or output.progress("compare") as advance:
-        outcome = run_case(case, root=out, plan=plan, progress=advance)
-    for gate in outcome.red:
-        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
-    code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
-    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
-    return GATE_FAILED if red else code, document | {"red": red}

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import ClipFlags, measure
+from strobe.cli.compare import ClipFlags
 from strobe.cli.console import OUT, Output
 from strobe.cli.generate import Clip
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
+from strobe.cli.run_folder import measure
 
 SHOWN: Final = ("baseline", "quality", "balanced", "turbo")
 """Presets that are compared on any machine: `ultra` wants FP8, and a latent frame of the bundled model is one tile, too few for

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
-    from strobe.serve.protocol import Recipe
+    from strobe.serve.protocol import RecipeAnswer
 
 
 FOLLOWED: Final = 0.7
@@ -296,7 +296,7 @@ def generate(
                     output.emit(clip.document(session))
 
 
-def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine) -> tuple[str, Engine, Recipe]:
+def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine) -> tuple[str, Engine, RecipeAnswer]:
     """Return the first prompt, engine and recipe of a stream to make again.
 
     Raises:

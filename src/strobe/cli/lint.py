@@ -14,8 +14,8 @@ from strobe.cli.model import parse_size
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.lint.document import Place
-    from strobe.lint.study import Claim, Options
+    from strobe.lint.document import ClaimPlace
+    from strobe.lint.study import Claim, LintOptions
 
 FOUND = 1
 
@@ -37,7 +37,7 @@ class Measured:
     window: int | None = None
     device: str | None = None
 
-    def options(self) -> Options:
+    def options(self) -> LintOptions:
         """Return the options of the rules.
 
         Raises:
@@ -120,5 +120,5 @@ def _json(finding: Claim) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: ClaimPlace) -> dict[str, Any]:
     return {"path": place.path, "line": place.line, "table": place.table, "row": place.row, "column": place.column}

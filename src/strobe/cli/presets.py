@@ -84,10 +84,10 @@ def presets(
         config.name: {state.name: state.reason for state in knob_states(config, shapes_defaults(), where) if state.reason}
         for config in configs
     }
-    rows = [row for row in settings_of(configs) if not (diff and row.same)]
+    rows = {setting: values for setting, values in settings_of(configs).items() if not diff or len(set(values)) > 1}
     shown = {
-        row.setting: [f"{value}*" if row.setting in off[name] else value for name, value in zip(names, row.values, strict=True)]
-        for row in rows
+        setting: [f"{value}*" if setting in off[name] else value for name, value in zip(names, values, strict=True)]
+        for setting, values in rows.items()
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
     output.show(
@@ -108,8 +108,8 @@ def presets(
             "lacking": refused,
             "device": str(where),
             "presets": meanings,
-            "settings": {row.setting: dict(zip(names, row.values, strict=True)) for row in rows},
+            "settings": {setting: dict(zip(names, values, strict=True)) for setting, values in rows.items()},
             "off_here": off,
-            "elsewhere": {row.setting: ELSEWHERE[row.setting] for row in rows if row.setting in ELSEWHERE},
+            "elsewhere": {setting: ELSEWHERE[setting] for setting in rows if setting in ELSEWHERE},
         }
     )

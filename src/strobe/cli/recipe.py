@@ -11,10 +11,10 @@ from strobe.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
-    from strobe.serve.protocol import Recipe
+    from strobe.serve.protocol import RecipeAnswer
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> RecipeAnswer:
     """Read and check the recipe of a stream.
 
     Raises:
@@ -22,10 +22,10 @@ def read_recipe(path: Path) -> Recipe:
     """
     import msgspec
 
-    from strobe.serve.protocol import VERSION, Recipe
+    from strobe.serve.protocol import VERSION, RecipeAnswer
 
     try:
-        recipe = msgspec.json.decode(path.read_bytes(), type=Recipe)
+        recipe = msgspec.json.decode(path.read_bytes(), type=RecipeAnswer)
     except OSError as error:
         raise DataError(f"cannot read the recipe {path}: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -37,7 +37,7 @@ def read_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def start_image(recipe: Recipe) -> bytes:
+def start_image(recipe: RecipeAnswer) -> bytes:
     """Return the bytes of the picture that the stream began with; empty without one.
 
     Raises:
@@ -56,7 +56,7 @@ def start_image(recipe: Recipe) -> bytes:
     return image
 
 
-def switches(recipe: Recipe, blocks: int) -> list[Switch]:
+def switches(recipe: RecipeAnswer, blocks: int) -> list[Switch]:
     """Return the prompt switches of the first `blocks` frame blocks."""
     from strobe.engine.prompts import Switch
 
@@ -67,7 +67,7 @@ def switches(recipe: Recipe, blocks: int) -> list[Switch]:
     ]
 
 
-def mismatches(recipe: Recipe, session: Session) -> Iterator[str]:
+def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:
     """Yield what differs from the machine and versions that made the stream, whose frames may then differ too.
 
     Raises:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 GATE_FAILED = 1
 SECTIONS = 10
-LINES = 32
-"""Most lines of the tables of a grid or a log without --details; the first is printed whole."""
+"""First sections of a page of many runs whose tables a terminal shows."""
+LINES = 30
+"""Most lines of the tables of a grid or a log without --details; the first is printed whole, and the answer."""
 MOST_TOLD = 1
 """Most candidates beside the last whose account is told in a sentence each; of more only the table has the times."""
-"""First sections of a page of many runs whose tables a terminal shows."""
 
 
 def report(
@@ -111,12 +111,14 @@ def page_of_many(
         paths = write_report(report, into)
     blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Rows)]
     stops = [banner for banner in report.banners if banner.level == "stop"]
-    texts = [table_text(table, notes=False) for table in blocks] + [table_text(table) for table in answers_of(report)[-1:]]
+    texts = [table_text(table, notes=False) for table in blocks]
+    answer = [table_text(table) for table in answers_of(report)[-1:]]
     kept = len(texts)
     if not output.details:
+        room = LINES - sum(len(text.plain.splitlines()) for text in answer)
         ends = accumulate(len(text.plain.splitlines()) for text in texts)
-        kept = max(1, sum(end <= LINES for end in ends))
-    output.show(*banner_texts(stops), *texts[:kept])
+        kept = max(1, sum(end <= room for end in ends))
+    output.show(*banner_texts(stops), *texts[:kept], *answer)
     if kept < len(texts):
         output.show(f"{len(texts) - kept} more tables: --details prints them, and the page has them.")
     output.show(" ".join(map(str, paths)))
@@ -141,7 +143,7 @@ def _show_answers(answers: Sequence[Answer], findings: Sequence[Finding], output
     """Print what each candidate saves and what bounds it now, and the parts of the last; with details everything."""
     from strobe.perf.report.blocks.answer import answer_table, bound_of, told_last
 
-    told = [(answer_table(each, each.answer), f"* {bound_of(each)}") for each in told_last(findings) if each.answer]
+    told = [(answer_table(each, each.answer), bound_of(each)) for each in told_last(findings) if each.answer]
     if output.details or not told:
         output.show(*map(table_text, answers))
         return
@@ -252,7 +254,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
     from strobe.perf.report.model import significant
 
-    names = ("clip ms", "FPS", "speedup", "steady block ms")
+    names = ("clip ms", "FPS", "speedup [95 %]", "steady block ms")
     columns = (Column(name, no_wrap=True, justify="right") for name in names)
     table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown: set[str] = set()

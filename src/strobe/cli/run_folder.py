@@ -1,15 +1,22 @@
-"""Output folder of a profile; its former contents are kept under another name."""
+"""A case that is measured into a folder, and reported; what the folder held is kept under another name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from strobe.cli.console import Output
+from strobe.cli.console import Advance, Output
+from strobe.cli.interrupted import kept_runs, tells_what_is_kept
+from strobe.cli.report import GATE_FAILED, write
+from strobe.cli.require import Requirement
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
+    from strobe.bench.case import Plan
+    from strobe.bench.cases.stream import StreamCase
+    from strobe.bench.dit.case import DitCase
     from strobe.perf.records.store import RunWriter
 
 FOLDER: Final = Path("traces")
@@ -37,3 +44,47 @@ def tell_kept(kept: Sequence[Path], output: Output) -> None:
     """Print what was moved out of the way."""
     for path in kept:
         output.note(f"the folder was not empty: what it held is kept as {path}")
+
+
+def tell_case(case: StreamCase, output: Output) -> None:
+    """Report how the model's settings were chosen, and the presets that cannot run here and are left out."""
+    for note in case.notes:
+        output.note(note)
+    for each in case.absent:
+        output.note(f"{each.variant}: not on this machine: {each.reason}")
+
+
+def measure(
+    case: StreamCase | DitCase,
+    plan: Plan,
+    out: Path,
+    requirements: Sequence[Requirement],
+    output: Output,
+    allow_different: tuple[str, ...] = (),
+    progress: AbstractContextManager[Advance] | None = None,
+    *,
+    into: bool = False,
+) -> tuple[int, dict[str, Any]]:
+    """Run a comparison with a progress bar and write its report.
+
+    Args:
+        progress: the bar; one with the title "compare" if it is None.
+        into: the records go into `out` itself, whose former contents are kept under another name, not into a folder inside.
+
+    Returns:
+        exit code: 1 if a requirement does not hold or a candidate's gate was red; and what was found.
+    """
+    from strobe.bench.runner import run_case
+    from strobe.perf.records.store import create_run
+
+    before, kept = set(out.glob("*")), list[Path]()
+    told = tells_what_is_kept(output, lambda: kept_runs([out] if into else set(out.glob("*")) - before))
+    with told, closing(case), progress or output.progress("compare") as advance:
+        outcome = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
+    tell_kept(kept, output)
+    for gate in outcome.red:
+        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
+    code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
+    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
+    document |= {"red": red} | ({"kept": [str(path) for path in kept]} if into else {})
+    return GATE_FAILED if red else code, document

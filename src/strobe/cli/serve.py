@@ -124,7 +124,7 @@ def serve(
 
     found = resolve_device(device)
     check_device(model.config(preset), found)
-    from strobe.serve.app import Server
+    from strobe.serve.app import StreamServer
     from strobe.serve.listen import Listening
 
     def loaded() -> Model:
@@ -133,7 +133,7 @@ def serve(
             output.note(note)
         return read
 
-    server = Server(loaded, found, preset=preset, settings=settings)
+    server = StreamServer(loaded, found, preset=preset, settings=settings)
     host, port = listening.getsockname()[:2]
     url, others = _addresses(settings, host, port)
     output.note(f"strobe serve: {url} ({model.model}, {preset}, {found})")

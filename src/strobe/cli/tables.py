@@ -41,7 +41,7 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
         for line in lines
     ]
     more = [f"{len(table.rows) - max_rows} more rows"] if len(table.rows) > max_rows else []
-    narrow = [f"* not shown: {', '.join(hidden)}"] if hidden else []
+    narrow = [f"More columns, on the page or in a wider terminal: {', '.join(hidden)}"] if hidden else []
     said = [f"* {note}" for note in table.notes] if notes else []
     return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *narrow, *said, ""))
 

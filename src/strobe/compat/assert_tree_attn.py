@@ -274,6 +274,6 @@ def _reduced(timer: Timer, call: CollectiveCall, name: str, reduce: Callable[[],
 
 
 if __name__ == "__main__":
-    spelled = [word for given in sys.argv[1:] for word in (("--device", "cuda") if given == "--use-cuda" else (given,))]
-    sys.argv = ["strobe", "bench", "tree", *spelled]
+    ours = {"--use-cuda": "--device=cuda", "--enable-profiling": "--profile", "--profile-iterations": "--iterations"}
+    sys.argv = ["strobe", "bench", "tree", *(ours.get(word, word) for word in sys.argv[1:])]
     runpy.run_module("strobe", run_name="__main__")

@@ -32,7 +32,7 @@ def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -
         "straggler": (
             "One rank is 20 ms late: who waits, and is it named?",
             [
-                "bench", "tree", "--world-size", most, "--seq-len", longest, "--enable-profiling", *more,
+                "bench", "tree", "--world-size", most, "--seq-len", longest, "--profile", *more,
                 "--delay", str(int(most) - 1), "20", "-o", f"{out}/straggler",
             ],
         ),
@@ -60,7 +60,7 @@ def main() -> int:
     )
     parser.add_argument("--out", default="profile-examples", help="folder")
     chosen = parser.parse_args()
-    worst, more = 0, ["--profile-iterations", chosen.iterations, "--strategies", *chosen.strategies]
+    worst, more = 0, ["--iterations", chosen.iterations, "--strategies", *chosen.strategies]
     for name, (question, argv) in scenarios(chosen.seq_lens, chosen.world_sizes, chosen.out, more).items():
         if chosen.only is None or name in chosen.only:
             sys.stdout.write(f"\n{question}\n$ {shlex.join(['strobe', *argv])}\n\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strobe.core.plugins import FAMILIES, Plugin, plugins
-from strobe.engine.model import Model, Parts
+from strobe.engine.model import Model, ModelParts
 from strobe.engine.weights import Weights
 
 
@@ -32,7 +32,7 @@ class Family:
     models: tuple[str, ...]
     holds: Callable[[Path], bool]
     load: Callable[[str, Weights], Model]
-    parts: Callable[[str, tuple[int, int] | None], Parts]
+    parts: Callable[[str, tuple[int, int] | None], ModelParts]
 
 
 def registered() -> tuple[Plugin, ...]:

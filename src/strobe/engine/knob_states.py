@@ -34,7 +34,7 @@ class KnobState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class KnobPlace:
     """Device and model as far as they decide which knobs have an effect.
 
     Args:
@@ -51,14 +51,14 @@ class Place:
     recomputed: bool
 
 
-def knob_state(knobs: Knobs, name: str, meaning: str, place: Place) -> KnobState:
+def knob_state(knobs: Knobs, name: str, meaning: str, place: KnobPlace) -> KnobState:
     """Resolve a knob for a model on a device."""
     asked: bool = getattr(knobs, name)
     reason = _does_nothing(knobs, name, place) if asked else ""
     return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
 
 
-def _does_nothing(knobs: Knobs, name: str, place: Place) -> str:
+def _does_nothing(knobs: Knobs, name: str, place: KnobPlace) -> str:
     """Say why a knob does nothing for this model on this device; empty if it does something."""
     if name == "merge_lora":
         return "" if place.lora else "no LoRA belongs to the model"
@@ -82,7 +82,7 @@ NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
 """Knobs without which a pass does not stay on the device or does not keep its addresses."""
 
 
-def _cannot_launch(knobs: Knobs, name: str, place: Place) -> str:
+def _cannot_launch(knobs: Knobs, name: str, place: KnobPlace) -> str:
     if place.device.type == "cpu":
         return "used on CUDA only"
     if place.own_graphs:

@@ -13,7 +13,7 @@ from strobe.attention.impls import import_ahead
 from strobe.core.errors import ConfigError, WeightsError, nearest
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family, broken, find, registered
-from strobe.engine.model import Model, Parts
+from strobe.engine.model import Model, ModelParts
 from strobe.engine.texts import random_text, text_encoder
 from strobe.engine.wan_family import (
     autoencoder,
@@ -82,8 +82,8 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     folder = given.release or (given.path if given.path.is_dir() else given.path.parent)
     opened = open_checkpoint(given.path, config)
     beside = find_lora(given.path)
-    found = find_recipe(opened, beside, given.recipe)
-    defaults = recipe_defaults(found.recipe, wan_defaults(opened.dit.config, given.frame_size))
+    recipe, why = find_recipe(opened, beside, given.recipe)
+    defaults = recipe_defaults(recipe, wan_defaults(opened.dit.config, given.frame_size))
     files = (*(() if beside is None else ((beside, 1.0),)), *given.loras)
     check_there(folder, given, [file for file, _ in files])
     if opened.copied_bytes:
@@ -110,7 +110,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         vae=vae,
         defaults=replace(defaults, lora=bool(loras)),
         loras=loras,
-        notes=(f"recipe {found.recipe}: {found.why}", *(f"LoRA {lora.account}" for lora in loras)),
+        notes=(f"recipe {recipe}: {why}", *(f"LoRA {lora.account}" for lora in loras)),
     )
 
 
@@ -139,13 +139,13 @@ def _named_wan(name: str, given: Weights) -> Model:
     return _wan(name, None, replace(given, path=folder))
 
 
-def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
+def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     recipe = RECIPES.get(name)
     config = SIZES[name if recipe is None else recipe.size]
     defaults = wan_defaults(config, frame_size)
     with torch.device("meta"):
         vae = empty_autoencoder(config)
-    return Parts(
+    return ModelParts(
         dit=empty_transformer(config), vae=vae, defaults=defaults if recipe is None else recipe_defaults(recipe, defaults)
     )
 
@@ -162,12 +162,12 @@ def _shapes(name: str, given: Weights) -> Model:
     return Model(name=name, weights_hash=_hash(folder), dit=dit, text=text, vae=vae, defaults=shapes_defaults())
 
 
-def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> Parts:
+def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     if frame_size is not None:
         raise ConfigError(f"model {name!r} has a frame size of its own; leave the size out")
     with torch.device("meta"):
         dit, _, vae = bundled.build()
-    return Parts(dit=dit, vae=vae, defaults=shapes_defaults())
+    return ModelParts(dit=dit, vae=vae, defaults=shapes_defaults())
 
 
 SHAPES: Final = Family(
@@ -211,7 +211,7 @@ def family_of(name: str) -> Family:
     raise ConfigError(f"no model or folder {name!r}{nearest(name, names())}; {allowed}{broken()}")
 
 
-def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> Parts:
+def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> ModelParts:
     """Return the sizes of a model of `names`, without reading or allocating.
 
     Raises:

@@ -18,7 +18,7 @@ from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape
 from strobe.engine.decode import VideoVAE
-from strobe.engine.model import Parts, latent_shape
+from strobe.engine.model import ModelParts, latent_shape
 from strobe.engine.quantize import LINEARS
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.sparsity import frame_tiles
@@ -46,7 +46,7 @@ class MemoryPart:
     exact: bool
 
 
-def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
+def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
     """Predict the memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
 
     An autoencoder on a device of its own takes nothing here.
@@ -87,7 +87,7 @@ def predict(parts: Parts, config: ResolvedConfig, batch: int = 1) -> tuple[Memor
     )
 
 
-def plan_arena(parts: Parts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
+def plan_arena(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
     """Return the sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
 
     An autoencoder on a device of its own decodes outside of it.
@@ -123,7 +123,7 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.d
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class MemoryClaim:
     """Memory that one of several sessions on a device needs.
 
     Args:
@@ -136,14 +136,14 @@ class Claim:
     passing_bytes: int
 
 
-def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
+def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> MemoryClaim:
     """Split a prediction: the largest pass is passing, the rest held; graphs without a memory pool hold that too."""
     num_bytes = {part.name: part.num_bytes for part in parts}
     passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
-    return Claim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
+    return MemoryClaim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
 
 
-def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
+def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, device: torch.device) -> None:
     """Check that sessions fit that are open together and work in turn; `free_bytes` None: unknown, and not checked.
 
     Raises:
@@ -239,7 +239,7 @@ def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
-def _ends(parts: Parts, config: ResolvedConfig, batch: int) -> int:
+def _ends(parts: ModelParts, config: ResolvedConfig, batch: int) -> int:
     """Return the bytes of the pixel frames that are kept to be encoded again, where they were decoded."""
     height, width = parts.defaults.frame_size
     return batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
@@ -270,7 +270,7 @@ def _memories(kind: Any, sizes: Any, dtype: torch.dtype) -> int:
     return predict_state_bytes(made, 1, (1, 1))
 
 
-def _activations(parts: Parts, config: ResolvedConfig, batch: int) -> tuple[int, int]:
+def _activations(parts: ModelParts, config: ResolvedConfig, batch: int) -> tuple[int, int]:
     """Estimate the bytes of the largest activations of transformer and decoder.
 
     Of the transformer they are the feed-forward or attention of a recache over the window; of the decoder its last resolution:

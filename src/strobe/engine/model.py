@@ -17,7 +17,7 @@ from strobe.models.wan.config import WanConfig
 from strobe.models.wan.transformer import CausalTransformer
 
 
-class Prepared:
+class PreparedModel:
     """Transformer and decoder of a model on their devices, in the dtype and with the knobs of a configuration.
 
     Streams run copies that share the weights. What a stream records, remembers and caches is its own.
@@ -45,7 +45,7 @@ class Prepared:
         self.joined(transformer)
         return transformer, self._decoder.share()
 
-    def joined(self, user: Transformer) -> Prepared:
+    def joined(self, user: Transformer) -> PreparedModel:
         """Note a transformer that shares the weights, and return this object."""
         with self._lock:
             self._users.add(user)
@@ -80,7 +80,7 @@ class Shelf:
     """Prepared parts of one model, kept for as long as a stream or a caller holds them."""
 
     def __init__(self) -> None:
-        self._held: WeakValueDictionary[ResolvedConfig, Prepared] = WeakValueDictionary()
+        self._held: WeakValueDictionary[ResolvedConfig, PreparedModel] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def holds(self, config: ResolvedConfig) -> bool:
@@ -88,17 +88,17 @@ class Shelf:
         found = self._held.get(_key(config))
         return found is not None and not found.changed
 
-    def take(self, model: Model, config: ResolvedConfig) -> Prepared:
+    def take(self, model: Model, config: ResolvedConfig) -> PreparedModel:
         """Return what was prepared for a configuration; prepare it if there is none."""
         with self._lock:
             found = self._held.get(_key(config))
             if found is None or found.changed:
-                found = self._held[_key(config)] = Prepared(model, config)
+                found = self._held[_key(config)] = PreparedModel(model, config)
             return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class ModelParts:
     """Sizes of a model's parts, from which its memory follows; nothing needs to be loaded.
 
     Args:
@@ -141,9 +141,9 @@ class Model:
     shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> ModelParts:
         """Sizes that decide how much memory a stream takes."""
-        return Parts(dit=self.dit, vae=self.vae, defaults=self.defaults, loras=self.loras)
+        return ModelParts(dit=self.dit, vae=self.vae, defaults=self.defaults, loras=self.loras)
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:

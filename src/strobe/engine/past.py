@@ -28,7 +28,7 @@ Draw = Callable[[int], BlockNoise]
 """All noise of a frame block, by its number."""
 
 
-class Sampled(NamedTuple):
+class SampledLatents(NamedTuple):
     """Clean latents of a frame block, and noisy ones of those after it that are under way (`StreamState.ahead`)."""
 
     latents: Tensor
@@ -44,7 +44,7 @@ class Past(Protocol):
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> Sampled:
+    ) -> SampledLatents:
         """Make the clean latents of frame block `index`, in the cache that was opened for it.
 
         Args:
@@ -86,10 +86,10 @@ class KeptPast:
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> Sampled:
+    ) -> SampledLatents:
         """See `Past.sample`."""
         assert self._step is not None
-        return Sampled(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
+        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """See `Past.close`."""
@@ -173,10 +173,10 @@ class RecomputedPast:
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> Sampled:
+    ) -> SampledLatents:
         """See `Past.sample`."""
         assert self._step is not None
-        return Sampled(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
+        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """See `Past.close`."""
@@ -249,7 +249,7 @@ class RollingPast:
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> Sampled:
+    ) -> SampledLatents:
         """See `Past.sample`."""
         steps, size = len(self._config.schedule.timesteps), self._config.frame_block
         self._noises = {number: self._noises.get(number) or draw(number) for number in range(index, index + steps)}
@@ -261,7 +261,7 @@ class RollingPast:
             for number in range(1, steps):
                 x = torch.cat((self._renoised(self._x0(dit, text.kept, x), noises), noises[number].initial), dim=1)
         x0 = self._x0(dit, text.kept, x)
-        return Sampled(x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None)
+        return SampledLatents(x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None)
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """See `Past.close`."""

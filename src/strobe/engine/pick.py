@@ -39,7 +39,7 @@ times as long as the slowest of any eight of one clip (benchmarks/presets-h200).
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class PresetRate:
     """Measured speed of a preset.
 
     Args:
@@ -73,11 +73,11 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class PresetTrial:
     """The result of trying a preset: `rate` is None if it was not measured, `reason` says why it was not taken, if so."""
 
     config: EngineConfig
-    rate: Rate | None
+    rate: PresetRate | None
     reason: str
 
 
@@ -94,10 +94,10 @@ class Pick:
     """
 
     config: EngineConfig
-    rate: Rate
+    rate: PresetRate
     holds: bool
     fps: float
-    trials: tuple[Trial, ...]
+    trials: tuple[PresetTrial, ...]
 
     @property
     def why(self) -> str:
@@ -123,7 +123,7 @@ def pick(
     candidates: Sequence[EngineConfig] | None = None,
     clock: Callable[[], int] = perf_counter_ns,
     progress: Callable[[int, int, str], object] | None = None,
-    tried: Callable[[Trial], object] | None = None,
+    tried: Callable[[PresetTrial], object] | None = None,
 ) -> Pick:
     """Find the configuration of the best quality that holds a frame rate on a device. One that cannot run there is passed over.
 
@@ -150,14 +150,14 @@ def pick(
         raise ConfigError(f"fps {wanted:g} is not valid: give more than 0, such as {model.defaults.fps}")
     check_prompts(model.text, [prompt])
     configs = [preset(name) for name in LADDER] if candidates is None else list(candidates)
-    trials: list[Trial] = []
+    trials: list[PresetTrial] = []
     planned = list(_plan(configs, model, where))
     total, before = sum(each for each in planned if isinstance(each, int)), 0
     for number, (config, plan) in enumerate(zip(configs, planned, strict=True)):
         if isinstance(plan, ConfigError):
             raise plan
         if isinstance(plan, str):
-            trial = Trial(config=config, rate=None, reason=plan)
+            trial = PresetTrial(config=config, rate=None, reason=plan)
         else:
             told = None if progress is None else partial(_tell, progress, before, total, config.name)
             trial = _try(config, model, prompt, where, clock, told)
@@ -167,7 +167,7 @@ def pick(
             tried(trial)
         if trial.rate is not None and trial.rate.holds(wanted):
             reason = f"not measured: {config.name} is of better quality and holds"
-            trials += [Trial(config=other, rate=None, reason=reason) for other in configs[number + 1 :]]
+            trials += [PresetTrial(config=other, rate=None, reason=reason) for other in configs[number + 1 :]]
             return Pick(config=config, rate=trial.rate, holds=True, fps=wanted, trials=_told(trials, config, wanted))
     measured = [(trial.rate.slowest_fps, trial) for trial in trials if trial.rate is not None]
     if not measured:
@@ -207,12 +207,12 @@ def _try(
     device: torch.device,
     clock: Callable[[], int],
     told: Callable[[int], object] | None,
-) -> Trial:
+) -> PresetTrial:
     """Measure one configuration."""
     try:
-        return Trial(config=config, rate=_measure(config, model, prompt, device, clock, told), reason="")
+        return PresetTrial(config=config, rate=_measure(config, model, prompt, device, clock, told), reason="")
     except (StrobeError, torch.OutOfMemoryError) as error:
-        return Trial(config=config, rate=None, reason=" ".join(str(error).split()))
+        return PresetTrial(config=config, rate=None, reason=" ".join(str(error).split()))
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -226,7 +226,7 @@ def _measure(
     device: torch.device,
     clock: Callable[[], int],
     told: Callable[[int], object] | None,
-) -> Rate:
+) -> PresetRate:
     if told is not None:
         told(0)
     began = clock()
@@ -241,7 +241,7 @@ def _measure(
         at = delivered[first - 1 :]
         frames = session.config.frame_block * model.defaults.stride.time
     blocks_ns = tuple(after - before for before, after in pairwise(at))
-    return Rate(frames=frames, blocks_ns=blocks_ns, cost_ns=at[-1] - began)
+    return PresetRate(frames=frames, blocks_ns=blocks_ns, cost_ns=at[-1] - began)
 
 
 def first_steady(config: ResolvedConfig) -> int:
@@ -249,7 +249,7 @@ def first_steady(config: ResolvedConfig) -> int:
     return next(index for index in count(1) if config.latents_of(index - 1).start >= config.policy.window)
 
 
-def _told(trials: Sequence[Trial], taken: EngineConfig, fps: float) -> tuple[Trial, ...]:
+def _told(trials: Sequence[PresetTrial], taken: EngineConfig, fps: float) -> tuple[PresetTrial, ...]:
     """Add to each trial that was measured and not taken its reason."""
     return tuple(
         each

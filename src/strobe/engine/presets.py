@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Final
 
 from strobe.core.errors import ConfigError, unknown_choice
@@ -113,21 +113,11 @@ def preset(name: str) -> EngineConfig:
     return PRESETS[name]()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffRow:
-    """One setting across configurations: `values` in their order; `same` if all agree."""
-
-    setting: str
-    values: tuple[str, ...]
-    same: bool
-
-
-def diff(configs: Sequence[EngineConfig]) -> tuple[DiffRow, ...]:
-    """List every setting of some configurations, knobs last, one row each."""
+def diff(configs: Sequence[EngineConfig]) -> dict[str, tuple[str, ...]]:
+    """Return every setting with its value in each of some configurations, knobs last."""
     settings = [each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs")]
-    rows = [(name, [_text(getattr(config, name), UNSET.get(name, "model")) for config in configs]) for name in settings]
-    rows += [(each.name, [_text(getattr(config.knobs, each.name)) for config in configs]) for each in fields(Knobs)]
-    return tuple(DiffRow(setting=name, values=tuple(values), same=len(set(values)) <= 1) for name, values in rows)
+    found = {name: tuple(_text(getattr(config, name), UNSET.get(name, "model")) for config in configs) for name in settings}
+    return found | {each.name: tuple(_text(getattr(config.knobs, each.name)) for config in configs) for each in fields(Knobs)}
 
 
 UNSET = {"decode_device": "same"}

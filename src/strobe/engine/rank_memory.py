@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 
 from strobe.engine.memory import CACHED, LARGEST, WEIGHTS, MemoryPart, check, free_bytes, predict
-from strobe.engine.model import Parts
+from strobe.engine.model import ModelParts
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
 
 LEADERS = ("autoencoder weights", "decoder memories")
 
 
-def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batch: int, *, there: bool = False) -> None:
+def check_room(parts: ModelParts, config: ResolvedConfig, layout: Layout | None, batch: int, *, there: bool = False) -> None:
     """Check that the memory that a session of `batch` samples needs is free on its device.
 
     Args: as of `strobe.engine.memory.predict`, and
@@ -30,7 +30,7 @@ def check_room(parts: Parts, config: ResolvedConfig, layout: Layout | None, batc
     check(needed, free_bytes(config.device), config.device)
 
 
-def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:
+def predict_rank(parts: ModelParts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:
     """Predict the memory of one rank of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder.
 
     Args: as of `strobe.engine.memory.predict`, and
@@ -40,7 +40,7 @@ def predict_rank(parts: Parts, config: ResolvedConfig, layout: Layout, batch: in
 
 
 def predict_ranks(
-    parts: Parts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
+    parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
 ) -> list[tuple[MemoryPart, ...]]:
     """Predict the memory of several ranks, as `predict_rank` does, from one look at the model."""
     bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere

@@ -14,7 +14,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.engine.attention_format import without_kernel
 from strobe.engine.config import DTYPES, AttentionFormat, CompileMode, DType, EngineConfig, Format, Knobs, ModelDefaults
-from strobe.engine.knob_states import KnobState, Place, knob_state
+from strobe.engine.knob_states import KnobPlace, KnobState, knob_state
 from strobe.engine.schedule import NoiseSchedule
 
 
@@ -147,7 +147,7 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
 
     Raises: as `resolve` does for `decode_device`.
     """
-    place = Place(
+    place = KnobPlace(
         device=device,
         elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
         lora=defaults.lora,

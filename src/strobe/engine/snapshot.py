@@ -157,12 +157,12 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Version:
+class _SnapshotVersion:
     version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Header(_Version):
+class _Header(_SnapshotVersion):
     """The header of a snapshot file: all but the tensors.
 
     `decoder_memories`: whether each is in the file; `digests`: sha256 of every tensor, by name.
@@ -209,7 +209,7 @@ def read_snapshot(path: str | Path, device: torch.device) -> Snapshot:
 
 def _read_header(text: str) -> _Header:
     body, _, digest = text.rpartition("\n")
-    version = msgspec.json.decode(body or text, type=_Version).version
+    version = msgspec.json.decode(body or text, type=_SnapshotVersion).version
     if version != VERSION:
         raise SessionError(
             f"it has version {version}, and this strobe reads version {VERSION}; "

@@ -23,7 +23,7 @@ _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ClaimPlace:
     """Place of a claim in a file. Lines count from 1."""
 
     path: str
@@ -66,7 +66,7 @@ class TableCell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class DocumentRow:
     """One table row; `depth` is the indentation of its label, `group` the heading line above it."""
 
     cells: tuple[TableCell, ...]
@@ -81,13 +81,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class DocumentTable:
     """One table with its caption and the notes below it, whatever it was written as."""
 
     section: DocumentSection
     caption: str
     header: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[DocumentRow, ...]
     line: int
     origin: Origin = "table"
     notes: tuple[str, ...] = ()
@@ -127,18 +127,18 @@ class Sentence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
+class LintDocument:
     """A file as tables, sentences and lines of code; `ignored`: lines that a comment takes out of one rule (or all, `*`)."""
 
     path: str
-    tables: tuple[Table, ...] = ()
+    tables: tuple[DocumentTable, ...] = ()
     sentences: tuple[Sentence, ...] = ()
     code: tuple[Sentence, ...] = ()
     ignored: tuple[tuple[range, str], ...] = ()
 
-    def place(self, line: int, table: Table | None = None, row: str = "", column: str = "") -> Place:
+    def place(self, line: int, table: DocumentTable | None = None, row: str = "", column: str = "") -> ClaimPlace:
         """Return a place in this document."""
-        return Place(path=self.path, line=line, table=table.name if table else "", row=row, column=column)
+        return ClaimPlace(path=self.path, line=line, table=table.name if table else "", row=row, column=column)
 
     def text_of(self, section: DocumentSection) -> str:
         """Return all sentences of a section and of the sections below it as one text."""
@@ -197,14 +197,14 @@ _NAMED: Final = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.% ]{0,18}?)\s*[:=]\s*$
 VALUE: Final = "value"
 
 
-def lines_table(lines: Sequence[tuple[int, str]], section: DocumentSection, intro: str = "") -> Table | None:
+def lines_table(lines: Sequence[tuple[int, str]], section: DocumentSection, intro: str = "") -> DocumentTable | None:
     """Read numbered lines of output into one table, or None if fewer than two of them are `label: number ...`.
 
     Args:
         lines: number and text of each line.
         intro: the text before the block; it may declare the unit.
     """
-    rows: list[tuple[Row, dict[str, TableCell]]] = []
+    rows: list[tuple[DocumentRow, dict[str, TableCell]]] = []
     caption, group = "", ""
     hint = caption_unit(intro)
     for number, text in lines:
@@ -214,7 +214,7 @@ def lines_table(lines: Sequence[tuple[int, str]], section: DocumentSection, intr
             depth = len(labelled["indent"].expandtabs(4))
             label = TableCell(text=labelled["label"].strip(), line=number)
             rows.append(
-                (Row(cells=(label,), line=number, depth=depth, group=group), _named_cells(labelled["rest"], number, hint))
+                (DocumentRow(cells=(label,), line=number, depth=depth, group=group), _named_cells(labelled["rest"], number, hint))
             )
         elif heading:
             caption, group = caption or ("" if group or rows else heading["title"]), heading["title"]
@@ -225,9 +225,10 @@ def lines_table(lines: Sequence[tuple[int, str]], section: DocumentSection, intr
     titles = list(dict.fromkeys(title for _, cells in rows for title in cells))
     blank = {title: TableCell(text="", line=0) for title in titles}
     full = tuple(
-        Row(cells=(*row.cells, *(blank | cells).values()), line=row.line, depth=row.depth, group=row.group) for row, cells in rows
+        DocumentRow(cells=(*row.cells, *(blank | cells).values()), line=row.line, depth=row.depth, group=row.group)
+        for row, cells in rows
     )
-    return Table(section=section, caption=caption, header=("", *titles), rows=full, line=full[0].line, origin="lines")
+    return DocumentTable(section=section, caption=caption, header=("", *titles), rows=full, line=full[0].line, origin="lines")
 
 
 def _named_cells(rest: str, line: int, hint: Unit | None) -> dict[str, TableCell]:
@@ -315,15 +316,15 @@ class _Text:
         return " ".join(part for _, part in self.lines)
 
 
-def read_markdown(text: str, path: str) -> Document:
+def read_markdown(text: str, path: str) -> LintDocument:
     """Read a Markdown document.
 
     Args:
         path: named in every place.
     """
     text = readable(re.sub(r"\r\n?", "\n", text).replace(_BREAK, " "))
-    reader = _Reader(_UNSEEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text))
-    return Document(
+    reader = _MarkdownReader(_UNSEEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text))
+    return LintDocument(
         path=path,
         tables=tuple(sorted(reader.tables, key=lambda table: table.line)),
         sentences=tuple(reader.sentences),
@@ -332,14 +333,14 @@ def read_markdown(text: str, path: str) -> Document:
     )
 
 
-class _Reader:
+class _MarkdownReader:
     """A single pass over the blocks of a document, in order."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")
         self.headings: list[tuple[int, str, int]] = []
         self.num_headings = 0
-        self.tables: list[Table] = []
+        self.tables: list[DocumentTable] = []
         self.sentences: list[Sentence] = []
         self.code: list[Sentence] = []
         self.open_items: list[str] = []
@@ -419,7 +420,7 @@ class _Reader:
         caption = self.intro if self.intro_bold or self.intro.endswith(":") or self.intro.lower().startswith("table") else ""
         units = column_units(header, (caption, self.intro))
         self.tables.append(
-            Table(
+            DocumentTable(
                 section=self.section,
                 caption=caption.rstrip(":"),
                 header=header,
@@ -446,13 +447,13 @@ def _text(paragraph: SyntaxTreeNode, parent: str = "") -> _Text:
     return _Text(source, tuple((number, line.strip()) for number, line in enumerate(shown, _line(paragraph))), parent)
 
 
-def _row(sources: Sequence[str], number: int, units: Sequence[Unit | None]) -> Row:
+def _row(sources: Sequence[str], number: int, units: Sequence[Unit | None]) -> DocumentRow:
     first, *others = sources
     indent = _INDENT.match(re.sub(r"^(\*\*|__|\*|_)(?=\S)", "", first))
     depth = len(re.findall(r"&\w+;|[ \u2003\u2002↳└├│•>+*-]", indent[0])) if indent else 0
     first = first[indent.end() :] if indent and not re.match(r"[-+]?\d", first) else first
     cells = tuple(read_cell(plain(part), number, unit) for part, unit in zip((first, *others), units, strict=True))
-    return Row(cells=cells, line=number, depth=depth)
+    return DocumentRow(cells=cells, line=number, depth=depth)
 
 
 def _notes(lines: Sequence[str]) -> Iterator[str]:
@@ -491,17 +492,17 @@ def _lead(text: _Text) -> str:
     return before[1].strip() if before else ""
 
 
-def _list_table(items: Sequence[_Text], section: DocumentSection, parent: str) -> Table | None:
+def _list_table(items: Sequence[_Text], section: DocumentSection, parent: str) -> DocumentTable | None:
     """Turn items `label: number ...` into rows of a table; None if there are none."""
     rows = []
     for item in items:
         label, colon, rest = item.plain.partition(":")
         cell = read_cell(rest.strip(), item.lines[0][0])
         if colon and len(label) <= 80 and cell.quantity is not None:
-            rows.append(Row(cells=(read_cell(label, cell.line), cell), line=cell.line))
+            rows.append(DocumentRow(cells=(read_cell(label, cell.line), cell), line=cell.line))
     if not rows:
         return None
-    return Table(
+    return DocumentTable(
         section=section, caption=parent.rstrip(":"), header=("", VALUE), rows=tuple(rows), line=rows[0].line, origin="list"
     )
 

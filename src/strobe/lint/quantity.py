@@ -283,15 +283,9 @@ def printed(value: Fraction, like: Quantity, *, more: int = 1) -> str:
 
 def time_printed(seconds: Fraction) -> str:
     """Print a duration with three significant digits in the unit that suits it."""
-    for unit in ("s", "ms", "µs"):
-        if abs(seconds) >= UNITS[unit].scale:
-            return f"{_three(float(seconds / UNITS[unit].scale))} {unit}"
-    return f"{_three(float(seconds * 10**9))} ns"
-
-
-def _three(value: float) -> str:
-    whole = len(str(int(abs(value))))
-    return f"{value:.{max(0, 3 - whole)}f}"
+    unit = next((unit for unit in ("s", "ms", "µs") if abs(seconds) >= UNITS[unit].scale), "ns")
+    value = float(seconds / UNITS[unit].scale)
+    return f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f} {unit}"
 
 
 _HEAD_UNIT: Final = re.compile(
@@ -431,11 +425,6 @@ class Metric:
     kind: Kind
     statistic: str = ""
     quality: str = ""
-
-    @property
-    def subject(self) -> tuple[str, ...]:
-        """Words of the title apart from statistic and unit."""
-        return words(self.title)
 
 
 def metric_of(title: str, unit: Unit | None) -> Metric:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape, device_peaks
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.lint.document import Document, DocumentSection, Place, Row, Table, TableCell
+from strobe.lint.document import ClaimPlace, DocumentRow, DocumentSection, DocumentTable, LintDocument, TableCell
 from strobe.lint.quantity import Metric, Quantity, is_metric, key, metric_of
 
 _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
@@ -23,7 +23,7 @@ _VALUE_KEYS: Final = frozenset({"value", "", "result", "measured", "measurement"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class LintFigure:
     """A cell of a metric's column or row.
 
     Args:
@@ -38,9 +38,9 @@ class Figure:
     row: int
     position: int
     metric: Metric
-    table: Table
+    table: DocumentTable
     by_columns: bool
-    place: Place
+    place: ClaimPlace
 
     @property
     def quantity(self) -> Quantity:
@@ -56,14 +56,14 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
+class MetricSeries:
     """Cells of one metric."""
 
     metric: Metric
-    entries: tuple[Figure, ...]
+    entries: tuple[LintFigure, ...]
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[LintFigure, ...]:
         """Entries whose cell holds a number."""
         return tuple(entry for entry in self.entries if entry.cell.quantity is not None)
 
@@ -82,18 +82,18 @@ class View:
         derived: columns that are computed from others (`Change`, `Speedup`), if metrics are rows.
     """
 
-    table: Table
+    table: DocumentTable
     by_columns: bool
-    series: tuple[Series, ...]
+    series: tuple[MetricSeries, ...]
     keys: tuple[str, ...]
-    derived: tuple[Series, ...] = ()
+    derived: tuple[MetricSeries, ...] = ()
 
-    def of_kind(self, *kinds: str) -> list[Series]:
+    def of_kind(self, *kinds: str) -> list[MetricSeries]:
         """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
 
 
-def _metrics_are_columns(table: Table) -> bool:
+def _metrics_are_columns(table: DocumentTable) -> bool:
     rows = _share_of_metrics(row.label for row in table.rows)
     if table.origin == "lines":
         return True
@@ -109,7 +109,7 @@ def _share_of_metrics(labels: Iterable[str]) -> float:
     return sum(found) / max(1, len(found))
 
 
-def _row_name(table: Table, row: Row, labels: int) -> str:
+def _row_name(table: DocumentTable, row: DocumentRow, labels: int) -> str:
     """Return a row's label: its leading cells up to the first figure."""
     parts: list[str] = []
     for cell, title in zip(row.cells, table.header, strict=True):
@@ -122,7 +122,7 @@ def _row_name(table: Table, row: Row, labels: int) -> str:
     return " / ".join(parts)
 
 
-def _label_columns(table: Table) -> int:
+def _label_columns(table: DocumentTable) -> int:
     """Count the leading columns of labels: those before the first that has a figure in most rows."""
     for index, title in enumerate(table.header):
         figures = sum(row.cells[index].quantity is not None for row in table.rows)
@@ -141,13 +141,13 @@ def _about_figures(title: str, cells: Sequence[TableCell]) -> bool:
     return figures > 0 and title.lower() not in _REST and 2 * figures >= sum(not cell.empty for cell in cells) - 1
 
 
-def view_of(document: Document, table: Table) -> View:
+def view_of(document: LintDocument, table: DocumentTable) -> View:
     """Decide whether columns or rows are the metrics, and read the table as series."""
     by_columns = _metrics_are_columns(table)
     labels = _label_columns(table)
     names = [_row_name(table, row, labels) if by_columns else row.label for row in table.rows]
 
-    def series_of(title: str, cells: Iterable[tuple[int, int, TableCell]], across: bool) -> Series:
+    def series_of(title: str, cells: Iterable[tuple[int, int, TableCell]], across: bool) -> MetricSeries:
         """Make a series of cells with their rows and columns: along a row (`across`), or down a column."""
         found = list(cells)
         metric = _metric(title, [cell for _, _, cell in found])
@@ -156,12 +156,12 @@ def view_of(document: Document, table: Table) -> View:
             name = table.header[column] if across else names[row]
             place = document.place(cell.line, table, *((title, name) if across else (name, title)))
             entries.append(
-                Figure(
+                LintFigure(
                     name=name, cell=cell, row=row, position=column if across else row, metric=metric, table=table,
                     by_columns=by_columns, place=place,
                 )
             )  # fmt: skip
-        return Series(metric=metric, entries=tuple(entries))
+        return MetricSeries(metric=metric, entries=tuple(entries))
 
     columns = {
         column: [(number, column, row.cells[column]) for number, row in enumerate(table.rows)]
@@ -191,7 +191,7 @@ def view_of(document: Document, table: Table) -> View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class LintOptions:
     """Facts about a measurement that the document itself does not state.
 
     Args:
@@ -207,7 +207,7 @@ class Options:
     device: DevicePeaks | None = None
 
 
-def options_of(*, model: str | None, size: tuple[int, int] | None, window: int | None, device: str | None) -> Options:
+def options_of(*, model: str | None, size: tuple[int, int] | None, window: int | None, device: str | None) -> LintOptions:
     """Validate the user's statements and derive tokens from them.
 
     Raises:
@@ -225,7 +225,7 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
         raise unknown_choice("device", device, (each.name for each in DEVICES))
     transformer = None if model is None else TRANSFORMERS[model]
     tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
-    return Options(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
+    return LintOptions(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
 
 
 def device_named(text: str) -> DevicePeaks | None:
@@ -238,8 +238,8 @@ def device_named(text: str) -> DevicePeaks | None:
 class LintStudy:
     """A document and the options that go with it."""
 
-    document: Document
-    options: Options
+    document: LintDocument
+    options: LintOptions
 
     @cached_property
     def views(self) -> tuple[View, ...]:
@@ -247,7 +247,7 @@ class LintStudy:
         return tuple(view_of(self.document, table) for table in self.document.tables)
 
     @cached_property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[LintFigure, ...]:
         """All figures of all tables, in order."""
         return tuple(figure for view in self.views for series in view.series for figure in series.figures)
 
@@ -282,7 +282,7 @@ class LintStudy:
                 return any_case[0]
         return ""
 
-    def config(self, figure: Figure) -> str:
+    def config(self, figure: LintFigure) -> str:
         """Return the configuration of a figure: its name, or for a column of values the one of its heading."""
         if figure.name.lower() not in _VALUE_KEYS:
             return key(figure.name)
@@ -306,11 +306,11 @@ class Claim:
         severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
     """
 
-    place: Place
+    place: ClaimPlace
     said: str
     corrected: str
     why: str
-    also: tuple[Place, ...] = ()
+    also: tuple[ClaimPlace, ...] = ()
     rule: str = ""
     severity: Severity = "error"
 

@@ -14,7 +14,7 @@ from strobe.quality import flip, ms_ssim, psnr, ssim, temporal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
+class QualityMetric:
     """One metric of the table.
 
     Args:
@@ -34,45 +34,47 @@ class Metric:
     not_measured: str | None = None
 
 
-METRICS: Final[tuple[Metric, ...]] = (
-    Metric(name="psnr", unit="dB", higher_is_better=True, definition=psnr.DEFINITION),
-    Metric(name="ssim", higher_is_better=True, definition=ssim.DEFINITION),
-    Metric(name="ms_ssim", higher_is_better=True, definition=ms_ssim.DEFINITION),
-    Metric(name="flip", higher_is_better=False, definition=flip.DEFINITION),
-    Metric(name="temporal_difference", higher_is_better=False, definition=temporal.DEFINITION),
-    Metric(name="flicker_excess", higher_is_better=False, definition=temporal.FLICKER_DEFINITION),
-    Metric(name="psnr_drift", unit="dB", higher_is_better=True, definition=f"psnr_drift(psnr: {temporal.DRIFT_DEFINITION})"),
-    Metric(name="ssim_drift", higher_is_better=True, definition=f"ssim_drift(ssim: {temporal.DRIFT_DEFINITION})"),
-    Metric(name="border_jump", higher_is_better=False, definition=temporal.BORDER_DEFINITION, compares=False),
-    Metric(
+METRICS: Final[tuple[QualityMetric, ...]] = (
+    QualityMetric(name="psnr", unit="dB", higher_is_better=True, definition=psnr.DEFINITION),
+    QualityMetric(name="ssim", higher_is_better=True, definition=ssim.DEFINITION),
+    QualityMetric(name="ms_ssim", higher_is_better=True, definition=ms_ssim.DEFINITION),
+    QualityMetric(name="flip", higher_is_better=False, definition=flip.DEFINITION),
+    QualityMetric(name="temporal_difference", higher_is_better=False, definition=temporal.DEFINITION),
+    QualityMetric(name="flicker_excess", higher_is_better=False, definition=temporal.FLICKER_DEFINITION),
+    QualityMetric(
+        name="psnr_drift", unit="dB", higher_is_better=True, definition=f"psnr_drift(psnr: {temporal.DRIFT_DEFINITION})"
+    ),
+    QualityMetric(name="ssim_drift", higher_is_better=True, definition=f"ssim_drift(ssim: {temporal.DRIFT_DEFINITION})"),
+    QualityMetric(name="border_jump", higher_is_better=False, definition=temporal.BORDER_DEFINITION, compares=False),
+    QualityMetric(
         name="vmaf",
         higher_is_better=True,
         definition="VMAF v0.6.1 of libvmaf, mean over frames; equal clips score below 100, see the reference's column",
         compares=False,
         not_measured="needs an FFmpeg built with libvmaf, which PyAV's is not: " + f"{install('vmaf')}, or put one on the PATH",
     ),
-    Metric(
+    QualityMetric(
         name="lpips",
         higher_is_better=False,
         definition="LPIPS v0.1, AlexNet with linear heads, frames in [-1, 1] at their own size; mean over frames",
         compares=False,
         not_measured="needs weights: `strobe quality --weights DIR`; random ones give plausible, meaningless numbers",
     ),
-    Metric(
+    QualityMetric(
         name="dists",
         higher_is_better=False,
         definition="DISTS, structure and texture of VGG-16 features, frames at their own size; mean over frames",
         compares=False,
         not_measured="needs weights: `strobe quality --weights DIR`",
     ),
-    Metric(
+    QualityMetric(
         name="clip_score",
         higher_is_better=True,
         definition="cosine of the CLIP embeddings of prompt and frame, in [-1, 1]; mean over frames",
         compares=False,
         not_measured="needs weights and a prompt: `strobe quality --weights DIR --prompt TEXT`",
     ),
-    Metric(
+    QualityMetric(
         name="fvd",
         higher_is_better=False,
         definition="Frechet distance of video features (I3D) between two sets of clips",
@@ -82,7 +84,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-def metric(name: str) -> Metric:
+def metric(name: str) -> QualityMetric:
     """Return the metric of a name.
 
     Raises:

@@ -20,7 +20,7 @@ DIMENSIONS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class VBenchScore:
     """The result of one dimension for one clip.
 
     Args:
@@ -52,7 +52,7 @@ def command(folder: Path, *, prompts: bool) -> str:
     return f"python evaluate.py --mode=custom_input {where}{said} --dimension {' '.join(DIMENSIONS)}"
 
 
-def read_results(path: Path) -> tuple[Result, ...]:
+def read_results(path: Path) -> tuple[VBenchScore, ...]:
     """Read a `*_eval_results.json` of VBench: for each dimension the mean and the value of each video.
 
     Raises:
@@ -67,7 +67,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
     return tuple(result for dimension, found in document.items() for result in _of_dimension(path, dimension, found))
 
 
-def _of_dimension(path: Path, dimension: str, found: Any) -> list[Result]:
+def _of_dimension(path: Path, dimension: str, found: Any) -> list[VBenchScore]:
     """Read the videos of one dimension; several values of one video are averaged."""
     try:
         _, videos = found
@@ -78,4 +78,6 @@ def _of_dimension(path: Path, dimension: str, found: Any) -> list[Result]:
         raise DataError(
             f"{path}: {dimension} is not [mean, [{{video_path, video_results}}, ...]] as VBench writes it ({error!r})"
         ) from error
-    return [Result(clip=clip, dimension=dimension, value=sum(each) / len(each), n=len(each)) for clip, each in values.items()]
+    return [
+        VBenchScore(clip=clip, dimension=dimension, value=sum(each) / len(each), n=len(each)) for clip, each in values.items()
+    ]

@@ -60,7 +60,7 @@ SENTENCES: Final = ("a paper boat on a river at dawn", "a fox running through fr
 """Prompts of any other model to begin with."""
 
 
-class Server:
+class StreamServer:
     """The ASGI application with its hub, model and page.
 
     Args:

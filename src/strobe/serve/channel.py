@@ -15,7 +15,7 @@ from strobe.serve.protocol import Codec, FromServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frame:
+class WaitingFrame:
     """A frame that was made and not yet painted."""
 
     number: int
@@ -43,7 +43,7 @@ class Channel:
     codec: Codec
     preset: str
     generation: int = 0
-    frames: deque[Frame] = field(default_factory=deque)
+    frames: deque[WaitingFrame] = field(default_factory=deque)
     cursor: int = 0
     received: int = 0
     painted: int = 0

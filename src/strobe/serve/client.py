@@ -99,7 +99,7 @@ class Playback:
         return len(self._waiting)
 
 
-class Viewer:
+class LoadViewer:
     """An open stream. Iterate over it to receive pictures and messages; send messages with `send`.
 
     ```python
@@ -126,7 +126,7 @@ class Viewer:
         """Report to the server that a picture was painted."""
         self.painted = picture.frame + 1
         await self.send(
-            protocol.Seen(
+            protocol.PaintedFrame(
                 frame=picture.frame,
                 generation=picture.generation,
                 epoch=picture.epoch,
@@ -208,9 +208,9 @@ async def watch(
     preset: str = "",
     codec: Codec = "jpeg",
     image: str = "",
-    resume: str | Viewer = "",
+    resume: str | LoadViewer = "",
     token: str = "",
-) -> AsyncIterator[Viewer]:
+) -> AsyncIterator[LoadViewer]:
     """Open a stream, or go on with one by its secret.
 
     Args:
@@ -226,10 +226,10 @@ async def watch(
         ConfigError: `url` is no address.
     """
     async with await _connected(url, token) as socket:
-        before = resume if isinstance(resume, Viewer) else None
+        before = resume if isinstance(resume, LoadViewer) else None
         opened = protocol.Open(
             v=protocol.VERSION, prompt=prompt, seed=seed, preset=preset, codec=codec, image=image,
-            resume=resume.welcome.secret if isinstance(resume, Viewer) else resume,
+            resume=resume.welcome.secret if isinstance(resume, LoadViewer) else resume,
             frame=None if before is None else before.painted,
             generation=0 if before is None else before.generation,
         )  # fmt: skip
@@ -239,7 +239,7 @@ async def watch(
             raise RefusedError(answer)
         if not isinstance(answer, Welcome):
             raise SessionError(getattr(answer, "message", f"the server answered {type(answer).__name__.lower()}"))
-        yield Viewer(socket, answer)
+        yield LoadViewer(socket, answer)
 
 
 async def _connected(url: str, token: str) -> ClientConnection:

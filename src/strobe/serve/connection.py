@@ -7,10 +7,11 @@ import base64
 import binascii
 import secrets
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -73,7 +74,9 @@ class Connection:
             channel = await self._open(first)
             if channel is None:
                 return
-            await self._watch(channel)
+            await first_of(
+                self._receive_all(), self._obey_all(channel), self._send_all(), self.hub.pictures(channel, self._send_picture)
+            )
         except StrobeError as error:
             self.hub.metrics.refused.labels("message").inc()
             with suppress(Exception):
@@ -91,23 +94,6 @@ class Connection:
             with suppress(Exception):
                 async with asyncio.timeout(2.0):
                     await self.socket.close(1000)
-
-    async def _watch(self, channel: Channel) -> None:
-        """Send and receive until one of the tasks ends, and raise its error."""
-        tasks = [
-            asyncio.create_task(self._receive_all()),
-            asyncio.create_task(self._obey_all(channel)),
-            asyncio.create_task(self._send_all()),
-            asyncio.create_task(self.hub.pictures(channel, self._send_picture)),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive_all(self) -> None:
         """Receive messages as they come. If one cannot be read or the viewer goes, what came before is obeyed first."""
@@ -294,7 +280,7 @@ class Connection:
     async def _obey(self, channel: Channel, message: FromViewer, at_s: float) -> None:
         hub, worker, name = self.hub, self.hub.worker, channel.name
         match message:
-            case protocol.Seen():
+            case protocol.PaintedFrame():
                 hub.seen(channel, message)
             case protocol.Received():
                 hub.received(channel, message)
@@ -382,10 +368,9 @@ class Connection:
     async def _record(self, channel: Channel, on: bool) -> None:
         if on:
             self.hub.recordings.start(channel.name, self.hub.fps)
-            self._post(protocol.Recorded(on=True, download="", frames=0))
+            self._post(protocol.RecordingState(on=True, download="", frames=0))
             return
-        clip = await self.hub.recordings.end(channel.name)
-        self._post(clip.told)
+        self._post(await self.hub.recordings.end(channel.name))
 
 
 def _image(text: str) -> bytes:
@@ -398,3 +383,16 @@ def _image(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(f"the start image is not base64: {error}") from error
+
+
+async def first_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Run until the first of these ends, end the others, and raise its error if it has one."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

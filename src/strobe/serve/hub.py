@@ -17,12 +17,25 @@ from typing import Final, TypeVar
 
 from strobe.core.errors import StrobeError
 from strobe.serve.block import Block
-from strobe.serve.channel import Channel, Frame
+from strobe.serve.channel import Channel, WaitingFrame
 from strobe.serve.encode import Encoder, new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
-from strobe.serve.protocol import Codec, Effective, Ended, Error, Flushed, FromServer, Made, Picture, Received, Seen, State
-from strobe.serve.recordings import Clip, Recordings
+from strobe.serve.protocol import (
+    Codec,
+    Effective,
+    Ended,
+    Error,
+    Flushed,
+    FromServer,
+    Made,
+    PaintedFrame,
+    Picture,
+    Received,
+    RecordingState,
+    State,
+)
+from strobe.serve.recordings import Recordings
 from strobe.serve.scheduler import Admission
 from strobe.serve.streams import LiveStream
 from strobe.serve.worker import StreamGoneError, Worker
@@ -172,9 +185,9 @@ class Hub:
         told = "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
         self.loop.call_soon_threadsafe(self._tell, name, Error(message=told))
 
-    def recorded(self, name: str, clip: Clip) -> None:
+    def recorded(self, name: str, clip: RecordingState) -> None:
         """Take a clip that ended by itself over to the event loop. Called on the recordings' thread."""
-        self.loop.call_soon_threadsafe(self._tell, name, clip.told)
+        self.loop.call_soon_threadsafe(self._tell, name, clip)
 
     def _tell(self, name: str, message: FromServer) -> None:
         if name in self.channels:
@@ -209,12 +222,12 @@ class Hub:
             if block.first_frame + offset < channel.painted:
                 continue
             last = block if offset == len(block.frames) - 1 else None
-            channel.frames.append(Frame(number=block.first_frame + offset, epoch=block.epoch, pixels=pixels, block=last))
+            channel.frames.append(WaitingFrame(number=block.first_frame + offset, epoch=block.epoch, pixels=pixels, block=last))
         channel.changed.set()
         if not seen:
             self.recordings.add(name, block.frames)
 
-    def seen(self, channel: Channel, message: Seen) -> None:
+    def seen(self, channel: Channel, message: PaintedFrame) -> None:
         """Handle a viewer's report of what it has painted."""
         if message.generation != channel.generation:
             return

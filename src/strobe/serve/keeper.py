@@ -24,7 +24,7 @@ from strobe.engine.snapshot import Snapshot
 from strobe.serve.block import Block, Branch
 from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.prompt_log import hashed
-from strobe.serve.store import Place, SavedBranch, SavedState, SavedStream, Store
+from strobe.serve.store import SavedBranch, SavedState, SavedStream, Store, StreamFolder
 from strobe.serve.worker import Worker
 
 BEAT: Final = 16
@@ -42,7 +42,7 @@ class _Kept:
         lost: another server has taken it over.
     """
 
-    place: Place
+    place: StreamFolder
     saved: SavedStream
     busy: bool = False
     failing: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ class Keeper:
             raise SessionError("the server can keep no stream now; its log says why") from error
         self._kept[saved.name] = _Kept(place=place, saved=saved)
 
-    def go_on(self, place: Place, saved: SavedStream) -> None:
+    def go_on(self, place: StreamFolder, saved: SavedStream) -> None:
         """Keep a stream that was taken over."""
         self._kept[saved.name] = _Kept(place=place, saved=saved)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import uvicorn
 
-from strobe.serve.app import Server
+from strobe.serve.app import StreamServer
 from strobe.serve.settings import ServeSettings
 
 LARGEST_MESSAGE: Final = 8 * 2**20
@@ -23,7 +23,7 @@ class Listening(uvicorn.Server):
         log_level: of uvicorn's own lines.
     """
 
-    def __init__(self, server: Server, settings: ServeSettings, *, log_level: str = "warning") -> None:
+    def __init__(self, server: StreamServer, settings: ServeSettings, *, log_level: str = "warning") -> None:
         super().__init__(
             uvicorn.Config(
                 server.app,

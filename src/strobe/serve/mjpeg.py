@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from strobe.core.errors import ConfigError, SessionError, StrobeError, unknown_choice
 from strobe.serve.channel import Channel
-from strobe.serve.connection import SEND_WITHIN_S
+from strobe.serve.connection import SEND_WITHIN_S, first_of
 from strobe.serve.hub import Hub
 from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import Origin
@@ -119,19 +119,6 @@ async def _open(hub: Hub, origin: Origin) -> Channel:
         raise refused("prompt", error) from error
     log_event("stream opened", stream=name, preset=origin.preset, codec="mjpeg")
     return hub.add(stream, "jpeg")
-
-
-async def first_of(*work: Coroutine[Any, Any, None]) -> None:
-    """Run until the first of these ends, end the others, and raise its error if it has one."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Mjpeg(Response):

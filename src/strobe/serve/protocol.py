@@ -112,7 +112,7 @@ class Received(Struct, tag="received", kw_only=True, forbid_unknown_fields=True)
     generation: Count
 
 
-class Seen(Struct, tag="seen", kw_only=True, forbid_unknown_fields=True):
+class PaintedFrame(Struct, tag="seen", kw_only=True, forbid_unknown_fields=True):
     """Report the last painted picture, its time and how many wait, so that the server does not make too many.
 
     `late_ms` is the painting's time less the picture's due time; `made_to_paint_ms` the time since the server handed it to the
@@ -134,7 +134,7 @@ class Close(Struct, tag="close", kw_only=True, forbid_unknown_fields=True):
     """End the stream for good."""
 
 
-FromViewer = Open | Prompt | Play | Pause | Reset | Mark | Go | Fork | Record | AskRecipe | Received | Seen | Close
+FromViewer = Open | Prompt | Play | Pause | Reset | Mark | Go | Fork | Record | AskRecipe | Received | PaintedFrame | Close
 
 
 class PresetOffer(Struct, kw_only=True):
@@ -239,7 +239,7 @@ class Forked(Struct, tag="forked", kw_only=True):
     branch: int
 
 
-class Recorded(Struct, tag="recorded", kw_only=True):
+class RecordingState(Struct, tag="recorded", kw_only=True):
     """Recording began (`download` is empty) or ended, `why` if by itself; the clip is at that path for some minutes."""
 
     on: bool
@@ -259,7 +259,7 @@ class PromptEntry(Struct, kw_only=True, frozen=True, omit_defaults=True):
     text_sha256: str = ""
 
 
-class Recipe(Struct, tag="recipe", kw_only=True):
+class RecipeAnswer(Struct, tag="recipe", kw_only=True):
     """A recipe from which a machine of the same kind makes the stream again, bit by bit: `strobe generate --replay FILE`.
 
     `weights` and `image_sha256` are hexadecimal; `image` is base64, empty without one. `frame_blocks` were made so far.
@@ -306,7 +306,19 @@ class Ended(Struct, tag="ended", kw_only=True):
 
 
 FromServer = (
-    Welcome | Prompted | Effective | Made | Flushed | Marked | Forked | Recorded | Recipe | State | Refused | Error | Ended
+    Welcome
+    | Prompted
+    | Effective
+    | Made
+    | Flushed
+    | Marked
+    | Forked
+    | RecordingState
+    | RecipeAnswer
+    | State
+    | Refused
+    | Error
+    | Ended
 )
 
 _HEADER: Final = struct.Struct("<BBBxIIIQ")

@@ -17,31 +17,11 @@ from numpy.typing import NDArray
 from strobe.core.errors import StrobeError
 from strobe.engine.video import VideoFile
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.protocol import Recorded
+from strobe.serve.protocol import RecordingState
 
 CLIPS: Final = 16
 """Finished clips that are kept."""
 LONGEST_CLIP_S: Final = 600
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clip:
-    """A clip that has ended.
-
-    Args:
-        name: for `download`; empty: nothing of it is kept.
-        frames: that are kept.
-        why: it ended by itself, for its viewer; empty: the viewer ended it, and all of it is there.
-    """
-
-    name: str = ""
-    frames: int = 0
-    why: str = ""
-
-    @property
-    def told(self) -> Recorded:
-        """The message to its viewer."""
-        return Recorded(on=False, download=f"/v1/clips/{self.name}" if self.name else "", frames=self.frames, why=self.why)
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -51,7 +31,7 @@ class _Growing:
     stream: str
     video: VideoFile
     most_frames: int
-    ended: Clip | None = None
+    ended: RecordingState | None = None
 
 
 class Recordings:
@@ -62,7 +42,7 @@ class Recordings:
             is as long as a clip may be.
     """
 
-    def __init__(self, metrics: Metrics, ended: Callable[[str, Clip], None]) -> None:
+    def __init__(self, metrics: Metrics, ended: Callable[[str, RecordingState], None]) -> None:
         self.clips: dict[str, Path] = {}
         self._metrics, self._ended = metrics, ended
         self._growing: dict[str, _Growing] = {}
@@ -85,11 +65,11 @@ class Recordings:
         if stream in self._growing:
             self._writer.submit(self._write, self._growing[stream], frames)
 
-    async def end(self, stream: str) -> Clip:
+    async def end(self, stream: str) -> RecordingState:
         """Finish the clip; one that ended by itself is told once more."""
         growing = self._growing.pop(stream, None)
         if growing is None:
-            return Clip()
+            return RecordingState(on=False, download="", frames=0)
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._finish, growing)
 
     def stop(self, stream: str) -> None:
@@ -122,7 +102,7 @@ class Recordings:
             clip = self._finish(growing, why=f"a clip has at most {LONGEST_CLIP_S} s; record another one")
         self._ended(growing.stream, clip)
 
-    def _finish(self, growing: _Growing, error: StrobeError | None = None, why: str = "") -> Clip:
+    def _finish(self, growing: _Growing, error: StrobeError | None = None, why: str = "") -> RecordingState:
         """Close a clip's file and keep the frames in it that are whole. Again: returns the same."""
         if growing.ended is not None:
             return growing.ended
@@ -130,15 +110,15 @@ class Recordings:
             growing.video.close()
         except StrobeError as late:
             error = error or late
-        frames, path, name = growing.video.num_frames, growing.video.written, ""
+        frames, path, download = growing.video.num_frames, growing.video.written, ""
         if error is not None:
             why = "the server could not write more of the clip; its log says why"
             self._metrics.not_recorded.inc()
             log_event("recording failed", stream=growing.stream, frames=frames, error=str(error))
         if frames:
             name = secrets.token_urlsafe(24)
-            self.clips[name] = path
+            self.clips[name], download = path, f"/v1/clips/{name}"
         while len(self.clips) > CLIPS:
             self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
-        growing.ended = Clip(name=name, frames=frames, why=why)
+        growing.ended = RecordingState(on=False, download=download, frames=frames, why=why)
         return growing.ended

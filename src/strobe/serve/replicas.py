@@ -19,7 +19,7 @@ import strobe
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import broken, install
-from strobe.serve.app import Server
+from strobe.serve.app import StreamServer
 from strobe.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ReplicaApp:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas, self._version = replicas, strobe.__version__
-        self._server: Server | None = None
+        self._server: StreamServer | None = None
         self._asked_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +83,7 @@ class ReplicaApp:
             if self._version != strobe.__version__:
                 raise ConfigError(f"strobe {strobe.__version__} is here and {self._version} at the head; install the same")
             given = self._replicas
-            self._server = Server(
+            self._server = StreamServer(
                 given.model, resolve_device(given.device), preset=given.preset, settings=given.settings, hold=True
             )
         if scope["type"] != "lifespan":
@@ -105,7 +105,7 @@ class ReplicaApp:
         if self._server is not None and self._server.failure:
             raise ConfigError(self._server.failure)
 
-    async def _watch(self, server: Server) -> None:
+    async def _watch(self, server: StreamServer) -> None:
         """Hand the streams over once Ray asks no more; if it asks again after all, let viewers in again."""
         while True:
             await asyncio.sleep(HEALTH_S / 2)

@@ -46,7 +46,7 @@ def choose(demands: Sequence[Demand]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class StreamCost:
     """The time and memory that a stream of a preset needs.
 
     Args:
@@ -67,7 +67,7 @@ class Cost:
         return self.block_s / self.content_s
 
 
-def learn(predicted: Cost, steady_s: Sequence[float], switched_s: Sequence[float]) -> Cost:
+def learn(predicted: StreamCost, steady_s: Sequence[float], switched_s: Sequence[float]) -> StreamCost:
     """Return the cost of a preset as its running streams show it.
 
     The median of at least `ENOUGH` steady frame blocks replaces the predicted time. The longest work is the longest frame block
@@ -102,8 +102,8 @@ class Admission:
 
 def admit(
     asked: str,
-    open_streams: Sequence[Cost],
-    costs: Mapping[str, Cost],
+    open_streams: Sequence[StreamCost],
+    costs: Mapping[str, StreamCost],
     *,
     free_bytes: int,
     start_buffer_s: float,
@@ -133,7 +133,9 @@ def admit(
     return Admission(admitted=False, reason=told[1], fits=fits, reason_kind=told[0])
 
 
-def _obstacle(cost: Cost, open_streams: Sequence[Cost], free_bytes: int, start_buffer_s: float) -> tuple[str, str] | None:
+def _obstacle(
+    cost: StreamCost, open_streams: Sequence[StreamCost], free_bytes: int, start_buffer_s: float
+) -> tuple[str, str] | None:
     """Return kind and sentence of what keeps a stream out; None if nothing does."""
     if cost.stream_bytes > free_bytes:
         wanted, free = cost.stream_bytes / 2**30, free_bytes / 2**30

@@ -106,7 +106,7 @@ class SavedStream(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StreamFolder:
     """The folder of a stream, and the number of the owner who may write there."""
 
     folder: Path
@@ -146,13 +146,13 @@ class Store:
     def _folder(self, secret: str) -> Path:
         return self.folder / "streams" / hashlib.sha256(secret.encode()).hexdigest()
 
-    def add(self, secret: str, saved: SavedStream, image: bytes) -> Place:
+    def add(self, secret: str, saved: SavedStream, image: bytes) -> StreamFolder:
         """Begin a stream's folder.
 
         Raises:
             StrobeError: it cannot be written.
         """
-        place = Place(folder=self._folder(secret), owner=1)
+        place = StreamFolder(folder=self._folder(secret), owner=1)
         try:
             place.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -162,7 +162,7 @@ class Store:
         write_whole(place.head, msgspec.json.encode(saved))
         return place
 
-    def find(self, secret: str) -> tuple[Place, SavedStream] | None:
+    def find(self, secret: str) -> tuple[StreamFolder, SavedStream] | None:
         """Read a stream; None: there is none of that secret any more.
 
         Raises:
@@ -172,24 +172,24 @@ class Store:
         owners = _owners(folder)
         if not owners or self._expired(folder):
             return None
-        place = Place(folder=folder, owner=owners[-1])
+        place = StreamFolder(folder=folder, owner=owners[-1])
         try:
             data = place.head.read_bytes()
-            version = msgspec.json.decode(data, type=_Version).v
+            version = msgspec.json.decode(data, type=_HeadVersion).v
             if version != VERSION:
                 raise DataError(f"the stream was kept in version {version}, and this server reads version {VERSION}")
             return place, msgspec.json.decode(data, type=SavedStream)
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise DataError(f"the stream that was kept cannot be read: {error}") from error
 
-    def claim(self, place: Place, saved: SavedStream) -> Place:
+    def claim(self, place: StreamFolder, saved: SavedStream) -> StreamFolder:
         """Take a stream over that `find` found: from now on its former owner may not write. Return the new owner's place.
 
         Raises:
             SessionError: another server has taken it over meanwhile.
             StrobeError: it cannot be written.
         """
-        mine = Place(folder=place.folder, owner=place.owner + 1)
+        mine = StreamFolder(folder=place.folder, owner=place.owner + 1)
         beside = place.folder / f".{secrets.token_hex(4)}.tmp"
         try:
             write_whole(beside, msgspec.json.encode(saved))
@@ -205,7 +205,7 @@ class Store:
                 (place.folder / f"{owner}.json").unlink(missing_ok=True)
         return mine
 
-    def write(self, place: Place, saved: SavedStream) -> None:
+    def write(self, place: StreamFolder, saved: SavedStream) -> None:
         """Write a stream's log; it is on the disk when this returns.
 
         Raises:
@@ -215,14 +215,14 @@ class Store:
         _check_owned(place)
         write_whole(place.head, msgspec.json.encode(saved))
 
-    def save(self, place: Place, name: str, snapshot: Snapshot) -> int:
+    def save(self, place: StreamFolder, name: str, snapshot: Snapshot) -> int:
         """Write a snapshot file; return its bytes. Raises: see `write`."""
         _check_owned(place)
         path = place.folder / name
         snapshot.save(path)
         return path.stat().st_size
 
-    def load(self, place: Place, state: SavedState) -> Snapshot:
+    def load(self, place: StreamFolder, state: SavedState) -> Snapshot:
         """Read a snapshot onto the CPU.
 
         Raises:
@@ -234,7 +234,7 @@ class Store:
         except OSError as error:
             raise DataError(f"the snapshot {state.file} is gone: {error.strerror or error}") from error
 
-    def image(self, place: Place, saved: SavedStream) -> bytes:
+    def image(self, place: StreamFolder, saved: SavedStream) -> bytes:
         """Return the bytes of a stream's start image; empty without one.
 
         Raises:
@@ -250,18 +250,18 @@ class Store:
             raise DataError("the start image that was kept is not the one the stream began with: its sha256 differs")
         return data
 
-    def forget(self, place: Place, files: set[str]) -> None:
+    def forget(self, place: StreamFolder, files: set[str]) -> None:
         """Delete snapshots that nothing needs any more."""
         if not place.taken:
             for name in files:
                 (place.folder / name).unlink(missing_ok=True)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: StreamFolder) -> None:
         """Delete a stream, unless another server has taken it over."""
         if not place.taken:
             shutil.rmtree(place.folder, ignore_errors=True)
 
-    def touch(self, place: Place) -> bool:
+    def touch(self, place: StreamFolder) -> bool:
         """Note that the stream is alive; return whether it is still the owner's. A folder out of reach changes no owner."""
         with suppress(OSError):
             if place.taken:
@@ -283,7 +283,7 @@ class Store:
         return time.time() - touched > self.resume_s + spare_s
 
 
-class _Version(Struct):
+class _HeadVersion(Struct):
     v: int
 
 
@@ -292,6 +292,6 @@ def _owners(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
 
 
-def _check_owned(place: Place) -> None:
+def _check_owned(place: StreamFolder) -> None:
     if place.taken:
         raise SessionError("another server has taken the stream over")

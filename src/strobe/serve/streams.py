@@ -30,7 +30,7 @@ from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
 from strobe.serve.block import Block, Branch, GpuClock, layout
 from strobe.serve.prompt_log import Origin, switches_from
-from strobe.serve.protocol import MARKS, VERSION, PromptEntry, Recipe
+from strobe.serve.protocol import MARKS, VERSION, PromptEntry, RecipeAnswer
 from strobe.serve.spares import SpareSessions
 
 _PHASES: Final = {
@@ -342,10 +342,10 @@ class LiveStream:
         self._session, self._asleep = session, None
         self._go_on()
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> RecipeAnswer:
         """Return the recipe from which the stream can be made again."""
         origin = self.origin
-        return Recipe(
+        return RecipeAnswer(
             v=VERSION,
             model=self.model.name,
             weights=self.model.weights_hash,

@@ -20,7 +20,7 @@ from strobe.serve.keeper import BEAT, Keeper, record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.prompt_log import text_hash
 from strobe.serve.protocol import Ended, Open
-from strobe.serve.store import Place, SavedState, SavedStream
+from strobe.serve.store import SavedState, SavedStream, StreamFolder
 from strobe.serve.streams import LiveStream
 
 PAINT_WITHIN_S: Final = 3.0
@@ -140,7 +140,7 @@ def _frame(hub: Hub, keeper: Keeper, asked: Open, saved: SavedStream) -> int:
 async def _begin(
     hub: Hub,
     keeper: Keeper,
-    place: Place,
+    place: StreamFolder,
     saved: SavedStream,
     frame: int,
     begun: Callable[[SavedState | None, Snapshot | None], LiveStream],
@@ -160,7 +160,7 @@ async def _begin(
     raise AssertionError("the start is always tried")
 
 
-def _branches(keeper: Keeper, place: Place, saved: SavedStream) -> dict[int, Branch]:
+def _branches(keeper: Keeper, place: StreamFolder, saved: SavedStream) -> dict[int, Branch]:
     """Read the branches of a stream; one that was damaged is left out."""
     found = {}
     for each in saved.branches:

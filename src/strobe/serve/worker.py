@@ -25,7 +25,7 @@ from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
 from strobe.serve.block import Block
 from strobe.serve.prompt_log import Origin
-from strobe.serve.scheduler import Admission, Cost, Demand, admit, choose, learn
+from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
 from strobe.serve.spares import SpareSessions
 from strobe.serve.streams import LiveStream
 
@@ -100,9 +100,9 @@ class Worker:
         self.start_buffer_s, self.most = start_buffer_s, most
         check_device(find_preset(default), device)
         self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
-        self.costs: dict[str, Cost] = {}
+        self.costs: dict[str, StreamCost] = {}
         """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
-        self._predicted: dict[str, Cost] = {}
+        self._predicted: dict[str, StreamCost] = {}
         self._seen: dict[tuple[str, bool], deque[float]] = {}
         self.sessions = SpareSessions(model, device, most=0)
         self._made, self._failed = made, failed
@@ -192,7 +192,7 @@ class Worker:
         passes = self._passes(config)
         for name, other in self.configs.items():
             ratio = self._passes(other) / passes
-            self._predicted[name] = self.costs[name] = Cost(
+            self._predicted[name] = self.costs[name] = StreamCost(
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, legal_grid, plan, tree_attention
 from strobe.attention.tree.links import assumed_links, fit
-from strobe.attention.tree.placement import Mask, Piece, pieces
+from strobe.attention.tree.placement import BufferRun, Mask, pieces
 from strobe.attention.tree.plan import Clock
 from strobe.attention.tree.request import round_up
 from strobe.attention.tree.spec import Placement
@@ -229,7 +229,7 @@ def test_pieces_are_what_the_mask_shows(
         ]
         seen[key] = "all" if all(sees) else "some" if any(sees) else None
     found = list(pieces((Segment(start=start, length=length),), mask, (0, q_len)))
-    assert all(isinstance(each, Piece) and each.row == each.start - start for each in found)
+    assert all(isinstance(each, BufferRun) and each.row == each.start - start for each in found)
     shown = {each.start + i: each.seen for each in found for i in range(each.length)}
     assert shown == {key: how for key, how in seen.items() if how}
 

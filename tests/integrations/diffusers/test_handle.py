@@ -15,6 +15,7 @@ from strobe.bench.probe import LayerProbe, PipelineProbe
 from strobe.core.errors import ConfigError
 from strobe.integrations import diffusers
 from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.processors import SparseProcessor
 from tiny_pipelines import gates, wan, wan_pipeline
 
@@ -159,3 +160,20 @@ def test_too_many_forced_tiles_are_said_in_terms_of_sparsity() -> None:
                 use()
     with sparsify(case.model, sparsity=0.6, tile=(1, 6, 7), forced=strobe.Forced(own=True, first_frames=1)):
         case.run()
+
+
+def test_one_compiled_transformer_of_several_is_compiled() -> None:
+    pipe = wan_pipeline(experts=2)
+    with sparsify(pipe, sparsity=0.5) as handle:
+        assert not handle.compiled
+        pipe.transformer_2 = torch.compile(pipe.transformer_2, backend="eager")
+        assert handle.compiled
+
+
+def test_facts_of_a_pass_are_moved_with_their_tensors() -> None:
+    one = Pass((1, 2, 3), (), dense=True, queries=4, recalls={})
+    one.pair, one.rope = (torch.zeros(2), torch.ones(2)), (torch.zeros(3),)
+    assert one.to("cpu") is one
+    moved = one.to("meta")
+    assert moved is not one and [each.device.type for each in (*moved.pair, *moved.rope)] == ["meta"] * 3
+    assert (moved.grid, moved.dense, moved.queries) == ((1, 2, 3), True, 4) and one.pair[0].device.type == "cpu"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
-from strobe.models.shapes import oracle
+from strobe.models.shapes import clips, oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import palette
 
@@ -36,3 +36,14 @@ def test_a_switch_shows_soon_and_leaves_the_colours_of_the_world(mode: Mode, sho
     assert right.any() and int(right.int().argmax()) <= shows
     assert bool(right[24:].all())
     assert off_palette(frames[12:21]) < later and off_palette(frames[24:]) < 0.025
+
+
+def test_a_drawn_clip_shows_its_second_scene_from_the_switch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenes = iter((torch.zeros(64, 5, dtype=torch.long), torch.ones(64, 5, dtype=torch.long)))
+    monkeypatch.setattr(clips, "draw_scenes", lambda count, device: next(scenes))
+    monkeypatch.setattr(clips, "advance", lambda start, attributes: start)
+    monkeypatch.setattr(clips, "render", lambda attributes, *_, fade, **__: (attributes[..., 0], fade))
+    attributes, fade = clips.draw_clips(64, 4, torch.device("cpu"))
+    begins = [(row.tolist().index(1), (weight > 0).tolist().index(True)) for row, weight in zip(attributes, fade, strict=True)
+              if 0 < row.sum() < row.numel()]  # fmt: skip
+    assert len(begins) > 10 and all(second == faded for second, faded in begins)

@@ -179,6 +179,22 @@ class TestWithTransformers:
         )  # TF32 may be on
         assert {parameter.device.type for parameter in encoder._model.parameters()} == {"cpu"}
 
+    def test_a_tokeniser_is_read_from_its_folder_and_never_fetched(
+        self, official: Official, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import transformers
+
+        asked: list[tuple[str, dict[str, object]]] = []
+        original = transformers.AutoTokenizer.from_pretrained
+
+        def noted(folder: str, **options: object) -> object:
+            asked.append((folder, options))
+            return original(folder, **options)
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", noted)
+        Umt5(Umt5Files.find(write_original(official, tmp_path)), SMALL).embed(["w3"])
+        assert asked == [(str(tmp_path / "google" / "umt5-xxl"), {"local_files_only": True})]
+
     def test_too_many_tokens_are_refused(self, official: Official, tmp_path: Path) -> None:
         encoder = PromptEncoder(Umt5(Umt5Files.find(write_original(official, tmp_path)), SMALL))
         encoder.check(["w1 " * 31])

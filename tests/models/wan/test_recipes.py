@@ -33,8 +33,8 @@ def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def found(path: Path, config: WanConfig = SMALL, lora: Path | None = None, named: str | None = None) -> tuple[str, str]:
-    answer = find_recipe(open_checkpoint(path, config), lora, named)
-    return answer.recipe.name, answer.why
+    recipe, why = find_recipe(open_checkpoint(path, config), lora, named)
+    return recipe.name, why
 
 
 class TestToldByTheCheckpoint:

@@ -164,6 +164,27 @@ def test_a_clip_too_short_for_a_reading_is_read_at_its_end(monkeypatch: pytest.M
     assert (found.source, found.sm_mhz, found.samples) == ("nvml", 1980, None)
 
 
+def test_a_lap_too_short_for_a_reading_is_sampled_once_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is still that of the calls, so it counts as theirs; the energy counter is not asked."""
+    monkeypatch.setattr(machine, "LAP_S", 3600.0)
+    fake = use(monkeypatch, (1475, 690_000, 60, POWER_CAP))
+    fake.energy = 0
+    with ClockSampler(GPU, lap=True) as sampler:
+        pass
+    found = sampler.sampled()
+    assert found is not None and found == sampler.clocks()
+    assert (found.sm_mhz, found.samples, found.throttle, found.energy_mj) == (1475, 1, ("sw_power_cap",), None)
+    assert fake.energy == 0
+
+
+def test_a_lap_is_read_more_often_than_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PERIOD_S", 3600.0)
+    fake = use(monkeypatch, (1980, 600_000, 60, 0), (1475, 690_000, 60, 0))
+    with ClockSampler(GPU, lap=True) as sampler:
+        wait_for(fake)
+    assert fake.threads == {"strobe-clocks"} and sampler.sampled() is not None
+
+
 def test_an_error_in_the_clip_stops_the_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PERIOD_S", 0.001)
     use(monkeypatch, (1980, 0, 50, 0))
@@ -216,7 +237,7 @@ def test_nothing_runs_beside_a_clip_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
     fake = use(monkeypatch, (1, 1, 1, 0))
     with ClockSampler(CPU) as sampler:
         assert sampler._thread is None
-    assert sampler.clocks().source in ("kernel", "none") and not fake.threads
+    assert sampler.sampled() is None and sampler.clocks().source in ("kernel", "none") and not fake.threads
 
 
 def test_a_hot_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     assert ExactTime(span) in row.cells and ExactTime(busy) in row.cells and ExactTime(span - busy) in row.cells
     assert Share(busy / span) in row.cells and Share(0.75) in row.cells and Text("host-bound", "bad") in row.cells
     assert any("gemm" in getattr(cell, "text", "") for cell in row.cells)
-    assert "Host-bound" in titles(report)
+    assert report.subtitle.endswith("host-bound") and "Host-bound" not in titles(report), "the answer says it"
 
 
 def test_what_weakens_the_numbers_stands_above_them() -> None:
@@ -172,9 +172,9 @@ def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
 def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
     options = {"with_stack": "1", "profile_memory": "0", "record_shapes": "1"}
     found = titles(build_trace_report(study_of(busy_trace(metadata=options))))
-    (said,) = found["The profiler slowed the host down"]
+    (said,) = found["The profiler may have slowed the host down"]
     assert said.startswith("a: recorded with with_stack, record_shapes, ") and "timed run" in said
-    assert "The profiler slowed the host down" not in titles(build_trace_report(study_of(busy_trace())))
+    assert "The profiler may have slowed the host down" not in titles(build_trace_report(study_of(busy_trace())))
     busy = trace_of([DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None)], metadata=options)
     assert titles(build_trace_report(study_of(busy))) == {}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class RefusedError(Exception):
+class CaseRefusedError(Exception):
     """The implementation does not take this case, or the card has too little memory; this is neither a pass nor a failure."""
 
 
@@ -18,12 +18,12 @@ class GateError(AssertionError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class GateCase:
     """One check that an implementation has to pass.
 
     Args:
         name: of the case, one line.
-        check: raises `RefusedError` if it says nothing of this implementation, and anything else if it does not hold.
+        check: raises `CaseRefusedError` if it says nothing of this implementation, and anything else if it does not hold.
         needs_gpu: it looks at streams, graphs or memory of a GPU.
     """
 
@@ -74,8 +74,8 @@ def room_for(num_bytes: int, device: torch.device) -> None:
     """Check that a GPU has `num_bytes` of free memory.
 
     Raises:
-        RefusedError: it has not.
+        CaseRefusedError: it has not.
     """
     free, _ = torch.cuda.mem_get_info(device)
     if free < num_bytes:
-        raise RefusedError(f"it needs {num_bytes >> 30} GiB of free memory, {free >> 30} are")
+        raise CaseRefusedError(f"it needs {num_bytes >> 30} GiB of free memory, {free >> 30} are")

@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.impl import fa4
 from strobe.attention.explain import explain
-from strobe.attention.gates.case import Case, RefusedError, hold, near, room_for, same_bits
+from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, near, room_for, same_bits
 from strobe.attention.types import AttentionOutput, check
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
@@ -30,7 +30,7 @@ _WAVES: Final = (1, 1500, 4500)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Of:
+class _OfDense:
     """One implementation of dense attention on one device, called as `dense_attention` would be."""
 
     impl: str
@@ -46,7 +46,7 @@ class _Of:
         try:
             explain(q, k, v, impl=self.impl, return_lse=return_lse)
         except ImplUnavailableError as error:
-            raise RefusedError(error.reason) from error
+            raise CaseRefusedError(error.reason) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,30 +70,30 @@ class _Sizes:
         return [torch.randn(shape, generator=generator).to(self.dtype).to(device) for shape in shapes]
 
 
-def cases(impl: str, device: torch.device) -> Iterator[Case]:
+def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
     """List every case of an implementation's gate on a device."""
-    of = _Of(impl=impl, device=device)
+    of = _OfDense(impl=impl, device=device)
     for lengths, heads, dtype, width in product(LENGTHS, HEADS, DTYPES, (64, 128)):
         sizes = _Sizes(lengths=lengths, heads=heads, dtype=dtype, width=width)
         for return_lse in (False, True):
-            yield Case(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, of, sizes, return_lse))
+            yield GateCase(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, of, sizes, return_lse))
             if dtype != torch.float32:
                 name = f"gradients, {sizes}, through the lse: {return_lse}"
-                yield Case(name=name, check=partial(_gradients, of, sizes, return_lse))
-    yield Case(name="views of a larger buffer", check=partial(_views, of))
-    yield Case(name="it compiles without a graph break", check=partial(_compiles, of))
+                yield GateCase(name=name, check=partial(_gradients, of, sizes, return_lse))
+    yield GateCase(name="views of a larger buffer", check=partial(_views, of))
+    yield GateCase(name="it compiles without a graph break", check=partial(_compiles, of))
     for return_lse in (False, True):
         name = f"nothing waits for the device and a graph captures it, with lse: {return_lse}"
-        yield Case(name=name, check=partial(_graph, of, return_lse), needs_gpu=True)
+        yield GateCase(name=name, check=partial(_graph, of, return_lse), needs_gpu=True)
     for q_len, return_lse in product(_WAVES if impl == "fa4" else (), (False, True)):
         name = f"a last wave over parts of the keys, {q_len} queries, with lse: {return_lse}"
-        yield Case(name=name, check=partial(_last_wave, of, q_len, return_lse), needs_gpu=True)
+        yield GateCase(name=name, check=partial(_last_wave, of, q_len, return_lse), needs_gpu=True)
 
 
-def _output(of: _Of, sizes: _Sizes, return_lse: bool) -> None:
+def _output(of: _OfDense, sizes: _Sizes, return_lse: bool) -> None:
     inputs = sizes.draw(of.device)
     of.takes(inputs, return_lse=return_lse)
-    expected = _Of(impl="reference", device=of.device)([each.float() for each in inputs], return_lse=True)
+    expected = _OfDense(impl="reference", device=of.device)([each.float() for each in inputs], return_lse=True)
     found = of(inputs, return_lse=return_lse)
     hold(found.out.dtype == sizes.dtype, f"out is {found.out.dtype}, not {sizes.dtype}")
     near(found.out, expected.out, tolerance("element of a library", sizes.dtype), "out")
@@ -103,14 +103,14 @@ def _output(of: _Of, sizes: _Sizes, return_lse: bool) -> None:
     hold((found.lse is not None) == return_lse, "the lse comes when it is asked for")
 
 
-def _gradients(of: _Of, sizes: _Sizes, through_lse: bool) -> None:
+def _gradients(of: _OfDense, sizes: _Sizes, through_lse: bool) -> None:
     inputs = sizes.draw(of.device)
     of.takes(inputs, return_lse=through_lse, needs_grad=True)
     generator = torch.Generator().manual_seed(3)
     d_out = torch.randn(inputs[0].shape, generator=generator).to(sizes.dtype).to(of.device)
     d_lse = torch.randn(2, sizes.heads[0], sizes.lengths[0], generator=generator).to(of.device)
     results = []
-    for each, tensors in ((of, inputs), (_Of(impl="reference", device=of.device), [tensor.float() for tensor in inputs])):
+    for each, tensors in ((of, inputs), (_OfDense(impl="reference", device=of.device), [tensor.float() for tensor in inputs])):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         found = each(leaves, return_lse=through_lse)
         outs, grads = [found.out], [d_out.to(found.out.dtype)]
@@ -121,7 +121,7 @@ def _gradients(of: _Of, sizes: _Sizes, through_lse: bool) -> None:
         near(mine, theirs, tolerance("element of a library", sizes.dtype), name)
 
 
-def _views(of: _Of) -> None:
+def _views(of: _OfDense) -> None:
     q, k, v = _Sizes(lengths=(63, 100), heads=(4, 4), width=64).draw(of.device)
     of.takes([q, k, v], return_lse=True)
     expected = of([q, k, v], return_lse=True)
@@ -134,7 +134,7 @@ def _views(of: _Of) -> None:
     same_bits(found.lse, expected.lse, "lse of views")
 
 
-def _graph(of: _Of, return_lse: bool) -> None:
+def _graph(of: _OfDense, return_lse: bool) -> None:
     inputs = _Sizes(lengths=(63, 100), heads=(4, 4)).draw(of.device)
     others = _Sizes(lengths=(63, 100), heads=(4, 1)).draw(of.device)
     of.takes(inputs, return_lse=return_lse)
@@ -154,11 +154,11 @@ def _graph(of: _Of, return_lse: bool) -> None:
     for mine, theirs in zip(inputs, others, strict=True):
         mine.copy_(theirs)
     graph.replay()
-    expected = _Of(impl="reference", device=of.device)([each.float() for each in inputs])
+    expected = _OfDense(impl="reference", device=of.device)([each.float() for each in inputs])
     near(found.out, expected.out, tolerance("element of a library", "bfloat16"), "out")
 
 
-def _compiles(of: _Of) -> None:
+def _compiles(of: _OfDense) -> None:
     inputs = _Sizes(lengths=(63, 100), heads=(4, 4)).draw(of.device)
     of.takes(inputs, return_lse=True)
     compiled = torch.compile(dense_attention, fullgraph=True, backend="aot_eager")
@@ -167,7 +167,7 @@ def _compiles(of: _Of) -> None:
     same_bits(found.lse, expected.lse, "lse")
 
 
-def _last_wave(of: _Of, q_len: int, return_lse: bool) -> None:
+def _last_wave(of: _OfDense, q_len: int, return_lse: bool) -> None:
     """Check FA4 with its last wave split: as near to float32 as unsplit, and the same in a CUDA graph; k and v are slices."""
     room_for(_ROOM, of.device)
     generator = torch.Generator().manual_seed(q_len)
@@ -175,10 +175,10 @@ def _last_wave(of: _Of, q_len: int, return_lse: bool) -> None:
     k, v = (each[:, :18720] for each in ring)
     of.takes([q, k, v], return_lse=return_lse)
     if fa4._split(check(q, k, v, None, return_lse)) is None:
-        raise RefusedError("on this card its last wave is full, and is not split")
+        raise CaseRefusedError("on this card its last wave is full, and is not split")
     from flash_attn.cute import flash_attn_func
 
-    expected = _Of(impl="reference", device=of.device)([q.float(), k.float(), v.float()], return_lse=True)
+    expected = _OfDense(impl="reference", device=of.device)([q.float(), k.float(), v.float()], return_lse=True)
     found = of([q, k, v], return_lse=return_lse)
     whole, _ = flash_attn_func(q, k, v)
     near(found.out, expected.out, tolerance("element of a library", "bfloat16"), "out")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention, explain_eightbit, round_keys, store_rounded
-from strobe.attention.gates.case import Case, RefusedError, hold, same_bits
+from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, same_bits
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import Measure, tolerance
 
@@ -24,7 +24,7 @@ DTYPES: Final = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sizes:
+class _EightBitSizes:
     """One call: samples, queries and keys, heads, dtype; head_dim is 128."""
 
     lengths: tuple[int, int]
@@ -44,17 +44,19 @@ class _Sizes:
         return [each.to(self.dtype).to(device) for each in (q, k * spread.exp() + mean, v * spread.exp() + mean)]
 
 
-def cases(impl: str, device: torch.device) -> Iterator[Case]:
+def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
     """List every case of an implementation's gate on a device."""
     for lengths, dtype, return_lse in product(LENGTHS, DTYPES, (False, True)):
-        sizes = _Sizes(lengths=lengths, dtype=dtype)
-        yield Case(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, impl, device, sizes, return_lse))
-    several = _Sizes(lengths=(63, 300), batch=3)
-    yield Case(name="output, of three samples", check=partial(_output, impl, device, several, True))
-    yield Case(name="a last wave in parts of the keys", check=partial(_parts, impl, device), needs_gpu=True)
-    yield Case(name="keys rounded piece by piece", check=partial(_pieces, impl, device))
-    yield Case(name="views of a larger buffer", check=partial(_views, impl, device))
-    yield Case(name="nothing waits for the device and a graph captures it", check=partial(_graph, impl, device), needs_gpu=True)
+        sizes = _EightBitSizes(lengths=lengths, dtype=dtype)
+        yield GateCase(name=f"output, {sizes}, with lse: {return_lse}", check=partial(_output, impl, device, sizes, return_lse))
+    several = _EightBitSizes(lengths=(63, 300), batch=3)
+    yield GateCase(name="output, of three samples", check=partial(_output, impl, device, several, True))
+    yield GateCase(name="a last wave in parts of the keys", check=partial(_parts, impl, device), needs_gpu=True)
+    yield GateCase(name="keys rounded piece by piece", check=partial(_pieces, impl, device))
+    yield GateCase(name="views of a larger buffer", check=partial(_views, impl, device))
+    yield GateCase(
+        name="nothing waits for the device and a graph captures it", check=partial(_graph, impl, device), needs_gpu=True
+    )
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
@@ -67,17 +69,17 @@ def _held(found: Tensor, expected: Tensor, measure: Measure, dtype: torch.dtype)
     hold(error <= limit, f"{measure}: error {error:.2g}, {limit:g} allowed")
 
 
-def _drawn(impl: str, device: torch.device, sizes: _Sizes) -> list[Tensor]:
+def _drawn(impl: str, device: torch.device, sizes: _EightBitSizes) -> list[Tensor]:
     """Draw inputs; refuse the case with the impl's own reason if it refuses these."""
     q, k, v = sizes.draw(device)
     try:
         explain_eightbit(q, k, v, impl=impl)
     except ImplUnavailableError as error:
-        raise RefusedError(error.reason) from error
+        raise CaseRefusedError(error.reason) from error
     return [q, k, v]
 
 
-def _output(impl: str, device: torch.device, sizes: _Sizes, return_lse: bool) -> None:
+def _output(impl: str, device: torch.device, sizes: _EightBitSizes, return_lse: bool) -> None:
     q, k, v = _drawn(impl, device, sizes)
     found = eightbit_attention(q, k, v, impl=impl, return_lse=return_lse)
     expected = attend_rounded(q, round_keys(k, v, impl="reference"), impl="reference", return_lse=True)
@@ -97,21 +99,21 @@ def _parts(impl: str, device: torch.device) -> None:
     """Check a call of which the last wave is a third full on a card with 132 multiprocessors."""
     from strobe.attention.dense.eight.impl import triton
 
-    sizes = _Sizes(lengths=(4500, 2500), heads=12)
+    sizes = _EightBitSizes(lengths=(4500, 2500), heads=12)
     q, k, v = _drawn(impl, device, sizes)
     kept = round_keys(k, v, impl=impl)
     rows, resident = (128, 1) if impl == "gluon" else (64, 3)
     programs = -(-sizes.lengths[0] // rows) * sizes.heads
     _, parts = triton.split(programs, triton.slots(device, resident), -(-sizes.lengths[1] // 128))
     if parts == 1:
-        raise RefusedError("on this card its last wave is full, and is not split")
+        raise CaseRefusedError("on this card its last wave is full, and is not split")
     found, expected = (attend_rounded(q, kept, impl=each, return_lse=True) for each in (impl, "reference"))
     _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
     hold(found.lse is not None and expected.lse is not None, "the lse comes when it is asked for")
 
 
 def _pieces(impl: str, device: torch.device) -> None:
-    q, k, v = _drawn(impl, device, _Sizes(lengths=(63, 1000)))
+    q, k, v = _drawn(impl, device, _EightBitSizes(lengths=(63, 1000)))
     kept, other = round_keys(k, v, impl=impl), round_keys(k.flip(1), v.flip(1), impl=impl)
     for begin, end in pairwise((0, 1, 100, 128, 700, 1000)):
         store_rounded(other, k[:, begin:end], v[:, begin:end], begin, impl=impl)
@@ -121,7 +123,7 @@ def _pieces(impl: str, device: torch.device) -> None:
 
 
 def _views(impl: str, device: torch.device) -> None:
-    q, k, v = _drawn(impl, device, _Sizes(lengths=(63, 100)))
+    q, k, v = _drawn(impl, device, _EightBitSizes(lengths=(63, 100)))
     expected = eightbit_attention(q, k, v, impl=impl, return_lse=True)
     buffer = torch.full((1, 300, 3, 128), torch.nan, dtype=q.dtype, device=device)
     keys, values = buffer[:, 7:107], buffer.clone()[:, 20:120]
@@ -133,7 +135,7 @@ def _views(impl: str, device: torch.device) -> None:
 
 
 def _graph(impl: str, device: torch.device) -> None:
-    sizes = _Sizes(lengths=(700, 1000), heads=12)
+    sizes = _EightBitSizes(lengths=(700, 1000), heads=12)
     inputs = _drawn(impl, device, sizes)
     others = [each.flip(1) for each in inputs]
     stream = torch.cuda.Stream()

@@ -24,8 +24,8 @@ import torch
 from strobe.attention.dense.api import PLUGGED as DENSE
 from strobe.attention.explain import plain_calls
 from strobe.attention.gates import dense, eightbit, sparse
-from strobe.attention.gates.case import Case, RefusedError
-from strobe.attention.impls import Gate, Impl, parse_gates
+from strobe.attention.gates.case import CaseRefusedError, GateCase
+from strobe.attention.impls import GateRun, Impl, parse_gates
 from strobe.attention.sparse.impls import PLUGGED as SPARSE
 from strobe.core.device import card_of
 from strobe.core.errors import DataError
@@ -50,7 +50,7 @@ PATIENCE_S: Final = 600.0
 """How long a case may take before its gate is red: it compiles kernels first."""
 _LONGEST: Final = 200
 
-Find = Callable[[str, str, torch.device], Sequence[Case]]
+Find = Callable[[str, str, torch.device], Sequence[GateCase]]
 Advance = Callable[[int, int, str], None]
 
 
@@ -66,7 +66,7 @@ class Outcome:
 
     operator: str
     impl: str
-    gate: Gate | None
+    gate: GateRun | None
     refused: str
 
 
@@ -81,7 +81,7 @@ def versions_here(impl: str, driver: str | None) -> dict[str, str]:
     return found
 
 
-def find_cases(operator: str, impl: str, device: torch.device) -> tuple[Case, ...]:
+def find_cases(operator: str, impl: str, device: torch.device) -> tuple[GateCase, ...]:
     """List the cases of a gate that a device can run."""
     return tuple(case for case in CASES[operator](impl, device) if device.type == "cuda" or not case.needs_gpu)
 
@@ -110,7 +110,7 @@ def run_gates(
         if passed == 0 and not failed:
             yield Outcome(operator=impl.operator, impl=impl.name, gate=None, refused="it takes none of the cases")
             continue
-        gate = Gate(
+        gate = GateRun(
             operator=impl.operator,
             impl=impl.name,
             vendor=card.vendor,
@@ -192,7 +192,7 @@ def serve(line: Connection, operator: str, impl: str, device: str, find: Find) -
     tell(line, find(operator, impl, where))
 
 
-def tell(line: Connection, cases: Sequence[Case]) -> None:
+def tell(line: Connection, cases: Sequence[GateCase]) -> None:
     """Run cases up to the first that fails; send one message before each case and one at the end."""
     last = ""
     for number, case in enumerate(cases):
@@ -218,13 +218,13 @@ class _Watched:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        self.refused = isinstance(error, RefusedError)
+        self.refused = isinstance(error, CaseRefusedError)
         if not self.refused:
             self.failed = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
         return True
 
 
-def record(new: Sequence[Gate], place: Path) -> None:
+def record(new: Sequence[GateRun], place: Path) -> None:
     """Write gates to a record in place of those of the same operator, implementation and architecture; all others stay.
 
     A file that is no record is kept beside it as `*.unreadable`.
@@ -234,7 +234,7 @@ def record(new: Sequence[Gate], place: Path) -> None:
         StrobeError: it cannot be written.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[GateRun, ...] = ()
     others: tuple[msgspec.Raw, ...] = ()
     if place.exists():
         try:
@@ -246,5 +246,5 @@ def record(new: Sequence[Gate], place: Path) -> None:
     write_whole(place, msgspec.json.format(msgspec.json.encode([*kept, *others]), indent=2) + b"\n")
 
 
-def _key(gate: Gate) -> tuple[str, str, str, str]:
+def _key(gate: GateRun) -> tuple[str, str, str, str]:
     return gate.operator, gate.impl, gate.vendor, gate.architecture

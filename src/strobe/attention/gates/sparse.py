@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.explain import explain
-from strobe.attention.gates.case import Case, RefusedError, hold, near, room_for, same_bits
+from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, near, room_for, same_bits
 from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, Shape, draw, outside, upstream
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.custom_ops import DIFFERENTIABLE, gradients
@@ -45,7 +45,7 @@ class _Of:
         try:
             explain(q, k, v, operands[3], impl=self.impl, return_lse=return_lse, **options)
         except ImplUnavailableError as error:
-            raise RefusedError(error.reason) from error
+            raise CaseRefusedError(error.reason) from error
 
     def gradients(self, operands: Operands, *, through_lse: bool, **options: bool) -> tuple[AttentionOutput, tuple[Tensor, ...]]:
         """Compute the output and its gradients for a fixed random gradient of the output (and of the lse)."""
@@ -59,7 +59,7 @@ class _Of:
         return found, torch.autograd.grad(outs, (q, k, v), grads)
 
 
-def cases(impl: str, device: torch.device) -> Iterator[Case]:
+def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
     """List every case of an implementation's gate on a device.
 
     Args:
@@ -69,12 +69,12 @@ def cases(impl: str, device: torch.device) -> Iterator[Case]:
     shapes = (*SHAPES, *(PORTABLE if impl in ("triton", "cpu") else ()))
     blocks, flags = (64, 128), (False, True)
     for shape in shapes:
-        yield Case(name=f"output and lse, {shape}", check=partial(_output, of, shape))
+        yield GateCase(name=f"output and lse, {shape}", check=partial(_output, of, shape))
     for shape, through in product(shapes, flags):
-        yield Case(name=f"gradients, {shape}, through the lse: {through}", check=partial(_gradients, of, shape, through))
+        yield GateCase(name=f"gradients, {shape}, through the lse: {through}", check=partial(_gradients, of, shape, through))
     for block, ragged, count in product(blocks, flags, (1, 2, 7)):
         name = f"one count that the host knows, block {block}, ragged: {ragged}, {count}"
-        yield Case(name=name, check=partial(_one_count, of, block, ragged, count))
+        yield GateCase(name=name, check=partial(_one_count, of, block, ragged, count))
     each: tuple[tuple[str, Callable[[_Of, int], None]], ...] = (
         ("finite padding need not be cleared", _finite_padding),
         ("gradients for one count that the host knows", _one_count_gradients),
@@ -86,17 +86,17 @@ def cases(impl: str, device: torch.device) -> Iterator[Case]:
         ("packed sequences", _packed),
     )
     for (name, check), block in product(each, blocks):
-        yield Case(name=f"{name}, block {block}", check=partial(check, of, block))
-    yield Case(name="a NaN in a valid token shows", check=partial(_nan_shows, of))
-    yield Case(name="it compiles without a graph break", check=partial(_compiles, of))
+        yield GateCase(name=f"{name}, block {block}", check=partial(check, of, block))
+    yield GateCase(name="a NaN in a valid token shows", check=partial(_nan_shows, of))
+    yield GateCase(name="it compiles without a graph break", check=partial(_compiles, of))
     for block, ragged in product(blocks, flags):
         what = f"block {block}, ragged: {ragged}"
-        yield Case(name=f"nothing waits for the device, {what}", check=partial(_no_wait, of, block, ragged), needs_gpu=True)
-        yield Case(name=f"a graph follows changed indices, {what}", check=partial(_graph, of, block, ragged), needs_gpu=True)
+        yield GateCase(name=f"nothing waits for the device, {what}", check=partial(_no_wait, of, block, ragged), needs_gpu=True)
+        yield GateCase(name=f"a graph follows changed indices, {what}", check=partial(_graph, of, block, ragged), needs_gpu=True)
     for block in blocks:
         name = f"an index that names no key block reads nothing, block {block}"
-        yield Case(name=name, check=partial(_outside, of, block), needs_gpu=True)  # a CPU refuses it
-    yield Case(name="offsets beyond two gigabytes", check=partial(_far, of), needs_gpu=True)
+        yield GateCase(name=name, check=partial(_outside, of, block), needs_gpu=True)  # a CPU refuses it
+    yield GateCase(name="offsets beyond two gigabytes", check=partial(_far, of), needs_gpu=True)
 
 
 def _wide(operands: Operands) -> Operands:

@@ -155,7 +155,7 @@ def _differentiate(ctx: Any, saved: Sequence[Tensor], d_out: Tensor, d_lse: Tens
 block_sparse_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
-class _Eager(torch.autograd.Function):
+class _EagerSparse(torch.autograd.Function):
     """The kernel's forward and backward as a plain autograd function, without a custom operator around them."""
 
     @staticmethod
@@ -180,7 +180,7 @@ def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, s
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
         out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:
-        out, lse = _Eager.apply(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
+        out, lse = _EagerSparse.apply(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
     else:
         out, lse = _kernels(impl).forward(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale)
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)

@@ -13,7 +13,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -21,31 +20,13 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import CollectiveCall, Exchange
-from strobe.attention.tree.comm.group import Peer
+from strobe.attention.tree.comm.group import Token
 from strobe.attention.tree.faults import CollectiveError, disagreement, machine_id, start_of
 
 UNKNOWN = -1
 """Stands for the shape of the keys on a rank without keys."""
 NOTES_S: Final = 0.7
 """A rank that is in a kind of call that it knows does not come to the store: NCCL tells it, half a second after the timeout."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Token:
-    """The description of a call that a rank sends to the others; fields are sent in this order."""
-
-    number: int
-    digest: int
-    queries: int
-    num_kv_heads: int
-    head_dim_v: int
-    machine: int
-    pid: int
-    start: int
-
-    def values(self) -> list[int]:
-        """Return the numbers to send, in the order of the fields."""
-        return [getattr(self, name) for name in _FIELDS]
 
 
 _MUST_AGREE = (
@@ -56,12 +37,10 @@ _MUST_AGREE = (
     ("queries", "queries, which are replicated: the same values on every rank"),
 )
 
-_FIELDS = ("number", "digest", "queries", "num_kv_heads", "head_dim_v", "machine", "pid", "start")
-
 
 @lru_cache(maxsize=1)
-def _process(pid: int) -> Peer:
-    return Peer(machine=machine_id(), pid=pid, start=start_of(pid))
+def _process(pid: int) -> tuple[int, int, int]:
+    return machine_id(), pid, start_of(pid)
 
 
 class Agreement:
@@ -81,18 +60,9 @@ class Agreement:
         self._keys = keys
         self._tokens: Exchange | None = None
         if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
-            me = _process(os.getpid())
-            self._token = Token(
-                number=call.number,
-                digest=digest,
-                queries=UNKNOWN if q is None else fingerprint(q),
-                num_kv_heads=keys[0],
-                head_dim_v=keys[1],
-                machine=me.machine,
-                pid=me.pid,
-                start=me.start,
-            )
-            self._tokens = call.tokens(self._token.values()) if device.type == "cpu" else None
+            queries = UNKNOWN if q is None else fingerprint(q)
+            self._token = Token(call.number, digest, queries, *keys, *_process(os.getpid()))
+            self._tokens = call.tokens(self._token) if device.type == "cpu" else None
 
     def wait(self) -> tuple[int, int]:
         """Wait for the tokens; return `(num_kv_heads, head_dim_v)` of the ranks that have keys, UNKNOWN if none has.
@@ -106,7 +76,7 @@ class Agreement:
         if self._tokens is None and self._kind in comm.agreed:
             return comm.agreed[self._kind]
         tokens = self._collected()
-        comm.peers = {rank: Peer(machine=token.machine, pid=token.pid, start=token.start) for rank, token in enumerate(tokens)}
+        comm.peers = dict(enumerate(tokens))
         for field, what in _MUST_AGREE:
             values = [getattr(token, field) for token in tokens]
             known = [value for value in values if value != UNKNOWN]
@@ -122,13 +92,13 @@ class Agreement:
     def _collected(self) -> list[Token]:
         if self._tokens is not None:
             arrived = self._tokens.wait()
-            return [Token(**dict(zip(_FIELDS, each.tolist(), strict=True))) for each in arrived]
+            return [Token(*each.tolist()) for each in arrived]
         comm, token = self._call.comm, self._token
-        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token.values()), comm.size, self._call.timeout_s)
+        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token), comm.size, self._call.timeout_s)
         missing = [rank for rank in range(comm.size) if rank not in values]
         if missing:
             raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
-        return [Token(**dict(zip(_FIELDS, json.loads(values[rank]), strict=True))) for rank in range(comm.size)]
+        return [Token(*json.loads(values[rank])) for rank in range(comm.size)]
 
     def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
         """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""

@@ -16,7 +16,7 @@ from strobe.attention.tree.comm import comm_of
 from strobe.attention.tree.comm.watch import reached
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import Ranks, TreePlan, decide
+from strobe.attention.tree.plan import RankLengths, TreePlan, decide
 from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
@@ -218,7 +218,7 @@ def plan(
     if not (lengths := whole_numbers("lengths", lengths)):
         raise ShapeError("lengths: got none, expected one for each rank")
     tree = len(lengths) if kv_placement == "heads" else len(lengths) // num_head_ranks
-    ranks = Ranks(num_tree_ranks=tree, num_head_ranks=num_head_ranks, lengths=tuple(lengths), known=True)
+    ranks = RankLengths(num_tree_ranks=tree, num_head_ranks=num_head_ranks, lengths=tuple(lengths), known=True)
     if kv_placement == "sequence" and ranks.size != len(lengths):
         raise ShapeError(f"lengths: got {len(lengths)}, expected one per rank, a multiple of num_head_ranks {num_head_ranks}")
     spec = TreeSpec(

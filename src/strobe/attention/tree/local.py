@@ -13,7 +13,7 @@ from torch import Tensor
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.tree.impl.masked import RowGradients, Visibility, gradients, masked_attention
-from strobe.attention.tree.placement import Mask, Piece, Segment, Span, pieces
+from strobe.attention.tree.placement import BufferRun, Mask, Segment, Span, pieces
 from strobe.attention.types import AttentionOutput
 
 
@@ -110,14 +110,14 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> AttentionOu
     return AttentionOutput(out=out, lse=lse)
 
 
-def _rows(tensor: Tensor, chosen: Sequence[Piece]) -> Tensor:
+def _rows(tensor: Tensor, chosen: Sequence[BufferRun]) -> Tensor:
     """Return the rows of some pieces, in order; a view where they are neighbours."""
     runs = [list(run) for _, run in groupby(zip(chosen, _offsets(chosen), strict=True), key=lambda each: each[0].row - each[1])]
     parts = [tensor[:, run[0][0].row : run[-1][0].row + run[-1][0].length] for run in runs]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _offsets(chosen: Sequence[Piece]) -> list[int]:
+def _offsets(chosen: Sequence[BufferRun]) -> list[int]:
     """Return the number of rows before each piece, if they were laid end to end."""
     offsets, total = [], 0
     for piece in chosen:
@@ -126,6 +126,6 @@ def _offsets(chosen: Sequence[Piece]) -> list[int]:
     return offsets
 
 
-def _visibility(chosen: Sequence[Piece], mask: Mask, queries: Span, device: torch.device) -> Visibility:
+def _visibility(chosen: Sequence[BufferRun], mask: Mask, queries: Span, device: torch.device) -> Visibility:
     positions = [torch.arange(piece.start, piece.start + piece.length, device=device) for piece in chosen]
     return Visibility(mask=mask, first_query=mask.q_start + queries[0], keys=torch.cat(positions))

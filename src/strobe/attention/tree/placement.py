@@ -197,7 +197,7 @@ Seen = Literal["all", "some"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class BufferRun:
     """Rows `[row, row + length)` of a buffer, at positions from `start` on, that all queries or some of them see."""
 
     row: int
@@ -206,7 +206,7 @@ class Piece:
     seen: Seen
 
 
-def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[Piece]:
+def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[BufferRun]:
     """Split the rows that a run of queries sees into pieces that all of the queries see or only some.
 
     Args:
@@ -221,7 +221,7 @@ def pieces(segments: Sequence[Segment], mask: Mask, queries: Span) -> Iterator[P
         row += segment.length
 
 
-def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[Piece]:
+def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[BufferRun]:
     """Cut a segment at every position where its visibility can change."""
     first, last = queries
     edges = {segment.start, segment.start + segment.length}
@@ -233,7 +233,7 @@ def _cut(row: int, segment: Segment, mask: Mask, queries: Span) -> Iterator[Piec
     for start, stop in pairwise(inside):
         seen = _seen(start, mask, first, last)  # the same for every position of [start, stop)
         if seen is not None:
-            yield Piece(row=row + start - segment.start, start=start, length=stop - start, seen=seen)
+            yield BufferRun(row=row + start - segment.start, start=start, length=stop - start, seen=seen)
 
 
 def _seen(position: int, mask: Mask, first: int, last: int) -> Seen | None:

@@ -42,7 +42,7 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class StrategyCost:
     """The predicted cost of one strategy, for the slowest rank.
 
     Args:
@@ -89,7 +89,7 @@ class TreePlan:
     """
 
     strategy: Strategy
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[StrategyCost, ...]
     refused: tuple[tuple[str, str], ...]
     call: str
     links: Links
@@ -109,7 +109,7 @@ class TreePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
+class RankLengths:
     """The ranks of the group and their keys, as a plan needs them.
 
     Args:
@@ -129,13 +129,13 @@ class Ranks:
         return self.num_tree_ranks * self.num_head_ranks
 
 
-def grid_of(strategy: str, ranks: Ranks) -> tuple[int, int]:
+def grid_of(strategy: str, ranks: RankLengths) -> tuple[int, int]:
     """Return the grid `(tree, heads)` that a strategy works on: for `ulysses` a plain group becomes one row."""
     return (1, ranks.num_tree_ranks) if strategy == "ulysses" else (ranks.num_tree_ranks, ranks.num_head_ranks)
 
 
 @lru_cache(maxsize=512)
-def decide(spec: TreeSpec, ranks: Ranks, requested: str, links: Links) -> TreePlan:
+def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> TreePlan:
     """Predict every strategy and choose: the fastest, or the one that was asked for.
 
     Raises:
@@ -162,7 +162,7 @@ def decide(spec: TreeSpec, ranks: Ranks, requested: str, links: Links) -> TreePl
     )
 
 
-def _refuses(spec: TreeSpec, ranks: Ranks, strategy: Strategy) -> str | None:
+def _refuses(spec: TreeSpec, ranks: RankLengths, strategy: Strategy) -> str | None:
     if strategy == "symmetric":
         return symmetric.refuses(spec.device_type)
     if strategy == "ulysses" and ranks.num_head_ranks > 1:
@@ -259,7 +259,7 @@ class _Bill:
         return seconds
 
 
-def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> Prediction:
+def _predict(spec: TreeSpec, ranks: RankLengths, strategy: Strategy, links: Links) -> StrategyCost:
     tree, columns = grid_of(strategy, ranks)
     kv_heads = max(stop - start for start, stop in split(spec.num_kv_heads, columns))
     heads = kv_heads * (spec.num_heads // spec.num_kv_heads)
@@ -302,7 +302,7 @@ def _predict(spec: TreeSpec, ranks: Ranks, strategy: Strategy, links: Links) -> 
         bill.add("result of heads", "gather", (columns - 1) * rows * row, columns)
     elif spec.out_placement == "sequence":
         bill.add("result to rows", "exchange", outer * rows * row / tree, columns)
-    return Prediction(
+    return StrategyCost(
         strategy=strategy,
         messages=tuple(bill.messages),
         local_s=bill.local_s,

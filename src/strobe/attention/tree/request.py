@@ -18,7 +18,7 @@ from strobe.attention.tree.agreement import UNKNOWN, Agreement
 from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import Ranks, TreePlan, decide, grid_of
+from strobe.attention.tree.plan import RankLengths, TreePlan, decide, grid_of
 from strobe.attention.tree.redistribute import Redistribution, owned_segments
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
@@ -94,11 +94,11 @@ def seconds_of(timeout: float | timedelta) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class TreeRequest:
     """A call as far as this rank knows it; a rank without keys does not know their shape."""
 
     spec: TreeSpec
-    ranks: Ranks
+    ranks: RankLengths
     tree: Comm
     heads: Comm
     shards: KVShards | None
@@ -114,7 +114,7 @@ def check_words(strategy: str, q_placement: str, kv_placement: str, out_placemen
     check_choice("out_placement", out_placement, get_args(Placement))
 
 
-def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> Request:
+def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options) -> TreeRequest:
     """Check the arguments as far as this rank can alone, and make the request."""
     check_tensors(q, k, v)
     if options.group is not None and options.mesh is not None:
@@ -158,9 +158,9 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
     )
-    return Request(
+    return TreeRequest(
         spec=spec,
-        ranks=Ranks(
+        ranks=RankLengths(
             num_tree_ranks=tree.size,
             num_head_ranks=columns,
             lengths=(kv_len,) if shards is None else tuple(sum(e.length for e in owned_segments(each)) for each in shards.ranks),
@@ -206,7 +206,7 @@ def _check_shards(shards: KVShards, num_buffers: int, buffer: int, kv_len: int) 
         raise ShapeError(f"k: got {kv_len} rows, expected at least the {shards.lengths[buffer]} that shards gives this rank")
 
 
-def begin(request: Request, q: Tensor | None, seconds: float) -> Redistribution:
+def begin(request: TreeRequest, q: Tensor | None, seconds: float) -> Redistribution:
     """Begin the call: number it on every group that it uses, describe it to the other ranks, and choose its strategy.
 
     Args:
@@ -259,7 +259,7 @@ def _learn(spec: TreeSpec, call: CollectiveCall, agreement: Agreement) -> TreeSp
     return replace(spec, num_kv_heads=num_kv_heads, head_dim_v=head_dim_v)
 
 
-def _digest(request: Request, is_backward: bool) -> int:
+def _digest(request: TreeRequest, is_backward: bool) -> int:
     """Hash all that must be equal; on a GPU, where ranks compare once per kind of call, without what differs between calls."""
     spec = replace(request.spec, num_kv_heads=UNKNOWN, head_dim_v=UNKNOWN)
     shards = request.shards
@@ -273,7 +273,7 @@ def _crc(*what: object) -> int:
     return zlib.crc32(repr(what).encode())
 
 
-def choose(request: Request) -> TreePlan:
+def choose(request: TreeRequest) -> TreePlan:
     """Plan a call; lengths are rounded, so that a growing cache is not planned anew at every step.
 
     A call that is being captured is planned without its host's time; the ranks' agreement on its kind holds for it too.

@@ -155,7 +155,6 @@ def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
     return tile_layout(shape.grid, "auto" if tile == "auto" else block, block)
 
 
-DATA: Final = ("smooth", "normal")
 SHARE: Final = 0.6
 """Variance of smooth data that neighbours share; the rest is noise of each token."""
 REACH: Final = (3.0, 6.0, 6.0)
@@ -168,9 +167,9 @@ CHECKED_ROWS: Final = 128
 class Inputs:
     """Tensors of one cell, in raster order: q, k, v, gate and the upstream gradient `[B, S, H, D]`, unit variance.
 
-    Smooth data: every channel is `sqrt(SHARE) * f + sqrt(1 - SHARE) * noise`, where q and k share the field
+    Data are smooth: every channel is `sqrt(SHARE) * f + sqrt(1 - SHARE) * noise`, where q and k share the field
     `f(x) = sqrt(2) cos(w . x + phase)`, `w ~ N(0, 1 / REACH^2)`, so that near tokens see each other, as they do in a video.
-    Values have a field of their own. Normal data: noise alone, and what a query should see is anywhere.
+    Values have a field of their own.
 
     Args:
         cell: the cell to measure.
@@ -250,12 +249,11 @@ class Inputs:
         return self.selection.indices.numel()
 
 
-def draw(cell: GridCell, *, tile: str, data: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
     """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
 
     Args:
         tile: one of `TILES`.
-        data: one of `DATA`.
     """
     tiles = layout_of(cell.shape, cell.block, tile)
     generator = torch.Generator(device).manual_seed(seed)
@@ -272,13 +270,12 @@ def draw(cell: GridCell, *, tile: str, data: str, dtype: torch.dtype, device: to
         phases = 2 * torch.pi * torch.rand(shape[2] * shape[3], generator=generator, device=device)
         return (places @ waves + phases).cos_().mul_(2**0.5).view(shape)
 
-    def drawn(shared: Tensor | None) -> Tensor:
-        return (noise() if shared is None else noise().mul_((1 - SHARE) ** 0.5).add_(shared, alpha=SHARE**0.5)).to(dtype)
+    def smooth(shared: Tensor) -> Tensor:
+        return noise().mul_((1 - SHARE) ** 0.5).add_(shared, alpha=SHARE**0.5).to(dtype)
 
-    shared = field_() if data == "smooth" else None
-    q, k = drawn(shared), drawn(shared)
-    v = drawn(field_() if data == "smooth" else None)
-    gate, upstream = drawn(None), drawn(None)
+    shared = field_()
+    q, k, v = smooth(shared), smooth(shared), smooth(field_())
+    gate, upstream = noise().to(dtype), noise().to(dtype)
     cos, sin = _rotary(cell, device)
     return Inputs(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
 

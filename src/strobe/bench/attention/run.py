@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import torch
@@ -24,11 +24,12 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
-from strobe.bench import gate, peers
-from strobe.bench.attention.contestant import DATA, PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
+from strobe.bench import gate
+from strobe.bench.attention import peers
+from strobe.bench.attention.contestant import PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
 from strobe.bench.case import Progress
 from strobe.bench.cells import Attempt, Outcome, claim, measure_cells
-from strobe.bench.clips import ClipNumbers, call_spans, trace_line
+from strobe.bench.clips import ClipNumbers, call_spans, number, trace_line
 from strobe.bench.runner import end_line
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
@@ -354,7 +355,6 @@ def _whole(name: str, impl: str, inputs: Inputs, *, raster: bool) -> Contestant:
 
 BACKWARD_FLOPS: Final = 2.5
 """FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
-_HIGHER: Final = (COSINE, RECALL)
 
 
 def cell_line(cell: GridCell) -> AttentionCell:
@@ -362,60 +362,17 @@ def cell_line(cell: GridCell) -> AttentionCell:
     return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Against:
-    """Reference that a tensor of a call is compared with.
-
-    Args:
-        kind: attention to the same selection, or to all keys.
-        dtype: dtype of the oracle.
-    """
-
-    kind: Literal["selection", "dense"]
-    dtype: str
-
-    @property
-    def words(self) -> str:
-        """Description for a reader."""
-        return f"{'the same selection' if self.kind == 'selection' else 'full dense attention'}, {self.dtype}"
-
-
-def number(
-    variant: str, metric: str, value: float, definition: str, *, unit: str = "", against: Against | None = None, tensor: str = ""
-) -> record.Quality:
-    """Return a measured number as a record; one that is not finite has no value."""
-    finite = abs(value) < float("inf")
-    return record.Quality(
-        variant=variant,
-        metric=metric,
-        value=value if finite else None,
-        unit=unit,
-        reference="" if against is None else against.words,
-        definition=definition,
-        n=1,
-        better="higher" if metric in _HIGHER else "lower",
-        note="" if finite else "not finite",
-        tensor=tensor,
-        against=None if against is None else against.kind,
-    )
-
-
-def quality(variant: str, against: Against, tensor: str, close: Precision) -> tuple[record.Quality, ...]:
+def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Precision) -> tuple[record.Quality, ...]:
     """Return three quality numbers of one tensor against its reference."""
     words = {
-        COSINE: (close.cosine, "of all values as one vector"),
-        L1: (close.l1, "sum of absolute differences / sum of absolute expected values"),
-        RMSE: (close.rmse, "root of the mean squared difference"),
+        COSINE: (close.cosine, "of all values as one vector", "higher"),
+        L1: (close.l1, "sum of absolute differences / sum of absolute expected values", "lower"),
+        RMSE: (close.rmse, "root of the mean squared difference", "lower"),
     }
     return tuple(
-        number(variant, metric, value, f"{tensor}: {how}", against=against, tensor=tensor)
-        for metric, (value, how) in words.items()
+        number(variant, metric, value, f"{tensor}: {how}", **reference, tensor=tensor, better=better)
+        for metric, (value, how, better) in words.items()
     )
-
-
-def lse_error(variant: str, against: Against, error: float) -> record.Quality:
-    """Return the largest absolute difference of the lse as a record."""
-    return number(variant, LSE, error, "largest absolute difference", against=against, tensor="lse")
 
 
 def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
@@ -458,21 +415,6 @@ def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
 _RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellPlan:
-    """Amounts of one cell: contestants, seconds of timed calls, traced calls.
-
-    Args:
-        seconds: seconds of timed calls, about; a cell of slow calls takes longer, three palindromes at least.
-        traced_calls: calls of each contestant in a trace of its own; 0 for none.
-        contestants: names, in order; the first that can run is what ratios are measured against.
-    """
-
-    contestants: tuple[str, ...]
-    seconds: float = 4.0
-    traced_calls: int = 0
-
-
 @dataclass(kw_only=True, slots=True)
 class _Bound:
     """A contestant that passed its gate."""
@@ -482,7 +424,7 @@ class _Bound:
     speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
 
 
-def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+def measure_cell(inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
     """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
     Raises:
@@ -492,7 +434,7 @@ def measure_cell(inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callabl
 
 
 class _Measurement:
-    def __init__(self, inputs: Inputs, writer: RunWriter, plan: CellPlan, say: Callable[[str], None]) -> None:
+    def __init__(self, inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
         self._inputs, self._writer, self._plan, self._say = inputs, writer, plan, say
         self._device = inputs.device
         self._clips = ClipNumbers(inputs.device)
@@ -561,7 +503,8 @@ class _Measurement:
         out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
         close = precision(out, expected.out)
         wide = str(wide_dtype(inputs.q.dtype)).removeprefix("torch.")
-        selection, full = Against(kind="selection", dtype=wide), Against(kind="dense", dtype=wide)
+        selection = {"against": "selection", "reference": f"the same selection, {wide}"}
+        full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
         dense = precision(out, expected.dense)
         numbers += quality(contestant.name, full, "out", dense)
@@ -572,18 +515,21 @@ class _Measurement:
             missed = float((lse.double() - expected.dense_lse.double()).abs().max())
             limit = tolerance("lse", inputs.q.dtype)
             checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
-            numbers += [lse_error(contestant.name, selection, error), lse_error(contestant.name, full, missed)]
+            numbers += [
+                number(contestant.name, LSE, value, "largest absolute difference", **reference, tensor="lse")
+                for value, reference in ((error, selection), (missed, full))
+            ]
         if contestant.kind != "dense":
-            numbers.append(number(contestant.name, RECALL, expected.recall, _RECALL, against=full))
+            numbers.append(number(contestant.name, RECALL, expected.recall, _RECALL, **full, better="higher"))
         if inputs.cell.backward:
             for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
                 close = precision(given, wanted)
                 numbers += quality(contestant.name, selection, f"d{which}", close)
                 checks.append(self._rule(contestant, f"d{which}", close, BACKWARD))
-        rows = f"{len(inputs.checked)} queries of every head against {selection.words}"
+        rows = f"{len(inputs.checked)} queries of every head against {selection['reference']}"
         gate = record.Gate(
             variant=contestant.name,
-            reference=selection.words,
+            reference=selection["reference"],
             rule=f"{rows}: " + ", ".join(rule for _, rule, _ in checks),
             passed=all(passed for passed, _, _ in checks),
             detail=", ".join(detail for _, _, detail in checks),
@@ -632,13 +578,16 @@ class _Measurement:
         spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
         rounds, calls = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
-        for number in range(rounds):
-            self._say(f"timing, round {number + 1} of {rounds}")
-            with ClockSampler(self._device) as sampler:
-                taken = [(name, watch.lap(runs[name], calls[name], speeds[name].host_ns)) for name in palindrome(first, rest)]
-            clocks = sampler.clocks()
-            for name, lap in taken:
-                clip = self._clips.finish(name, "timed", number, len(lap.times_ns) + len(lap.hosts_ns), clocks)
+        for index in range(rounds):
+            self._say(f"timing, round {index + 1} of {rounds}")
+            taken = []
+            for name in palindrome(first, rest):
+                with ClockSampler(self._device, lap=True) as sampler:
+                    lap = watch.lap(runs[name], calls[name], speeds[name].host_ns)
+                taken.append((name, lap, sampler.sampled()))
+            at_end = read_clocks(self._device)  # of laps that were not sampled
+            for name, lap, clocks in taken:
+                clip = self._clips.finish(name, "timed", index, len(lap.times_ns) + len(lap.hosts_ns), clocks or at_end)
                 times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
                 self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
             self._writer.sync()
@@ -699,20 +648,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that all cells of a folder share.
 
     Args:
-        contestants: names, in order.
+        contestants: names, in order; the first that can run is what ratios are measured against.
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        data: `smooth` or `normal`.
         tile: `auto` or `cube`.
         seed: seed of all tensors.
-        seconds: seconds of timed calls in a cell, about.
-        traced_calls: in a trace of each contestant; 0 for none.
+        seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
+        traced_calls: calls of each contestant in a trace of its own; 0 for none.
     """
 
     contestants: tuple[str, ...]
     dtype: str = "auto"
     device: str = "auto"
-    data: str = "smooth"
     tile: str = "auto"
     seed: int = 0
     seconds: float = 4.0
@@ -721,8 +668,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
-        if self.data not in DATA:
-            raise unknown_choice("data", self.data, DATA)
         if self.tile not in TILES:
             raise unknown_choice("tile", self.tile, TILES)
         if self.seconds <= 0 or self.traced_calls < 0:
@@ -784,11 +729,10 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
     device = resolve_device(request.device)
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = automatic if request.dtype == "auto" else DTYPES[request.dtype]
-    plan = CellPlan(contestants=request.contestants, seconds=request.seconds, traced_calls=request.traced_calls)
     with RunWriter(place) as writer, end_line(writer):
         writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
         with Attempt() as attempt:
-            inputs = draw(cell, tile=request.tile, data=request.data, dtype=dtype, device=device, seed=request.seed)
-            measure_cell(inputs, writer, plan, say)
+            inputs = draw(cell, tile=request.tile, dtype=dtype, device=device, seed=request.seed)
+            measure_cell(inputs, writer, request, say)
         if attempt.reason:
             raise StrobeError(attempt.reason)

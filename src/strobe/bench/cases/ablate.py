@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import torch
@@ -44,12 +44,8 @@ _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
 _FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Factor:
-    """One factor with the values to try, each as text, in the order given and once."""
-
-    name: str
-    values: tuple[str, ...]
+Factors: TypeAlias = Mapping[str, tuple[str, ...]]
+"""The values to try of each factor, as text, in the order given and once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +65,13 @@ class Setup:
     waits: bool = False
 
 
-def parse_factors(texts: Sequence[str]) -> tuple[Factor, ...]:
+def parse_factors(texts: Sequence[str]) -> Factors:
     """Read `NAME=VALUE,VALUE ...`, one text per factor.
 
     Raises:
         ConfigError: no factor of that name (names the nearest), no value, or a factor twice.
     """
-    found: dict[str, Factor] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         values = tuple(dict.fromkeys(value.strip() for value in rest.split(",")))
@@ -85,8 +81,8 @@ def parse_factors(texts: Sequence[str]) -> tuple[Factor, ...]:
             raise ConfigError(f"factor {name!r} is given twice; list all its values at once: {name}=A,B,C")
         if name not in names():
             raise unknown_choice("factor", name, names())
-        found[name] = Factor(name=name, values=values)
-    return tuple(found.values())
+        found[name] = values
+    return found
 
 
 def names() -> tuple[str, ...]:
@@ -207,32 +203,30 @@ class AblationCell:
     candidate: Setup | None
 
 
-def one_at_a_time(
-    base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device
-) -> Iterator[AblationCell]:
+def one_at_a_time(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
     """Yield a cell for every value of every factor that is not the base's own.
 
     Raises:
         ConfigError: a value that the factor, the model or the base does not allow.
         ImplUnavailableError: a value that cannot run on the device.
     """
-    for factor in factors:
-        for value in factor.values:
-            if value != value_of(base, factor.name, defaults):
-                yield _cell(base, {factor.name: value}, defaults, device)
+    for name, values in factors.items():
+        for value in values:
+            if value != value_of(base, name, defaults):
+                yield _cell(base, {name: value}, defaults, device)
 
 
-def products(base: Setup, factors: Sequence[Factor], defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+def products(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
     """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
 
     Raises:
         ConfigError: a value that its factor does not allow.
     """
-    for factor in factors:
-        for value in factor.values:
-            read_value(factor.name, value, defaults)
-    for values in itertools.product(*(factor.values for factor in factors)):
-        given = dict(zip((factor.name for factor in factors), values, strict=True))
+    for name, values in factors.items():
+        for value in values:
+            read_value(name, value, defaults)
+    for chosen in itertools.product(*factors.values()):
+        given = dict(zip(factors, chosen, strict=True))
         changes = {name: value for name, value in given.items() if value != value_of(base, name, defaults)}
         if not changes:
             continue

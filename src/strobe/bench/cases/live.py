@@ -35,7 +35,7 @@ from strobe.perf.records.record import Arrivals, Served, Server
 from strobe.perf.records.record import Viewer as ViewerLine
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.serve import protocol
-from strobe.serve.client import Playback, RefusedError, Viewer, watch
+from strobe.serve.client import LoadViewer, Playback, RefusedError, watch
 
 WARM_UP_S: Final = 600.0
 """A server that is not ready by then is given up."""
@@ -307,7 +307,7 @@ async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
     )
 
 
-async def _play(viewer: Viewer, seconds: float, prompts: Sequence[tuple[float, str]], seen: _Seen) -> Playback:
+async def _play(viewer: LoadViewer, seconds: float, prompts: Sequence[tuple[float, str]], seen: _Seen) -> Playback:
     await viewer.send(protocol.Play())
     playback = await viewer.play(max(0.0, seconds), prompts, seen)
     await viewer.send(protocol.Close())

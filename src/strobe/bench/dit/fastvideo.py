@@ -17,7 +17,7 @@ from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.stages.impl.reference import rotate
 from strobe.attention.types import AttentionOutput
-from strobe.bench.peers import fastvideo_kernels, version_of
+from strobe.bench.attention.peers import fastvideo_kernels, version_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.integrations.diffusers import SparseHandle
 from strobe.integrations.diffusers.forward import Pass, Rope

@@ -21,15 +21,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from strobe.attention.tree import Links, TreePlan, explain, measure_links
 from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
-from strobe.attention.tree.plan import Message, Prediction
+from strobe.attention.tree.plan import Message, StrategyCost
 from strobe.bench.cells import Attempt
 from strobe.bench.tree.candidates import Inputs, Run, bind, check, draw
-from strobe.bench.tree.request import PEER, TASK, Check, How, Mark, Predicted, RankResult, Taken, Task
+from strobe.bench.tree.request import PEER, TASK, Check, How, RankResult, Task
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import recording
+from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record as grids
@@ -89,7 +90,7 @@ class MarkRecorder:
         event.record()
         return event
 
-    def take(self, run: Callable[[], object]) -> Taken:
+    def take(self, run: Callable[[], object]) -> RankCall:
         """Run one call and return its marked regions."""
         self.done.clear()
         with recording(self):
@@ -98,8 +99,11 @@ class MarkRecorder:
             stop = self.now()
         if self._on_gpu:
             torch.cuda.synchronize()
-        marks = [Mark(name, _between(start, first), _between(first, last), part) for name, part, first, last in self.done]
-        return Taken(total_ns=_between(start, stop), marks=tuple(sorted(marks, key=lambda mark: mark.start_ns)))
+        regions = [
+            CallRegion(name=name, part=part, start_ns=_between(start, first), value_ns=_between(first, last))
+            for name, part, first, last in self.done
+        ]
+        return RankCall(total_ns=_between(start, stop), regions=tuple(sorted(regions, key=lambda region: region.start_ns)))
 
 
 class _Region:
@@ -151,24 +155,27 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def predict(inputs: Inputs, links: Links, what_if: tuple[float, ...]) -> tuple[dict[str, Predicted], str]:
+def predict(inputs: Inputs, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
     plan = _plan(inputs, links)
     faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
-    for factor in what_if:
+    for factor in FASTER:
         faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
         faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
-    found: dict[str, Predicted] = {}
+    found: dict[str, grids.Prediction] = {}
     for each in plan.predictions:
-        found[each.strategy] = Predicted(
-            local_ns=each.local_s * 1e9,
+        other = ((what, factor, _seconds(plan, each.strategy) * 1e9) for what, factor, plan in faster)
+        found[each.strategy] = grids.Prediction(
+            variant=each.strategy,
+            total_ns=finite(each.seconds * 1e9),
+            local_ns=finite(each.local_s * 1e9),
             hidden_ns=each.hidden_s * 1e9,
-            host_ns=each.host_s * 1e9,
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
             what_if=tuple(
-                WhatIf(faster=what, factor=factor, total_ns=_seconds(other, each.strategy) * 1e9)
-                for what, factor, other in faster
+                WhatIf(faster=what, factor=factor, total_ns=total_ns)
+                for what, factor, total_ns in other
+                if math.isfinite(total_ns)
             ),
         )
     return found, plan.strategy
@@ -212,7 +219,7 @@ def _sent(message: Message, links: Links) -> SentMessage:
     )
 
 
-def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "memory"]:
+def _bound(inputs: Inputs, links: Links, each: StrategyCost) -> Literal["flop", "memory"]:
     """Return whether local attention is bound by FLOPs or memory: a ring reads all keys, other strategies read a share."""
     shape = inputs.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size
@@ -222,6 +229,8 @@ def _bound(inputs: Inputs, links: Links, each: Prediction) -> Literal["flop", "m
 
 
 WARMUP: Final = 3
+FASTER: Final = (2.0, 10.0)
+"""Factors on the speed of the links that predictions are made for too."""
 START_S: Final = 60.0
 """Least timeout for the ranks to start, s: they import torch before they meet."""
 
@@ -273,9 +282,9 @@ class _Rank:
             )
         with torch.inference_mode():
             measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
-            result.predicted, choice = predict(inputs, measured, how.what_if)
+            result.predicted, choice = predict(inputs, measured)
             result.links = links_line(measured, choice)
-            result.predicted["auto"] = result.predicted[choice]
+            result.predicted["auto"] = msgspec.structs.replace(result.predicted[choice], variant="auto")
             runs = {name: bind(name, inputs, how.timeout_s, measured) for name in names}
             if runs:
                 self._time(runs)
@@ -344,7 +353,7 @@ class _Rank:
                 recorder.take(run)
                 into[name] = [self._marked(recorder, run) for _ in range(max(6, self._how.iterations))]
 
-    def _marked(self, recorder: MarkRecorder, run: Run) -> Taken:
+    def _marked(self, recorder: MarkRecorder, run: Run) -> RankCall:
         self._align()
         return recorder.take(lambda: self._held_back(run))
 

@@ -8,7 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.records.record import Header, Links, Mode, SentMessage, WhatIf
+from strobe.perf.analysis.runs.rank_calls import RankCall
+from strobe.perf.records.record import Header, Links, Mode, Prediction
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
@@ -77,33 +78,27 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
         iterations: timed calls of each, at least; never fewer than three palindromes.
         profile: also take calls apart, free-running and serialised.
         seed: seed of all tensors.
-        threads: threads of each rank on a CPU; the same for all world sizes, so that ranks of all sizes can be compared.
         timeout_s: timeout of a wait for another rank.
         delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
-        what_if: factors on the speed of the links that predictions are made for.
     """
 
     contestants: tuple[str, ...] = CONTESTANTS
     iterations: int = 20
     profile: bool = False
     seed: int = 0
-    threads: int = 1
     timeout_s: float = 30.0
     delay_rank: int = -1
     delay_ms: float = 0.0
-    what_if: tuple[float, ...] = (2.0, 10.0)
 
     def __post_init__(self) -> None:
         for name in self.contestants:
             if name not in (*CONTESTANTS, *BY_NAME):
                 raise unknown_choice("strategy", name, (*CONTESTANTS, *BY_NAME))
-        if not self.contestants or self.iterations < 1 or self.threads < 1 or self.timeout_s <= 0:
+        if not self.contestants or self.iterations < 1 or self.timeout_s <= 0 or self.delay_ms < 0:
             raise ConfigError(
-                f"give at least one strategy, one iteration, one thread and a timeout above 0, got {len(self.contestants)}, "
-                f"{self.iterations}, {self.threads}, {self.timeout_s:g}"
+                f"give at least one strategy, one iteration, a timeout above 0 and a delay of 0 or more, got "
+                f"{len(self.contestants)}, {self.iterations}, {self.timeout_s:g}, {self.delay_ms:g}"
             )
-        if any(not factor > 0 for factor in self.what_if) or self.delay_ms < 0:
-            raise ConfigError(f"what_if and delay_ms: got {self.what_if} and {self.delay_ms:g}, expected above 0, and 0 or more")
 
     @property
     def rounds(self) -> int:
@@ -121,22 +116,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     shape: Shape
     how: How
-
-
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """One region of a call on one rank, timed from the call's start; `part`: its kind, where there are several."""
-
-    name: str
-    start_ns: int
-    value_ns: int
-    part: str = ""
-
-
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One call on one rank with its marked regions."""
-
-    total_ns: int
-    marks: tuple[Mark, ...]
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,35 +143,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return not self.refused and self.error <= self.limit and (self.lse_error is None or self.lse_error <= self.lse_limit)
 
 
-class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """Prediction of the plan for one strategy.
-
-    Args:
-        local_ns: attention and merge.
-        hidden_ns: communication that runs beside attention.
-        host_ns: how long a GPU waits for its host.
-        bound: `flop` or `memory`, which of the two roofs local attention is under.
-        what_if: the whole call with faster links.
-    """
-
-    local_ns: float
-    hidden_ns: float
-    messages: tuple[SentMessage, ...]
-    bound: Literal["flop", "memory"]
-    what_if: tuple[WhatIf, ...]
-    host_ns: float = 0.0
-
-    @property
-    def comm_ns(self) -> float:
-        """Predicted time of all messages, ns."""
-        return sum(message.alpha_ns + message.beta_ns for message in self.messages)
-
-    @property
-    def total_ns(self) -> float:
-        """Predicted time of the whole call, ns."""
-        return self.local_ns + self.comm_ns - self.hidden_ns + self.host_ns
-
-
 class RankResult(msgspec.Struct, kw_only=True):
     """Result of a rank, in `rankN.json`.
 
@@ -213,9 +163,9 @@ class RankResult(msgspec.Struct, kw_only=True):
     header: Header | None = None
     checks: dict[str, Check] = {}
     laps: dict[str, list[list[int]]] = {}
-    free: dict[str, list[Taken]] = {}
-    serialised: dict[str, list[Taken]] = {}
+    free: dict[str, list[RankCall]] = {}
+    serialised: dict[str, list[RankCall]] = {}
     blocks: dict[Mode, dict[str, list[float]]] = {}
     links: Links | None = None
-    predicted: dict[str, Predicted] = {}
+    predicted: dict[str, Prediction] = {}
     versions: dict[str, str] = {}

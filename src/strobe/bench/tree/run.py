@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 
 from strobe.bench.case import Progress
 from strobe.bench.cells import Outcome, claim, finished
+from strobe.bench.clips import ClipNumbers, number
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.bench.runner import end_line
 from strobe.bench.tree.machine import check_ranks
-from strobe.bench.tree.rank import finite
-from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, How, Predicted, RankResult, Shape, Taken, Task
+from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, How, RankResult, Shape, Task
 from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
-from strobe.perf.measure.machine import describe_run, read_clocks
+from strobe.perf.analysis.runs.rank_calls import RankCall
+from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
 from strobe.perf.records.record import CELLS, Surroundings
@@ -33,20 +33,8 @@ from strobe.perf.records.store import RunWriter, rotate
 
 
 def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
-    """Return one number as a record; one that is not finite has no value."""
-    finite = abs(value) < float("inf")
-    return record.Quality(
-        variant=variant,
-        metric=metric,
-        value=value if finite else None,
-        unit="",
-        reference=reference,
-        definition=f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}",
-        n=1,
-        better="neither",
-        note="" if finite else "not finite",
-        rank=rank,
-    )
+    words = f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}"
+    return number(variant, metric, value, words, reference=reference, better="neither", rank=rank)
 
 
 def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
@@ -55,18 +43,18 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         yield from _contestant(name, task, ranks)
     if ranks[0].links is not None:
         yield ranks[0].links
-    number = _Clips()
-    yield from _laps(ranks, number)
-    modes: dict[record.Mode, list[dict[str, list[Taken]]]] = {
+    clips = ClipNumbers()
+    yield from _laps(ranks, clips)
+    modes: dict[record.Mode, list[dict[str, list[RankCall]]]] = {
         "free-running": [rank.free for rank in ranks],
         "serialised": [rank.serialised for rank in ranks],
     }
     for mode, calls in modes.items():
         for name in calls[0]:
-            yield from _apart(number, name, mode, [each[name] for each in calls])
+            yield from _apart(clips, name, mode, [each[name] for each in calls])
     if ranks[0].blocks:
         yield record.Variant(name=record.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
-        yield from _blocks(ranks, number)
+        yield from _blocks(ranks, clips)
 
 
 def sizes(shape: Shape) -> dict[str, int]:
@@ -122,72 +110,22 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         sizes=sizes(shape),
     )
     if name in ranks[0].predicted:
-        yield _predicted(name, ranks[0].predicted[name])
+        yield ranks[0].predicted[name]
 
 
 def _item(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
-def _predicted(name: str, found: Predicted) -> record.Prediction:
-    return record.Prediction(
-        variant=name,
-        total_ns=finite(found.total_ns),
-        local_ns=finite(found.local_ns),
-        bound=found.bound,
-        hidden_ns=found.hidden_ns,
-        messages=found.messages,
-        what_if=tuple(each for each in found.what_if if math.isfinite(each.total_ns)),
-    )
+def _span(clip: record.Clip, name: str, index: int, value_ns: int, **more: Any) -> record.Span:
+    """Return one timed call or region of a clip."""
+    return record.Span(
+        variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
+        value_ns=value_ns, clock="perf_counter", warmup=False, **({"start_ns": 0} | more),
+    )  # fmt: skip
 
 
-class _Taken(NamedTuple):
-    """One timed call or region of a clip, before it becomes a span record."""
-
-    name: str
-    number: int
-    start_ns: int
-    value_ns: int
-    part: str = ""
-    rank: int | None = None
-    mode: record.Mode | None = None
-
-
-class _Clips:
-    """Counter of clips."""
-
-    def __init__(self) -> None:
-        self._done: Counter[str] = Counter()
-
-    def next(self, name: str, lap: int | None, spans: Sequence[_Taken]) -> Iterator[record.Record]:
-        """Yield the spans of the next clip, and its line."""
-        import torch
-
-        number, order = self._done[name], self._done.total()
-        self._done[name] += 1
-        for each in spans:
-            yield record.Span(
-                variant=name,
-                clip=number,
-                order=order,
-                palindrome=lap,
-                name=each.name,
-                index=each.number,
-                start_ns=each.start_ns,
-                value_ns=each.value_ns,
-                clock="perf_counter",
-                warmup=False,
-                part=each.part,
-                rank=each.rank,
-                mode=each.mode,
-            )
-        clocks = read_clocks(torch.device("cpu")) if not order else None
-        yield record.Clip(
-            variant=name, clip=number, order=order, palindrome=lap, phase="timed", num_spans=len(spans), clocks=clocks
-        )
-
-
-def _laps(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]:
+def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
     """Yield the records of each palindrome, place by place."""
     laps = ranks[0].laps
     if not laps:
@@ -197,47 +135,47 @@ def _laps(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]
         seen: Counter[str] = Counter()
         for name in palindrome(first, rest) if rest else (first, first):
             calls = len(laps[name][lap]) // 2
-            spans = []
+            clip = clips.finish(name, "timed", lap, calls * (1 + len(ranks)))
             for index in range(seen[name] * calls, (seen[name] + 1) * calls):
                 values = [rank.laps[name][lap][index] for rank in ranks]
-                spans.append(_Taken(record.CALL, index, 0, max(values)))
-                spans += [_Taken(record.CALL, index, 0, value, rank=rank) for rank, value in enumerate(values)]
+                yield _span(clip, record.CALL, index, max(values))
+                yield from (_span(clip, record.CALL, index, value, rank=rank) for rank, value in enumerate(values))
             seen[name] += 1
-            yield from clips.next(name, lap, spans)
+            yield clip
 
 
-def _apart(clips: _Clips, name: str, mode: record.Mode, calls: Sequence[Sequence[Taken]]) -> Iterator[record.Record]:
-    spans = []
+def _apart(clips: ClipNumbers, name: str, mode: record.Mode, calls: Sequence[Sequence[RankCall]]) -> Iterator[record.Record]:
+    clip = clips.finish(name, "timed", None, sum(1 + len(call.regions) for taken in calls for call in taken))
     for rank, taken in enumerate(calls):
         for index, call in enumerate(taken):
-            spans.append(_Taken(record.CALL, index, 0, call.total_ns, rank=rank, mode=mode))
-            spans += [
-                _Taken(mark.name, index, mark.start_ns, mark.value_ns, part=mark.part, rank=rank, mode=mode)
-                for mark in call.marks
-            ]
-    yield from clips.next(name, None, spans)
+            yield _span(clip, record.CALL, index, call.total_ns, rank=rank, mode=mode)
+            for region in call.regions:
+                yield _span(
+                    clip, region.name, index, region.value_ns, start_ns=region.start_ns, part=region.part, rank=rank, mode=mode
+                )
+    yield clip
 
 
-def _blocks(ranks: Sequence[RankResult], clips: _Clips) -> Iterator[record.Record]:
-    spans = []
-    for rank in ranks:
-        for mode, blocks in rank.blocks.items():
-            for block, values in blocks.items():
-                kind = kind_of(block)
-                spans += [
-                    _Taken(block, index, 0, round(ms * 1e6), part=kind, rank=rank.rank, mode=mode)
-                    for index, ms in enumerate(values)
-                ]
-    yield from clips.next(record.GUIDE, None, spans)
+def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
+    found = [
+        (block, index, round(ms * 1e6), {"part": kind_of(block), "rank": rank.rank, "mode": mode})
+        for rank in ranks
+        for mode, blocks in rank.blocks.items()
+        for block, values in blocks.items()
+        for index, ms in enumerate(values)
+    ]
+    clip = clips.finish(record.GUIDE, "timed", None, len(found))
+    yield from (_span(clip, block, index, value_ns, **more) for block, index, value_ns, more in found)
+    yield clip
 
 
 def cell_of(task: Task, timeout_s: float) -> Cell:
-    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself."""
+    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself; each has one thread."""
     shape = task.shape
     launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
     return Cell(
         argv=(sys.executable, "-m", "strobe.bench.tree.launch", *launch, "-m", "strobe.bench.tree.rank", "."),
-        env={"OMP_NUM_THREADS": str(task.how.threads)},
+        env={"OMP_NUM_THREADS": "1"},
         files={TASK: msgspec.json.encode(task)},
         resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
         timeout_s=timeout_s,
@@ -273,12 +211,12 @@ def run_cells(
     measured, kept, failed = [], [], []
 
     def jobs() -> Iterator[Job[tuple[str, str]]]:
-        for number, shape in enumerate(dict.fromkeys(shapes)):
+        for done, shape in enumerate(dict.fromkeys(shapes)):
             place = folder / CELLS / shape.name
             if finished(place):
                 kept.append(shape.name)
                 continue
-            progress(number, len(shapes), shape.name)
+            progress(done, len(shapes), shape.name)
             if place.exists():
                 rotate(place)
             yield _measure(Task(shape=shape, how=how), place, cell_timeout_s)
@@ -343,7 +281,7 @@ def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s:
     if done.status == "lost":
         return done.stderr
     if done.status == "timeout":
-        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --profile-iterations"
+        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --iterations"
     said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
     gone = sorted(set(range(task.shape.world_size)) - {each.rank for each in found})
     if said and gone:

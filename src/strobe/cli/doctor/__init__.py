@@ -21,7 +21,7 @@ from strobe.core.libraries import DISTRIBUTION
 if TYPE_CHECKING:
     import torch
 
-    from strobe.attention.impls import Gate
+    from strobe.attention.impls import GateRun
 
 MISSING: Final = 3
 
@@ -81,7 +81,7 @@ def doctor(
     if checks[0].ok:
         checks += [check_weights(), check_video()]
     document: dict[str, Any] = {"checks": [asdict(check) for check in checks], "defaults": read_defaults(output)}
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[GateRun, ...] = ()
     if checks[0].ok and gate:
         document["gate"], gates = run_gate(device, output)
     if checks[0].ok:
@@ -148,7 +148,7 @@ def check_video() -> Check:
     return Check(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
 
 
-def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, ...]]:
+def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun, ...]]:
     """Run the gates of a GPU and record each as it ends, or report why none can be run."""
     from strobe.attention.gates.run import record, run_gates
     from strobe.attention.impls import gate_file
@@ -162,7 +162,7 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, .
     if place is None:
         return {"reason": "there is no folder to record gates in; set XDG_DATA_HOME", "record": "", "gates": []}, ()
     record([], place)  # a folder that cannot be written is told before the work
-    done: list[Gate] = []
+    done: list[GateRun] = []
     told = []
     with output.progress("gate") as advance:
         for outcome in run_gates(where, describe_machine(where).driver, advance):
@@ -183,7 +183,7 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[Gate, .
     return {"reason": "", "record": str(place), "gates": told}, tuple(done)
 
 
-def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
+def look(device: str, gates: tuple[GateRun, ...] = ()) -> dict[str, Any]:
     """Describe the machine, and the attention, optimisations and quality metrics available on it.
 
     Args:
@@ -216,7 +216,7 @@ def look(device: str, gates: tuple[Gate, ...] = ()) -> dict[str, Any]:
     }
 
 
-def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[Gate, ...], driver: str | None) -> dict[str, Any]:
+def _attention(device: torch.device, dtype: torch.dtype, gates: tuple[GateRun, ...], driver: str | None) -> dict[str, Any]:
     """Return the implementation that would run the bundled model's full-window self-attention, and the state of the others."""
     import torch
 

@@ -15,7 +15,7 @@ from strobe.core.printable import bytes_in
 
 if TYPE_CHECKING:
     from strobe.engine.memory import MemoryPart
-    from strobe.engine.model import Parts
+    from strobe.engine.model import ModelParts
     from strobe.engine.parallel import Degrees
     from strobe.engine.resolve import ResolvedConfig
 
@@ -27,7 +27,7 @@ class Asked:
     model: str
     needs: str
     samples: int
-    parts: Parts
+    parts: ModelParts
     config: ResolvedConfig
 
 

@@ -57,14 +57,14 @@ class Measured:
 
     Args:
         rounds: palindromes of laps, A B B A; an interval needs two.
-        calls: timed calls of an implementation in a lap.
+        iterations: timed calls of an implementation in a lap.
         cold: overwrite a GPU's cache before each call; without it, it holds what the call before left.
         active: calls of each implementation in its trace, a run of its own.
         trace: take traces at all.
     """
 
     rounds: int = 4
-    calls: int = 60
+    iterations: int = 60
     cold: bool = False
     active: int = 10
     trace: Annotated[bool, Parameter(negative="--no-trace")] = True
@@ -115,7 +115,7 @@ def attention(
         )
         plan = AttentionPlan(
             rounds=measured.rounds,
-            calls=measured.calls,
+            calls=measured.iterations,
             cold=measured.cold,
             traced_calls=measured.active if measured.trace else 0,
         )

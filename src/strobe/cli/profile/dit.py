@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
-from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import at_least, parse_size
-from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import parse_requirement
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
+from strobe.cli.run_folder import chosen_folder, measure
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.settings import read_settings, split_list
@@ -133,7 +130,6 @@ def dit(
     at_least(3, steps=runs.steps)
     at_least(0, wait=runs.wait)
     folder = chosen_folder(out)
-    kept: list[Path] = []
     if what.pipe is not None:
         output.note(f"runs your code: {what.pipe}")
     with output.progress("profile"):
@@ -151,19 +147,10 @@ def dit(
             device=device,
             seed=what.seed,
         )
-    told = tells_what_is_kept(output, lambda: kept_runs([folder]))
-    with told, closing(case), output.progress("profile") as advance:
-        from strobe.bench.runner import run_case
-
-        outcome = run_case(case, root=folder, plan=_plan(runs), progress=advance, open_run=rotating(kept))
-    tell_kept(kept, output)
-    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
-    for name, reason in red.items():
-        output.note(f"{name} is left out: {reason}")
-    code, document = write([folder], folder, requirements, output)
+    code, document = measure(case, _plan(runs), folder, requirements, output, progress=output.progress("profile"), into=True)
     _show(folder, output)
-    output.emit(document | {"red": red, "kept": [str(path) for path in kept]})
-    return GATE_FAILED if red else code
+    output.emit(document)
+    return code
 
 
 def _loaded(what: Pass) -> Loaded:

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import OUT, Output
+from strobe.cli.model import at_least
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
@@ -66,20 +67,22 @@ def kernels(
     """
     if out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
+    at_least(1, iterations=iterations)
     with output.progress("kernels") as advance:
-        from strobe.bench.operations import KernelPlan, profile_kernels
+        from strobe.bench.operations import profile_kernels
         from strobe.core.device import resolve_device
         from strobe.engine.load import load
         from strobe.engine.presets import preset
         from strobe.engine.resolve import resolve
         from strobe.perf.measure.machine import ClockSampler
 
-        plan = KernelPlan(iterations=iterations, cold=what.cold)
         device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
         resolved = resolve(config, model.defaults, device)
-        described = _described(model, resolved, plan.cold)
+        described = _described(model, resolved, what.cold)
         with ClockSampler(device) as sampler:
-            found = profile_kernels(model, config, PROMPTS, device=device, plan=plan, progress=advance)
+            found = profile_kernels(
+                model, config, PROMPTS, device=device, iterations=iterations, cold=what.cold, progress=advance
+            )
         described = replace(described, clocks=sampler.clocks())
         from strobe.perf.report.model import Table, encode_report
         from strobe.perf.report.profile_pages import kernel_report

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.compare import tell_case
 from strobe.cli.console import OUT, Output
-from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags, at_least, frame_blocks
-from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
+from strobe.cli.run_folder import chosen_folder, measure, tell_case
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
@@ -142,7 +138,6 @@ def stream(
     at_least(1, rounds=what.rounds, blocks=what.blocks, active=traced.active)
     at_least(0, wait=traced.wait)
     folder = chosen_folder(out)
-    kept: list[Path] = []
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase, runnable
         from strobe.bench.runner import traced_window
@@ -163,21 +158,12 @@ def stream(
         output.note(
             f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
         )
-    told = tells_what_is_kept(output, lambda: kept_runs([folder]))
-    with told, closing(case), output.progress("profile") as advance:
-        from strobe.bench.runner import run_case
-
-        outcome = run_case(case, root=folder, plan=plan, progress=advance, open_run=rotating(kept))
-    tell_kept(kept, output)
-    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
-    for name, reason in red.items():
-        output.note(f"{name} is left out: {reason}")
-    code, document = write([folder], folder, [], output)
+    code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
     if traced.breakdown:
         _show_breakdown(folder, output)
     paths = _attribution(folder, attributed, output)
-    output.emit(document | {"red": red, "kept": [str(path) for path in kept], "attribution": paths})
-    return GATE_FAILED if outcome.red else code
+    output.emit(document | {"attribution": paths})
+    return code
 
 
 def _config(what: Profiled, name: str) -> EngineConfig:

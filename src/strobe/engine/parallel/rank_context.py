@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strobe.cache.kv import CacheShape, KVCache
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.model import Model, Parts, latent_shape
+from strobe.engine.model import Model, ModelParts, latent_shape
 from strobe.engine.parallel.cache import SharedCache, share_shape
 from strobe.engine.parallel.decode import FramesElsewhere
 from strobe.engine.parallel.degrees import degrees
@@ -32,7 +32,7 @@ class RankContext:
     layout: Layout
 
     @classmethod
-    def of(cls, devices: DeviceGroup, parts: Parts, config: ResolvedConfig) -> RankContext:
+    def of(cls, devices: DeviceGroup, parts: ModelParts, config: ResolvedConfig) -> RankContext:
         """Return this rank's share of a session.
 
         Raises:

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from strobe.core.printable import first_of
 from strobe.lint.document import DocumentSection
-from strobe.lint.quantity import QUALITY, quantities
+from strobe.lint.quantity import QUALITY
 from strobe.lint.rules.tables import frames_of_block
 from strobe.lint.rules.units import levels
-from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, View
+from strobe.lint.study import Claim, LintFigure, LintStudy, MetricSeries, Rule, View
 from strobe.perf.measure.stats import P99_SAMPLES
 
 _COUNT_HEAD: Final = re.compile(
@@ -25,17 +25,15 @@ _N: Final = r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)"
 _NOUNS: Final = (
     r"(?:iterations?|iters?|samples?|runs?|repetitions?|repeats?|reps?|trials?|measurements?|requests?|calls?|rounds?|clips?)"
 )
-_STATED: Final = re.compile(rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |profiled |benchmark )*(?P<noun>{_NOUNS})\b")
+_STATED: Final = re.compile(
+    rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |profiled |benchmark )*{_NOUNS}\b"
+    rf"|(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|{_NOUNS})\s*[=:]\s*{_N}\b"
+    rf"|--(?:[a-z]+-)*(?:{_NOUNS}|requests|frames)[ =]{_N}\b"
+)
+"""A number of samples: `100 iterations`, `n = 33`, or a flag of a command."""
 _SIZED: Final = re.compile(
     rf"(?i){_N}\s+(?:timed |measured |steady(?:-state)? |pixel |latent )*(?:frames?|(?:frame )?blocks?|switches|prompts)\b"
 )
-_EQUALS: Final = re.compile(
-    r"(?i)(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|samples|iterations|iters|runs|repetitions)\s*[=:]\s*(\d{1,3}(?:,\d{3})+|\d+)\b"
-)
-_FLAG: Final = re.compile(
-    r"(?i)--(?:[a-z]+-)*(?:iterations?|iters?|runs?|samples?|repeats?|reps?|rounds?|requests|frames)[ =](\d+)\b"
-)
-_SETTING: Final = re.compile(rf"(?i)\s*(?:{_NOUNS}|(?:number|num|#) of {_NOUNS}|n)\s*")
 _BENCHMARK: Final = re.compile(r"(?i)\b(?:benchmark\w*|bench|measured|measurements?|mode|over|timed|profil\w+|sampled?)\b")
 _WARM: Final = re.compile(r"(?i)\bwarm-?up\b")
 _SETUP: Final = re.compile(r"(?i)\b(?:environment|set-?up|method\w*|configuration|settings|protocol|benchmark|hardware|how)\b")
@@ -53,7 +51,7 @@ class _Samples(NamedTuple):
 def percentile_samples(study: LintStudy) -> Iterator[Claim]:
     """Find p99s, and percentiles beyond, with too small a stated number of samples."""
     stated = list(_statements(study))
-    groups: dict[tuple[int, str, _Samples], list[Figure]] = {}
+    groups: dict[tuple[int, str, _Samples], list[LintFigure]] = {}
     for view in study.views:
         for series in view.of_kind("time", "number", "rate", "memory"):
             for figure in series.figures if series.metric.statistic.startswith("p99") else ():
@@ -74,7 +72,7 @@ def percentile_samples(study: LintStudy) -> Iterator[Claim]:
         )
 
 
-def _stated_for(figure: Figure, stated: list[_Samples]) -> _Samples | None:
+def _stated_for(figure: LintFigure, stated: list[_Samples]) -> _Samples | None:
     """Return the most samples stated in the chapter of a figure, else in the document's setup."""
     chapter = [each for each in stated if each.section.path[:2] == figure.table.section.path[:2]]
     setup = [
@@ -84,7 +82,7 @@ def _stated_for(figure: Figure, stated: list[_Samples]) -> _Samples | None:
     return max(chapter or setup, key=lambda each: each.n, default=None)
 
 
-def _own_count(view: View, figure: Figure) -> _Samples | None:
+def _own_count(view: View, figure: LintFigure) -> _Samples | None:
     """Return the samples that the row, the cell, the caption or a note of a figure states."""
     line, section = figure.place.line, view.table.section
     for series in view.series:
@@ -96,29 +94,22 @@ def _own_count(view: View, figure: Figure) -> _Samples | None:
 
 
 def _counts(text: str) -> Iterator[tuple[int, str]]:
-    for pattern in (_STATED, _EQUALS, _FLAG):
-        for found in pattern.finditer(text):
-            if not _WARM.search(text[max(0, found.start() - 12) : found.end() + 12]):
-                yield int(found[1].replace(",", "")), found[0]
-    for found in _SIZED.finditer(text) if _BENCHMARK.search(text) else ():
-        yield int(found[1].replace(",", "")), found[0]
+    for found in (*_STATED.finditer(text), *(_SIZED.finditer(text) if _BENCHMARK.search(text) else ())):
+        if not _WARM.search(text[max(0, found.start() - 12) : found.end() + 12]):
+            yield int(next(number for number in found.groups() if number).replace(",", "")), found[0]
 
 
 def _statements(study: LintStudy) -> Iterator[_Samples]:
     """Yield every number of samples in the document: in sentences, cells of settings, and flags of commands."""
-    for sentence in study.document.sentences:
+    flags = [(line, True) for line in study.document.code]
+    for sentence, flag in [*((sentence, False) for sentence in study.document.sentences), *flags]:
         for n, text in _counts(sentence.text):
-            yield _Samples(n, text, sentence.line, sentence.section)
-    for line in study.document.code:
-        for found in _FLAG.finditer(line.text):
-            yield _Samples(int(found[1]), found[0], line.line, line.section)
+            if not flag or text.startswith("--"):
+                yield _Samples(n, text, sentence.line, sentence.section)
     for table in study.document.tables:
         for row in table.rows if len(table.header) == 2 else ():  # settings: `Benchmark mode | quick (100 frames)`
-            text = f"{row.label}: {row.cells[-1].text}"
-            for n, words in _counts(text):
+            for n, words in _counts(f"{row.label}: {row.cells[-1].text}"):
                 yield _Samples(n, words, row.line, table.section)
-            for number in quantities(row.cells[-1].text)[:1] if _SETTING.fullmatch(row.label) else ():
-                yield _Samples(int(number.value), text, row.line, table.section)
 
 
 # ------------------------------------------------------------------------------------------------------------- references
@@ -158,7 +149,7 @@ def quality_reference(study: LintStudy) -> Iterator[Claim]:
             )
 
 
-def _own_reference(view: View, series: list[Series]) -> Figure | None:
+def _own_reference(view: View, series: list[MetricSeries]) -> LintFigure | None:
     """Return a figure of the row that calls itself the reference, if a reference cannot have it against itself."""
     rows = view.table.rows
     for figure in [figure for each in series for figure in each.figures]:

@@ -25,7 +25,7 @@ from strobe.lint.quantity import (
     statistic,
     words,
 )  # fmt: skip
-from strobe.lint.study import Claim, Figure, LintStudy, Rule
+from strobe.lint.study import Claim, LintFigure, LintStudy, Rule
 
 _NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _TERM: Final = rf"{_NUMBER}(?:\s?(?:{spelled('time', 'bytes')})(?![\w/])|(?!\s?[x×]\s)(?:\s(?!x\b)[a-z][a-z-]*){{1,2}})?"
@@ -139,7 +139,7 @@ def superlative(study: LintStudy) -> Iterator[Claim]:
                 yield from _challenged(study, sentence, clause[0].strip(), found, times)
 
 
-def _challenged(study: LintStudy, sentence: Sentence, name: str, said: re.Match[str], times: list[Figure]) -> Iterator[Claim]:
+def _challenged(study: LintStudy, sentence: Sentence, name: str, said: re.Match[str], times: list[LintFigure]) -> Iterator[Claim]:
     subject = [each for each in words(name) if each not in _NO_SUBJECT]
     chapter = sentence.section.path[: max(1, len(sentence.section.path) - 1)]
     figures = [figure for figure in times if figure.table.section.path[: len(chapter)] == chapter]
@@ -166,12 +166,12 @@ def _challenged(study: LintStudy, sentence: Sentence, name: str, said: re.Match[
         )
 
 
-def _comparable(figure: Figure) -> bool:
+def _comparable(figure: LintFigure) -> bool:
     statistics = figure.metric.kind == "time" and figure.metric.statistic in ("mean", "", "p50", "sum")
     return statistics and figure.by_columns and not is_total(figure.name) and figure.quantity.plain
 
 
-def _in_scope(noun: str, figure: Figure, mine: Figure) -> bool:
+def _in_scope(noun: str, figure: LintFigure, mine: LintFigure) -> bool:
     """Return False for a figure of another table if only this table's heading has the noun (`attention operation`)."""
     inside = {*words(mine.table.section.title), *words(mine.table.caption)}
     above = {word for title in mine.table.section.titles[:-1] for word in words(title)}
@@ -297,7 +297,7 @@ def _steps_of(study: LintStudy, section: DocumentSection) -> int:
     return said.pop() if len(said) == 1 else 0
 
 
-def _owner(study: LintStudy, figure: Figure) -> str:
+def _owner(study: LintStudy, figure: LintFigure) -> str:
     """Return the owner of a figure: its configuration, or the heading above its table."""
     return figure.name if key(figure.name) == study.config(figure) else figure.table.section.title
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from math import ceil, floor, prod
 from typing import Final
 
-from strobe.lint.document import Row
+from strobe.lint.document import DocumentRow
 from strobe.lint.quantity import Bounds, Quantity, exactly, is_total, key, printed, words
-from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, View
+from strobe.lint.study import Claim, LintFigure, LintStudy, MetricSeries, Rule, View
 
 CHANCE: Final = 0.01
 """Probability of agreement by chance, below which rows that agree on a whole number of frames are evidence."""
@@ -24,12 +24,12 @@ _PER_FRAME: Final = re.compile(r"(?i)\b(?:per|between|inter)[ -](?:\w+ )?frames?
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pair:
+class _RatePair:
     """A rate and a latency of the same configuration: their product is the number of frames made in that time."""
 
     label: str
     time: Quantity
-    rate: Figure
+    rate: LintFigure
 
     @property
     def frames(self) -> Bounds:
@@ -46,9 +46,9 @@ class _Pair:
         return self.frames.low <= frames <= self.frames.high or abs(self.rate.quantity.value - expected) <= FLOOR * expected
 
 
-def _pairs(view: View) -> list[_Pair]:
+def _pairs(view: View) -> list[_RatePair]:
     return [
-        _Pair(label=latency.metric.title, time=time, rate=rate)
+        _RatePair(label=latency.metric.title, time=time, rate=rate)
         for series in view.of_kind("rate")
         for latency in view.of_kind("time")
         if latency.metric.statistic not in ("spread", "sum") and not _PER_FRAME.search(latency.metric.title)
@@ -58,7 +58,7 @@ def _pairs(view: View) -> list[_Pair]:
     ]  # fmt: skip
 
 
-def _consensus(pairs: Sequence[_Pair]) -> tuple[str, int] | None:
+def _consensus(pairs: Sequence[_RatePair]) -> tuple[str, int] | None:
     """Return the latency and the whole number of frames that most distinct rows agree on, unless that may be chance."""
     best: tuple[int, str, int] | None = None
     for label in dict.fromkeys(key(pair.label) for pair in pairs):
@@ -74,9 +74,9 @@ def _consensus(pairs: Sequence[_Pair]) -> tuple[str, int] | None:
     return best[1:] if best else None
 
 
-def _by_rate(pairs: Sequence[_Pair]) -> dict[str, list[_Pair]]:
+def _by_rate(pairs: Sequence[_RatePair]) -> dict[str, list[_RatePair]]:
     """Group pairs by their kind of rate: latent and pixel FPS differ."""
-    groups: dict[str, list[_Pair]] = {}
+    groups: dict[str, list[_RatePair]] = {}
     for pair in pairs:
         groups.setdefault(key(pair.rate.metric.title), []).append(pair)
     return groups
@@ -106,7 +106,7 @@ def fps_latency(study: LintStudy) -> Iterator[Claim]:
         yield replace(claim, also=(*claim.also, *repeated))
 
 
-def _rate_claim(pair: _Pair, frames: int, group: Sequence[_Pair]) -> Claim:
+def _rate_claim(pair: _RatePair, frames: int, group: Sequence[_RatePair]) -> Claim:
     others = [
         other for other in group
         if other.rate is pair.rate and other is not pair and other.frames.low <= frames <= other.frames.high
@@ -146,7 +146,7 @@ def _explained(view: View) -> bool:
     return _NOT_ADDITIVE.search(view.table.context) is not None or any(_MORE.match(row.label) for row in view.table.rows)
 
 
-def _additive(series: Series) -> bool:
+def _additive(series: MetricSeries) -> bool:
     """Return True for a column whose parts may be added: times, memory, counts; no peaks, percentiles or rates."""
     metric = series.metric
     if metric.kind not in ("time", "memory", "count", "work") or metric.statistic not in ("", "mean", "sum"):
@@ -154,7 +154,7 @@ def _additive(series: Series) -> bool:
     return not _RUNNING.search(metric.title) and (metric.kind != "memory" or "peak" not in metric.title.lower())
 
 
-def _sum(entries: Iterable[Figure]) -> Bounds | None:
+def _sum(entries: Iterable[LintFigure]) -> Bounds | None:
     """Add up the intervals of two parts or more; None if one of them is not a figure. Empty cells count as zero."""
     full = [entry for entry in entries if not entry.cell.empty]
     if len(full) < 2 or any(entry.cell.quantity is None for entry in full):
@@ -177,14 +177,14 @@ def _children(view: View) -> dict[int, list[int]]:
     return families
 
 
-def _below(row: Row, later: Row, lines: bool) -> bool:
+def _below(row: DocumentRow, later: DocumentRow, lines: bool) -> bool:
     if later.depth != row.depth or (lines and later.group != row.group):
         return later.depth > row.depth
     own, other = row.label.strip().lower(), later.label.strip().lower()
     return bool(own) and other.startswith(own) and re.match(r"\s*(?:/|\.|::|:|>|→|->|_)\s*\w", other[len(own) :]) is not None
 
 
-def _choices(view: View, series: Series) -> Iterator[tuple[Figure, list[list[Figure]]]]:
+def _choices(view: View, series: MetricSeries) -> Iterator[tuple[LintFigure, list[list[LintFigure]]]]:
     """Yield each total with what it may be the sum of: the parts since the total before it, all parts, or earlier totals.
 
     Of printed output it closes the lines under its own heading. A total in the first row closes the rows below it.
@@ -225,7 +225,7 @@ def total_sum(study: LintStudy) -> Iterator[Claim]:
             )
 
 
-def _group_of(view: View, total: Figure) -> set[int]:
+def _group_of(view: View, total: LintFigure) -> set[int]:
     """Return the rows of the group that a printed total names: `Total Computation` and the rows under `COMPUTATION:`."""
     rows, own = view.table.rows, set(words(total.name)) - {"total"}
     return {
@@ -240,7 +240,7 @@ def group_sums(study: LintStudy) -> Iterator[Claim]:
         if view.table.origin != "lines" or _explained(view):
             continue
         times = sorted(view.of_kind("time"), key=lambda series: series.metric.statistic != "sum")
-        sums: list[tuple[Figure, Bounds]] = []
+        sums: list[tuple[LintFigure, Bounds]] = []
         for total in [entry for series in view.of_kind("time") for entry in series.figures if is_total(entry.name)]:
             rows = _group_of(view, total)
             members = [[entry for entry in series.figures if entry.row in rows] for series in times]
@@ -250,7 +250,7 @@ def group_sums(study: LintStudy) -> Iterator[Claim]:
         yield from (_group_claim(view, *each, leaves) for each in sums if not each[0].quantity.bounds.overlaps(each[1]))
 
 
-def _group_claim(view: View, total: Figure, parts: Bounds, leaves: Fraction) -> Claim:
+def _group_claim(view: View, total: LintFigure, parts: Bounds, leaves: Fraction) -> Claim:
     claimed = total.quantity
     excess, right = claimed.value - parts.middle, printed(parts.middle, claimed, more=0)
     beside = [entry.quantity for series in view.series for entry in series.figures if entry.row == total.row]
@@ -299,7 +299,7 @@ FORMULAS: Final[dict[tuple[str, str], Callable[[Bounds, Bounds], Bounds]]] = {
 class _Derived:
     """One derived figure and the two figures it may have been computed from."""
 
-    entry: Figure
+    entry: LintFigure
     reference: Quantity
     candidate: Quantity
 
@@ -336,7 +336,7 @@ def _readings(groups: dict[str, list[_Derived]]) -> list[_Reading]:
     return sorted(found, key=lambda reading: -len(reading.fits))
 
 
-def _reference_row(derived: Series) -> int | None:
+def _reference_row(derived: MetricSeries) -> int | None:
     """Return the row that others are compared with: named in the head, or marked in the column."""
     title = derived.metric.title.lower()
     for entry in derived.entries:
@@ -346,11 +346,11 @@ def _reference_row(derived: Series) -> int | None:
     return next((entry.position for entry in marked), None)
 
 
-def _usable(derived: Series) -> list[Figure]:
+def _usable(derived: MetricSeries) -> list[LintFigure]:
     return [entry for entry in derived.figures if entry.quantity.plain and not entry.cell.interval]
 
 
-def _against_row(view: View, derived: Series) -> dict[str, list[_Derived]]:
+def _against_row(view: View, derived: MetricSeries) -> dict[str, list[_Derived]]:
     """Return the operands for comparing each row with one row of a column, by the column's title."""
     at = _reference_row(derived)
     groups: dict[str, list[_Derived]] = {}
@@ -364,7 +364,7 @@ def _against_row(view: View, derived: Series) -> dict[str, list[_Derived]]:
     return groups
 
 
-def _across(view: View, derived: Series) -> dict[str, list[_Derived]]:
+def _across(view: View, derived: MetricSeries) -> dict[str, list[_Derived]]:
     """Return the operands for comparing two columns of the same kind within each row."""
     columns = [series for series in view.of_kind("time", "rate", "memory") if series.metric.statistic != "spread"]
     return {
@@ -379,12 +379,12 @@ def _across(view: View, derived: Series) -> dict[str, list[_Derived]]:
     }
 
 
-def _statistics_of_one(one: Series, two: Series) -> bool:
+def _statistics_of_one(one: MetricSeries, two: MetricSeries) -> bool:
     """Return True for two statistics of the same quantity (`SS Mean`, `SS Max`)."""
     return one.metric.statistic != two.metric.statistic and words(one.metric.title) == words(two.metric.title)
 
 
-def _of_rows(view: View, derived: Series) -> dict[str, list[_Derived]]:
+def _of_rows(view: View, derived: MetricSeries) -> dict[str, list[_Derived]]:
     """Return the operands of a change column in a table with metrics as rows and two configurations as columns."""
     rows = {series.entries[0].row: series.figures for series in view.series}
     found = [(entry, rows[entry.row]) for entry in _usable(derived) if len(rows.get(entry.row, ())) == 2 == len(view.keys)]
@@ -395,7 +395,7 @@ def _of_rows(view: View, derived: Series) -> dict[str, list[_Derived]]:
     }
 
 
-def _columns(study: LintStudy) -> Iterator[tuple[View, Series, list[_Reading]]]:
+def _columns(study: LintStudy) -> Iterator[tuple[View, MetricSeries, list[_Reading]]]:
     """Yield every derived column with its readings."""
     for view in study.views:
         if view.table.origin == "table" and not _OTHER.search(view.table.context):
@@ -466,22 +466,8 @@ def statistic_unnamed(study: LintStudy) -> Iterator[Claim]:
                 place=study.document.place(view.table.line, view.table, "", derived.metric.title),
                 said=derived.metric.title,
                 corrected=f"{source.metric.title} {_STATISTIC.sub('', derived.metric.title)}",
-                why=f"every row is {complete[0].formula} of {source.metric.title}, and the head does not say so"
-                + _difference(derived, siblings[0], complete[0]),
+                why=f"every row is {complete[0].formula} of {source.metric.title}, and the head does not say so",
             )
-
-
-def _difference(derived: Series, sibling: Series, reading: _Reading) -> str:
-    """Describe the first row that the other statistic would change."""
-    base = sibling.of(_reference_row(derived) or 0)
-    for row in reading.rows:
-        own, said = sibling.of(row.entry.position), row.entry.quantity
-        if base is not None and own is not None:
-            other = _Derived(entry=row.entry, reference=base, candidate=own).by(reading.formula)
-            if other is not None and not said.bounds.overlaps(other):
-                by_sibling = f"{printed(other.middle, said, more=0)} by {sibling.metric.title}"
-                return f"; {row.entry.name}: {said.text} by {reading.source}, {by_sibling}"
-    return ""
 
 
 RULES: Final = (

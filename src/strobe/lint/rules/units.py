@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import Final
 
 from strobe.core.costs import CostItem, DevicePeaks, PassShape, parse_dtype, total, transformer_pass
-from strobe.lint.document import VALUE, Place
-from strobe.lint.quantity import UNITS, Quantity, Unit, is_metric, listed, printed, spelled, statistic, time_printed, words
-from strobe.lint.study import Claim, Figure, LintStudy, Rule, Series, View
+from strobe.lint.document import VALUE, ClaimPlace
+from strobe.lint.quantity import UNITS, Quantity, is_metric, listed, printed, spelled, time_printed, words
+from strobe.lint.study import Claim, LintFigure, LintStudy, MetricSeries, Rule, View
 
 _TIMED: Final = re.compile(r"(?i)\b(?:latency|latencies|duration|elapsed|runtime|run time|time|ttft|tpot|delay)\b")
 _NOT_TIMED: Final = re.compile(
@@ -42,7 +42,7 @@ def no_unit(study: LintStudy) -> Iterator[Claim]:
                 )
 
 
-def _missing(view: View, series: Series) -> str:
+def _missing(view: View, series: MetricSeries) -> str:
     """Return the units that a series needs and lacks; empty if it lacks none."""
     title, context = series.metric.title, f"{view.table.caption} {view.table.section.title}"
     if series.metric.kind in ("count", "rate", "share", "change", "quality"):
@@ -81,26 +81,11 @@ def label_admitted(study: LintStudy) -> Iterator[Claim]:
             place=study.document.place(sentence.line),
             said=f"labelled {one.name}, behaving as {two.name}",
             corrected=f"print {two.name} with the label {two.name}, or multiply by {two.scale / one.scale} and keep {one.name}",
-            why=_proof(study, one, two),
+            why="the document says so itself; a reader of the figures cannot know which is meant",
         )
 
 
-def _proof(study: LintStudy, label: Unit, real: Unit) -> str:
-    """Describe the label's consequence with figures of the document: its meaning, and the longer time it contradicts."""
-    every = levels(study)
-    for outer in sorted((level for level in every if level.rank > 0), key=lambda level: (level.rank != 2, level.rank)):
-        claimed = outer.quantity.value * label.scale / real.scale
-        inside = [inner for inner in every if inner.rank == 0 and _inside(inner, outer) and inner.quantity.value > claimed]
-        if inside:
-            as_printed, inner = float(outer.quantity.value / real.scale), inside[0]
-            return (
-                f"{outer.label} {outer.quantity.text} printed as {as_printed:.6g} {label.name} would be {time_printed(claimed)}, "
-                f"shorter than {inner.label} {inner.quantity.text} inside it (line {inner.figure.place.line})"
-            )
-    return "the document says so itself; a reader of the figures cannot know which is meant"
-
-
-# ---------------------------------------------------------------------------------------------- shorter than its contents
+# ----------------------------------------------------------------------------------------------------------------- levels
 
 _RANKS: Final = (
     (5, r"frame[ _]blocks?|stages?|denois\w+ (?:stage|loop)"),
@@ -111,27 +96,19 @@ _RANKS: Final = (
     (4, r"steps?|pass(?:es)?|forward"),
     (6, r"e2e|end[- ]to[- ]end|pipeline|clip|request|video"),
 )
-_SCALES: Final = (1000, 10**6, 10**9)
-FAR: Final = 20
-"""Factor by which a time must be shorter than a time inside it to indicate a wrong unit rather than another basis."""
 _OTHER_BASIS: Final = re.compile(
     r"(?i)\b(?:sum|total|all calls|saved|share|budget|overhead|launch|gap|idle|delta|difference|per token|per frame|speed-?up)\b"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Level:
-    """A time of one variant at one level, from the kernel (0) up to the whole run (6).
-
-    Args:
-        mean: it says that it is an average, so that it may be compared with averages of other tables.
-    """
+class LevelTime:
+    """A time of one variant at one level, from the kernel (0) up to the whole run (6)."""
 
     rank: int
     variant: str
     label: str
-    mean: bool
-    figure: Figure
+    figure: LintFigure
 
     @property
     def quantity(self) -> Quantity:
@@ -139,8 +116,8 @@ class Level:
         return self.figure.quantity
 
 
-def levels(study: LintStudy) -> list[Level]:
-    """Return the times whose label or heading names a level and one variant, shortest level first."""
+def levels(study: LintStudy) -> list[LevelTime]:
+    """Return the times whose label or heading names a level and one variant."""
     found = []
     for figure in study.figures:
         quantity, table, metric = figure.quantity, figure.table, figure.metric
@@ -151,9 +128,8 @@ def levels(study: LintStudy) -> list[Level]:
         rank = next((rank for text in texts if (rank := _rank_of(text)) is not None), None)
         variant = {word for text in texts[:2] for word in _own_words(text)} - _LEVEL_WORDS
         if rank is not None and len(variant) == 1 and not any(_OTHER_BASIS.search(text) for text in texts):
-            label, mean = f"{figure.name} {title}".strip(), any(statistic(text) == "mean" for text in texts)
-            found.append(Level(rank=rank, variant=variant.pop(), label=label, mean=mean, figure=figure))
-    return sorted(found, key=lambda level: (level.rank, level.quantity.value))
+            found.append(LevelTime(rank=rank, variant=variant.pop(), label=f"{figure.name} {title}".strip(), figure=figure))
+    return found
 
 
 _LEVEL_WORDS: Final = listed(
@@ -178,33 +154,6 @@ def _rank_of(text: str) -> int | None:
         return 0
     plain = bare.replace("_", " ")
     return next((rank for rank, pattern in _RANKS if re.search(rf"(?i)(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", plain)), None)
-
-
-def _inside(inner: Level, outer: Level) -> bool:
-    """Return True for a level of the same variant on the same basis: the same table, or both are averages."""
-    same = inner.figure.table is outer.figure.table or (inner.mean and outer.mean)
-    return inner.rank < outer.rank and inner.variant == outer.variant and same
-
-
-def contained(study: LintStudy) -> Iterator[Claim]:
-    """Find a time that is far shorter than a time inside it, and the unit that would make it right."""
-    every = levels(study)
-    for outer in every:
-        said = outer.quantity
-        inside = [inner for inner in every if _inside(inner, outer) and inner.quantity.value > FAR * said.bounds.high]
-        longest = max((inner.quantity.value for inner in inside), default=Fraction(0))
-        scale = next((scale for scale in _SCALES if inside and longest <= scale * said.bounds.high), None)
-        if scale is None or said.unit is None:
-            continue
-        inner, wanted = inside[0], said.unit.scale * scale
-        real = next((unit for unit in UNITS.values() if unit.dimension == "time" and unit.scale == wanted), None)
-        yield Claim(
-            place=outer.figure.place,
-            said=f"{outer.label}: {said.text}",
-            corrected=time_printed(said.value * scale) + (f", the label should be {real.name}" if real else ""),
-            why=f"{time_printed(said.value)} around {inner.label} {inner.quantity.text} (line {inner.figure.place.line})",
-            also=(inner.figure.place,),
-        )
 
 
 # ---------------------------------------------------------------------------------------------------- with a model's shape
@@ -267,7 +216,7 @@ def _pass(study: LintStudy, window: int) -> tuple[CostItem, ...]:
     return transformer_pass(options.model, shape)
 
 
-def _timed_parts(study: LintStudy) -> Iterator[tuple[str, Quantity, Place]]:
+def _timed_parts(study: LintStudy) -> Iterator[tuple[str, Quantity, ClaimPlace]]:
     """Yield every time with its label: figures of tables, items of lists, and `each step takes ...`."""
     for figure in study.figures:
         if figure.quantity.dimension == "time" and figure.metric.statistic in ("", "mean", "p50", "min"):
@@ -311,7 +260,7 @@ def window_free(study: LintStudy) -> Iterator[Claim]:
                 yield from _free(study, *(choose(sizes, key=lambda size: size[0]) for choose in (min, max)))
 
 
-def _free(study: LintStudy, small: tuple[int, Figure], large: tuple[int, Figure]) -> Iterator[Claim]:
+def _free(study: LintStudy, small: tuple[int, LintFigure], large: tuple[int, LintFigure]) -> Iterator[Claim]:
     work = [Fraction(total(_pass(study, size)).flops) for size, _ in (small, large)]
     one, two, removed = small[1].quantity, large[1].quantity, 1 - work[0] / work[1]
     if removed < WORTH or 1 - one.bounds.low / two.bounds.high >= FREE * removed:
@@ -335,11 +284,6 @@ RULES: Final = (
         id="label-admitted",
         meaning="Figures are not left under a unit that the text itself calls wrong.",
         check=label_admitted,
-    ),
-    Rule(
-        id="shorter-than-inside",
-        meaning="What contains a kernel or a section lasts at least as long as that.",
-        check=contained,
     ),
     Rule(
         id="below-floor",

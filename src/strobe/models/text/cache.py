@@ -69,7 +69,7 @@ class Embedder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Header:
+class _EntryHeader:
     version: int
     key: Key
     sha256: str
@@ -153,7 +153,7 @@ class PromptCache:
     def put(self, key: Key, rows: Tensor) -> None:
         """Keep rows [tokens, dim]; a failure to write is counted and not raised, because the rows themselves are good."""
         rows = rows.detach().cpu().contiguous()
-        header = _Header(version=VERSION, key=key, sha256=_digest(rows))
+        header = _EntryHeader(version=VERSION, key=key, sha256=_digest(rows))
         data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
         try:
             if len(data) > self.limit_bytes:
@@ -190,7 +190,7 @@ def _read(path: Path, key: Key) -> Tensor:
     if not path.is_file():
         raise FileNotFoundError(path)
     with safe_open(path, "pt") as file:
-        header = msgspec.json.decode((file.metadata() or {}).get("strobe", ""), type=_Header)
+        header = msgspec.json.decode((file.metadata() or {}).get("strobe", ""), type=_EntryHeader)
         names = list(file.keys())
         rows: Tensor = file.get_tensor("rows")
     if header.version != VERSION or header.key != key or names != ["rows"]:

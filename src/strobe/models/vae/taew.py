@@ -102,7 +102,7 @@ class Growth(nn.Module):
         return _video(grow(_pictures(small), self.conv.weight, None), x.shape[0])
 
 
-class Decoder(nn.Module):
+class TaewDecoder(nn.Module):
     """Latent frames to groups of `stride.time` frames, with one memory per block."""
 
     def __init__(self, config: TaewConfig) -> None:
@@ -148,7 +148,7 @@ class Taew(nn.Module):
     def __init__(self, config: TaewConfig) -> None:
         super().__init__()
         self.config = config
-        self.decoder = Decoder(config)
+        self.decoder = TaewDecoder(config)
         self.channels_last()
 
     @property

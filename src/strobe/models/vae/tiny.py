@@ -41,7 +41,7 @@ class TinyVAEConfig:
         return VaeStride(time=4, space=8)
 
 
-class ResidualBlock(nn.Module):
+class TinyResidualBlock(nn.Module):
     """Two 3x3 convolutions and a skip."""
 
     def __init__(self, width: int) -> None:
@@ -53,7 +53,7 @@ class ResidualBlock(nn.Module):
         return F.relu(x + self.conv2(F.relu(self.conv1(x))))
 
 
-class MemoryBlock(nn.Module):
+class TinyMemoryBlock(nn.Module):
     """A residual block that also sees its own input one latent frame earlier (zeros before the first)."""
 
     def __init__(self, width: int) -> None:
@@ -71,7 +71,7 @@ class MemoryBlock(nn.Module):
         return F.relu(flat + self.conv2(hidden)).unflatten(0, x.shape[:2]), kept
 
 
-class Encoder(nn.Module):
+class TinyEncoder(nn.Module):
     """Four stacked frames to one latent frame."""
 
     def __init__(self, config: TinyVAEConfig) -> None:
@@ -81,13 +81,13 @@ class Encoder(nn.Module):
             nn.PixelUnshuffle(2),
             nn.Conv2d(3 * config.stride.time * 4, shallow, 3, padding=1),
             nn.ReLU(),
-            ResidualBlock(shallow),
+            TinyResidualBlock(shallow),
             nn.Conv2d(shallow, middle, 3, stride=2, padding=1),
             nn.ReLU(),
-            ResidualBlock(middle),
+            TinyResidualBlock(middle),
             nn.Conv2d(middle, deep, 3, stride=2, padding=1),
             nn.ReLU(),
-            ResidualBlock(deep),
+            TinyResidualBlock(deep),
             nn.Conv2d(deep, config.latent_channels, 3, padding=1),
         )
 
@@ -96,18 +96,18 @@ class Encoder(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class TinyDecoder(nn.Module):
     """Latent frames to groups of four frames, with one memory per block."""
 
     def __init__(self, config: TinyVAEConfig) -> None:
         super().__init__()
         deep, middle, shallow = config.widths
         self.enter = nn.Conv2d(config.latent_channels, deep, 3, padding=1)
-        self.deep1, self.deep2 = MemoryBlock(deep), MemoryBlock(deep)
+        self.deep1, self.deep2 = TinyMemoryBlock(deep), TinyMemoryBlock(deep)
         self.down1 = nn.Conv2d(deep, middle * 4, 1)
-        self.middle = MemoryBlock(middle)
+        self.middle = TinyMemoryBlock(middle)
         self.down2 = nn.Conv2d(middle, shallow * 4, 1)
-        self.shallow1, self.shallow2 = MemoryBlock(shallow), MemoryBlock(shallow)
+        self.shallow1, self.shallow2 = TinyMemoryBlock(shallow), TinyMemoryBlock(shallow)
         self.leave = nn.Conv2d(shallow, 3 * config.stride.time * 4, 3, padding=1)
 
     def forward(self, x: Tensor, memories: Memories) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -135,8 +135,8 @@ class TinyVAE(nn.Module):
     def __init__(self, config: TinyVAEConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = TinyEncoder(config)
+        self.decoder = TinyDecoder(config)
         self.register_buffer("mean", torch.zeros(config.latent_channels))
         self.register_buffer("std", torch.ones(config.latent_channels))
 

@@ -18,7 +18,7 @@ from strobe.models.wan.text import TextKV, distinct_rows
 from strobe.models.wan.transformer import CausalTransformer, Modulation
 
 
-class Head(nn.Module):
+class OutputHead(nn.Module):
     """Modulated norm and the projection back to latent patches."""
 
     def __init__(self, config: WanConfig) -> None:
@@ -52,7 +52,7 @@ class CausalWan(CausalTransformer):
         self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(WanLayer(config) for _ in range(config.num_layers))
-        self.head = Head(config)
+        self.head = OutputHead(config)
         self.kernels: KernelImpl | None = None
 
     @property
@@ -167,19 +167,7 @@ class CausalWan(CausalTransformer):
         kv: KeyValueStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Run one pass: predict the flow of a frame block, and store its keys and values.
-
-        Args:
-            latents: noisy (or, in a commit pass, clean) latents `[B, F, C, Y, X]`.
-            modulation: rows of the timesteps of this pass.
-            text: the prompt's keys and values.
-            rope: rotations of this block's tokens.
-            kv: where keys and values go and what is attended; None attends to this pass's own tokens.
-            mask: `[S, S]`, True = attend; the training path, which has no cache.
-
-        Returns:
-            flow `[B, F, C, Y, X]`.
-        """
+        """See `Transformer.forward`."""
         grid = self.grid(latents)
         with span(PATCH_EMBEDDING):
             x = self.patchify(latents)

@@ -12,7 +12,7 @@ from strobe.core.errors import WeightsError, unknown_choice
 from strobe.models.wan.config import SIZES, WIDE
 from strobe.models.wan.flow import Sampler
 from strobe.models.wan.weights.checkpoint import OpenCheckpoint
-from strobe.models.wan.weights.files import LORA, Source, read_json, read_source
+from strobe.models.wan.weights.files import LORA, WeightSource, read_json, read_source
 
 SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
 
@@ -155,14 +155,6 @@ CAUSAL: Final = ("CausalWanModel", "CausalWanTransformer3DModel")
 """Classes that a config.json names."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """A recipe and the reason why it was chosen."""
-
-    recipe: Recipe
-    why: str
-
-
 def named_recipe(name: str) -> Recipe:
     """Return a recipe by name.
 
@@ -174,7 +166,7 @@ def named_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) -> Found:
+def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) -> tuple[Recipe, str]:
     """Find the recipe of a checkpoint; no tensor is read.
 
     Args:
@@ -186,28 +178,28 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
         ConfigError: there is no recipe of that name; names the nearest.
         WeightsError: the engine lacks what it needs, or nothing says that the weights are causal.
     """
-    found = Found(recipe=named_recipe(named), why="as asked for") if named is not None else _told(opened, lora)
+    recipe, why = (named_recipe(named), "as asked for") if named is not None else _told(opened, lora)
     wide = opened.dit.config.latent_channels == WIDE
-    if found.recipe.past == "shots" and not wide:
+    if recipe.past == "shots" and not wide:
         raise WeightsError(
-            f"the recipe {found.recipe.name} is for latents of {WIDE} channels, and {opened.source.where} has "
+            f"the recipe {recipe.name} is for latents of {WIDE} channels, and {opened.source.where} has "
             f"{opened.dit.config.latent_channels}; leave --recipe out, or name another"
         )
-    if found.recipe.lacks:
+    if recipe.lacks:
         raise WeightsError(
-            f"{opened.source.where} is for the recipe {found.recipe.name} ({found.why}), and this engine lacks "
-            f"{found.recipe.lacks}; give other weights, or run these in another way with --recipe "
+            f"{opened.source.where} is for the recipe {recipe.name} ({why}), and this engine lacks "
+            f"{recipe.lacks}; give other weights, or run these in another way with --recipe "
             f"{'longlive-2' if wide else 'self-forcing'}, at your own risk"
         )
-    return found
+    return recipe, why
 
 
-def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
+def _told(opened: OpenCheckpoint, lora: Path | None) -> tuple[Recipe, str]:
     source, config = opened.source, opened.dit.config
     stated = _class_name(source.files[0].parent / "config.json")
     why = _causal(source, stated)
     if not why and stated in NOT_CAUSAL:
-        return Found(recipe=RECIPES["wan"], why=f"its config.json says {stated}")
+        return RECIPES["wan"], f"its config.json says {stated}"
     if not why:
         name = "longlive-2" if config.latent_channels == WIDE else "self-forcing"
         raise WeightsError(
@@ -215,17 +207,17 @@ def _told(opened: OpenCheckpoint, lora: Path | None) -> Found:
             f"weights are causal, name whose they are, such as --recipe {name}, or --recipe causal-wan"
         )
     if config.latent_channels == WIDE:
-        return Found(recipe=RECIPES["longlive-2"], why=f"its latents have {WIDE} channels, and {why}")
+        return RECIPES["longlive-2"], f"its latents have {WIDE} channels, and {why}"
     if source.part == "generator_ema":
-        return Found(recipe=RECIPES["self-forcing"], why=why)
+        return RECIPES["self-forcing"], why
     if source.part == "generator" and lora is not None and read_source((lora,)).part == LORA:
-        return Found(recipe=RECIPES["longlive"], why=f"{why}, and {lora.name} beside it {LORA}")
+        return RECIPES["longlive"], f"{why}, and {lora.name} beside it {LORA}"
     if config == SIZES["wan-14b"] and not source.part and _is_wrapped(source):
-        return Found(recipe=RECIPES["krea"], why=f"14B, and {why}")
-    return Found(recipe=RECIPES["causal-wan"], why=why)
+        return RECIPES["krea"], f"14B, and {why}"
+    return RECIPES["causal-wan"], why
 
 
-def _causal(source: Source, stated: Any) -> str:
+def _causal(source: WeightSource, stated: Any) -> str:
     """Return the sign that weights are those of a causal generator, empty if there is none; shapes are no sign."""
     if source.part in ("generator", "generator_ema"):
         return f"it holds {source.part}"
@@ -234,7 +226,7 @@ def _causal(source: Source, stated: Any) -> str:
     return f"its config.json says {stated}" if stated in CAUSAL else ""
 
 
-def _is_wrapped(source: Source) -> bool:
+def _is_wrapped(source: WeightSource) -> bool:
     """Return whether all names are those of a generator of Self-Forcing's kind, which has its transformer as `model`."""
     return all(name.startswith("model.") and not name.startswith("model.diffusion_model.") for name in source.tensors)
 

@@ -449,7 +449,7 @@ def _choose(
             if stated
             else [said, *(_listed(each, violated) for each in UNITS if each != unit)]
         )
-        text = "; ".join([*evidence, f"{unit}: {short(_exact_ns(middle, unit))} is the only one left"])
+        text = "; ".join([*evidence, f"{unit}: {short(_exact_ns(middle, unit))} is the only one that fits"])
     else:
         raise UnitError(_question(series, said, violated, left))
     differs = stated is not None and unit != stated

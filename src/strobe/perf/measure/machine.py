@@ -132,6 +132,8 @@ def open_gpu(uuid: str) -> Gpu | None:
 
 PERIOD_S: Final = 0.02
 """Time between two readings while a clip runs. They are taken on a thread of their own; `read_ns` of a clip says for how long."""
+LAP_S: Final = 0.002
+"""The same while a few calls run."""
 THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 """Throttle reasons that disqualify a clip: a hot GPU slows the code down."""
 COOL_S: Final = 60.0
@@ -183,10 +185,13 @@ class ClockSampler:
 
     Args:
         device: of the clip.
+        lap: a few calls instead of a clip: read every `LAP_S`, and at their end if they were shorter, while the clock is still
+            theirs; without the energy, whose counter is too coarse for them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, lap: bool = False) -> None:
         self._device = device
+        self._lap = lap
         self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
         self._readings: list[Reading] = []
         self._energy_mj: list[int | None] = []
@@ -195,7 +200,8 @@ class ClockSampler:
 
     def __enter__(self) -> Self:
         if self._gpu is not None:
-            self._energy_mj.append(self._gpu.energy_mj())
+            if not self._lap:
+                self._energy_mj.append(self._gpu.energy_mj())
             self._thread = threading.Thread(target=self._run, args=(self._gpu,), name="strobe-clocks", daemon=True)
             self._thread.start()
         return self
@@ -204,17 +210,23 @@ class ClockSampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._gpu is not None:
+        if self._gpu is not None and not self._lap:
             self._energy_mj.append(self._gpu.energy_mj())
+        elif self._gpu is not None and not self._readings:
+            self._readings.append(self._gpu.read())
+
+    def sampled(self) -> Clocks | None:
+        """Return the clocks over the clip; None if there were no readings (a short clip, or no NVML)."""
+        return _by_nvml(self._readings, during_clip=True) if self._readings else None
 
     def clocks(self) -> Clocks:
-        """Return the clocks over the clip; the current clocks if there were no readings (a short clip, or no NVML)."""
-        found = _by_nvml(self._readings, during_clip=True) if self._readings else read_clocks(self._device)
+        """Return the clocks over the clip; the current clocks if there were no readings."""
+        found = self.sampled() or read_clocks(self._device)
         began, ended = self._energy_mj or (None, None)
         return found if began is None or ended is None else replace(found, energy_mj=ended - began)
 
     def _run(self, gpu: Gpu) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(LAP_S if self._lap else PERIOD_S):
             self._readings.append(gpu.read())
 
 

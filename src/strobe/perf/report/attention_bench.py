@@ -13,9 +13,11 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
+from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
 from strobe.perf.analysis.runs.grid import Grid, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
@@ -50,12 +52,21 @@ from strobe.perf.report.blocks.fields import (
     time,
     unread_banners,
 )
-from strobe.perf.report.blocks.kernels import rate_number
-from strobe.perf.report.blocks.settings import NONE, Entry, Timed, banners, compared, reason_cell, settings_section, timed_fields
+from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
+from strobe.perf.report.blocks.settings import (
+    NONE,
+    Entry,
+    Timed,
+    banners,
+    bars_figure,
+    compared,
+    reason_cell,
+    settings_section,
+    timed_fields,
+)
 from strobe.perf.report.model import (
     Axis,
     Banner,
-    Bar,
     Block,
     Cell,
     Code,
@@ -74,7 +85,6 @@ from strobe.perf.report.model import (
     Speedup,
     Table,
     Text,
-    Waterfall,
     Whisker,
     Whiskers,
     bytes_cell,
@@ -186,6 +196,24 @@ class AttentionCellRun:
         product = next((entry for entry in self.entries if entry.name == MATMUL and entry.times_ns), None)
         return None if product is None else product.flops / product.median_ns * 1e9
 
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        """Published peaks of the device; None: not known."""
+        return device_peaks(self.run.header.machine.device_name)
+
+    @cached_property
+    def clocks_of_rounds(self) -> bool:
+        """Whether the clock was sampled over whole rounds, and not in the laps of each contestant, as older records have it."""
+        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
+        return len(clocks) > 1 and all(each.clips_mhz == clocks[0].clips_mhz for each in clocks)
+
+    @cached_property
+    def busy_mhz(self) -> int | None:
+        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: not known."""
+        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
+        capped = any(each.power_capped for each in clocks) and not self.clocks_of_rounds
+        return min(each.sm_mhz for each in clocks) if capped else None
+
     @cached_property
     def sparsity(self) -> float:
         """Share of token pairs that the sparse contestants skip; they all share one selection."""
@@ -273,7 +301,7 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
             show=Share,
             missing=NONE,
         ),
-        *_clock_fields(cells),
+        *_peak_fields(cells),
         time(
             "host",
             lambda row: statistics.median(row[1].hosts_ns) if row[1].hosts_ns else None,
@@ -288,31 +316,77 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
     notes = [f"Reference of each cell: its fastest dense contestant ({references})."]
     if peaks:
         notes.append(f"Measured peak: {min(peaks) / 1e12:.4g} to {max(peaks) / 1e12:.4g} TFLOP/s, a square product ({MATMUL}).")
+    notes += _clock_notes(cells)
     if (small := _too_small(cells)) is not None:
         notes.append(small)
     return table_of(f"{title}: speed.", fields, rows, notes=notes, sortable=True)
 
 
-def _clock_fields(cells: Sequence[AttentionCellRun]) -> tuple[Field[Timed], ...]:
-    """Return the columns of the SM clock, and of each time at the lowest clock of its cell; none where no clock was sampled."""
-    if not any(entry.clocks for _, entry in entries(cells)):
-        return ()
-    lowest = {cell.name: min((entry.clocks.sm_mhz for entry in cell.entries if entry.clocks), default=None) for cell in cells}
+def _roof(row: Timed) -> Roofline | None:
+    """Return the roofline of a call over whole blocks; None if it has no cost."""
+    cell, entry = row[0], row[1]
+    if entry.variant is None or not entry.variant.costs:
+        return None
+    cost = msgspec.structs.replace(entry.variant.costs[0], flops=entry.padded_flops)
+    return of_cost(cost, entry.median_ns, cell.peaks, entry.variant.dtype, entry.clocks)
 
-    def at_lowest(row: Timed) -> float | None:
-        slow = lowest[row[0].name]
-        return None if row[1].clocks is None or slow is None else row[1].median_ns * row[1].clocks.sm_mhz / slow
 
-    return (
-        count("SM MHz", lambda row: row[1].clocks and row[1].clocks.sm_mhz, "median while its calls were timed", missing=NONE),
-        time(
-            "at the lowest clock",
-            at_lowest,
-            hint="median x own clock / lowest clock of the cell, that of a chip kept busy: for calls whose time goes with the SM "
-            "clock, not for those that wait for memory",
-            missing=NONE,
-        ),
+def _at_busy_clock(row: Timed) -> float | Missing:
+    """Return the time of a call that computes all along at the clock of a busy chip, or why it is not known."""
+    cell: AttentionCellRun = row[0]
+    entry: AttentionContestant = row[1]
+    roof = _roof(row)
+    if entry.clocks is None:
+        return Missing(NO_CLOCK, "-")
+    if cell.clocks_of_rounds:
+        return Missing("the clock was sampled over rounds of all contestants: none has one of its own", "-")
+    if cell.busy_mhz is None:
+        return Missing("no contestant brought the chip to its power limit: its clock when kept busy is not known", "-")
+    if roof is None or roof.bound != "compute":
+        why = "it is bound by memory" if roof is not None and roof.bound else "what bounds it is not known"
+        return Missing(f"{why}: its time need not go with the SM clock", "-")
+    return entry.median_ns * entry.clocks.sm_mhz / cell.busy_mhz
+
+
+def _peak_fields(cells: Sequence[AttentionCellRun]) -> tuple[Field[Timed], ...]:
+    """Return the columns of shares of the published peak, of the SM clock, and of times at the clock of a busy chip.
+
+    Those of a clock are left out where none was sampled, those of a peak where none is published.
+    """
+    clocked = any(entry.clocks for _, entry in entries(cells))
+    shares = rate_fields(cells[0].peaks, _roof, clocked=clocked) if cells[0].peaks is not None else ()
+    clock: Field[Timed] = Field(
+        "SM clock", lambda row: ran_at(row[1].clocks), hint="median while its calls were timed", missing=NO_CLOCK
     )
+    busy: Field[Timed] = time(
+        "at the busy clock",
+        _at_busy_clock,
+        hint="median x own clock / the busy chip's, of a call bound by compute: it is taken to need the same cycles at any clock",
+    )
+    kept = (field for field in shares if field.head in ("of peak", AT_CLOCK.head))
+    return (*kept, clock, busy) if clocked else tuple(kept)
+
+
+def _clock_notes(cells: Sequence[AttentionCellRun]) -> Iterator[str]:
+    """Yield notes on the clock: how busy the chip was, or that no clock was sampled on a GPU."""
+    if not cells[0].run.header.machine.on_gpu:
+        return
+    if cells[0].peaks is not None:
+        yield device_note(cells[0].run.header.machine.device_name, cells[0].peaks)
+    if not any(entry.clocks for _, entry in entries(cells)):
+        yield "SM clock: not sampled, which needs NVML (strobe-video[nvml]): no share of the peak at that clock."
+        return
+    if any(cell.clocks_of_rounds for cell in cells):
+        yield "SM clock: sampled over whole rounds of all contestants, so that none has one of its own; newer records have it."
+        return
+    busy = [cell.busy_mhz for cell in cells if cell.busy_mhz is not None]
+    if busy:
+        yield (
+            f"Clock of the busy chip: the lowest of a cell's contestants and of {MATMUL}, {min(busy):,} to {max(busy):,} MHz, "
+            "where the power limit held the clock down. A chip that one call keeps busy for longer may fall lower still."
+        )
+    else:
+        yield "No contestant brought the chip to its power limit, so that its clock when kept busy is not known from these cells."
 
 
 def _too_small(cells: Sequence[AttentionCellRun]) -> str | None:
@@ -755,17 +829,8 @@ def stage_bars(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
     for cell in largest.values():
         for entry in cell.measured:
             if WHOLE in entry.stages:
-                yield _bars(cell, entry)
-
-
-def _bars(cell: AttentionCellRun, entry: AttentionContestant) -> Figure:
-    bars, done = [], 0
-    for name, ns in entry.parts:
-        bars.append(Bar(label=name, start_ns=done, stop_ns=done + ns, tone="plain"))
-        done += ns
-    bars.append(Bar(label=WHOLE, start_ns=0, stop_ns=entry.stages[WHOLE], tone="plain", total=True))
-    title = f"Stages of {entry.name}: {cell.name}"
-    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=stage_table([cell], entry.name))
+                title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
+                yield bars_figure(title, entry.parts, whole, (), stage_table([cell], entry.name))
 
 
 def stage_table(cells: Sequence[AttentionCellRun], only: str = "") -> Table:

@@ -26,7 +26,7 @@ from strobe.perf.analysis.runs.breakdown import (
     Operation,
     Whole,
 )
-from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
+from strobe.perf.analysis.runs.compare import Comparison, compare_stage, side_clocks, timed_clips
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Gate, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
@@ -45,7 +45,17 @@ from strobe.perf.report.blocks.fields import (
     time,
     verdict_cell,
 )
-from strobe.perf.report.blocks.kernels import anomaly_notes, device_note, of_cost, peaks_section, rate_fields, rate_number
+from strobe.perf.report.blocks.kernels import (
+    anomaly_notes,
+    clock_notes,
+    clock_words,
+    device_note,
+    of_cost,
+    peaks_section,
+    ran_at,
+    rate_fields,
+    rate_number,
+)
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.model import (
     Banner,
@@ -186,6 +196,7 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
 def _rooflines(study: RunStudy) -> Section | None:
     name = study.runs[0].header.machine.device_name
     peaks = device_peaks(name)
+    clocks = {subject.name: side_clocks(subject.run, subject.name) for subject in study.subjects}
     sparsity = "share of the pairs that is not computed, from the actual mask"
     effective = "FLOPs of the dense call / time; above the peak is possible"
     fields: tuple[Field[_Against], ...] = (
@@ -193,11 +204,11 @@ def _rooflines(study: RunStudy) -> Section | None:
         time("mean", lambda row: row[2]),
         numeric("GFLOP", lambda row: Number(row[1].flops / 1e9, 3), "of the pairs of tokens that are computed"),
         numeric("sparsity", lambda row: row[0].settings.sparsity or 0.0, sparsity, show=Share),
-        *rate_fields(peaks, lambda row: row[3]),
+        *rate_fields(peaks, lambda row: row[3], clocked=any(clocks.values())),
         numeric("effective TFLOP/s", _effective, effective, missing="it is dense"),
     )
     rows = [
-        (subject, cost, mean, of_cost(cost, mean, peaks, subject.settings.dtype))
+        (subject, cost, mean, of_cost(cost, mean, peaks, subject.settings.dtype, clocks[subject.name]))
         for subject in study.subjects
         if (values := _samples(subject, ATTENTION_KERNEL))
         for mean in (statistics.fmean(values),)
@@ -205,7 +216,8 @@ def _rooflines(study: RunStudy) -> Section | None:
     ]
     if not rows:
         return None
-    notes = (device_note(name, peaks), *anomaly_notes((row[0].label, row[3]) for row in rows))
+    ran = clock_notes(peaks, {subject.label: ran_at(clocks[subject.name]) for subject, *_ in rows})
+    notes = (device_note(name, peaks), *ran, *anomaly_notes((row[0].label, row[3]) for row in rows))
     return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
 
 
@@ -412,9 +424,11 @@ class _Details:
             time("p50", lambda each: each.p50_ns, "µs"),
             slow_end(lambda each: each.times_ns, "µs"),
             *shares,
-            *rate_fields(self.peaks, self._roofline, "its cost is not modelled"),
+            *rate_fields(self.peaks, self._roofline, "its cost is not modelled", clocked=self.sm_mhz is not None),
         )
-        notes = [device_note(self.what.machine.device_name, self.peaks)]
+        gpu = self.what.machine.gpu
+        ran = clock_notes(self.peaks, {"the whole profile": clock_words(self.sm_mhz, None if gpu is None else gpu.max_sm_mhz)})
+        notes = [device_note(self.what.machine.device_name, self.peaks), *ran]
         waiting = [each.name for each in operations if each.waits]
         if self.what.machine.on_gpu:
             held = "overwritten before each call" if self.what.cold else "as the call before left them"
@@ -423,8 +437,16 @@ class _Details:
                 notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
         return table_of(caption, fields, operations, notes=notes)
 
+    @property
+    def sm_mhz(self) -> int | None:
+        """SM clock while all of it was measured; None: not sampled."""
+        clocks = self.what.clocks
+        return clocks.sm_mhz if clocks is not None and clocks.samples else None
+
     def _roofline(self, each: Operation) -> Roofline | None:
-        return None if each.cost is None else roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype)
+        if each.cost is None:
+            return None
+        return roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype, sm_mhz=self.sm_mhz)
 
     def anomalies(self) -> Iterator[str]:
         """Yield a sentence for every rate above a peak."""

@@ -17,7 +17,16 @@ from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROF
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LevelSum, is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
-from strobe.perf.analysis.runs.compare import Compared, Comparison, LongClip, compare_unpaired, growths_of, timed_clips
+from strobe.perf.analysis.runs.compare import (
+    Compared,
+    Comparison,
+    LongClip,
+    SideClocks,
+    compare_unpaired,
+    growths_of,
+    side_clocks,
+    timed_clips,
+)
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
@@ -63,12 +72,14 @@ from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
     attention_sections,
     class_table,
+    clock_notes,
     device_note,
     draw_lanes,
     extents,
     merged,
     of_cost,
     peaks_section,
+    ran_at,
     rate_fields,
     run_kernels,
 )
@@ -317,7 +328,8 @@ def _roofs(subject: Subject) -> Roofs:
     assert isinstance(subject.profile, Profile)
     traced = subject.profile.partition.indices
     costs = {cost.span: cost_in_blocks(cost, subject.settings, traced) for cost in subject.settings.costs}
-    return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype)
+    clocks = side_clocks(subject.run, subject.name)
+    return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype, clocks=clocks)
 
 
 # Section of a long clip: first frame blocks against the last, block times and memory over the clip.
@@ -436,24 +448,25 @@ def roofline_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
     for subject in study.subjects:
         name = subject.run.header.machine.device_name
-        peaks = device_peaks(name)
+        peaks, clocks = device_peaks(name), side_clocks(subject.run, subject.name)
         fields: tuple[Field[_Measured], ...] = (
             Field("stage", lambda row: row[0], Code),
             Field("how", lambda row: Text(row[3], "muted")),
             count("n", lambda row: row[1]),
             time("mean", lambda row: row[2]),
-            *rate_fields(peaks, lambda row: row[4]),
+            *rate_fields(peaks, lambda row: row[4], clocked=clocks is not None),
         )
-        rows = tuple(_rows(subject, peaks))
+        rows = tuple(_rows(subject, peaks, clocks))
         if rows:
-            notes = (device_note(name, peaks), *anomaly_notes((row[0], row[4]) for row in rows))
+            ran = clock_notes(peaks, {subject.label: ran_at(clocks)})
+            notes = (device_note(name, peaks), *ran, *anomaly_notes((row[0], row[4]) for row in rows))
             blocks.append(table_of(f"{subject.label}: steady stages, {subject.settings.dtype}.", fields, rows, notes=notes))
     note = "FLOPs and bytes follow from the shapes, not from counters: what a stage must compute, and the least it must move."
     lead = "How far each stage is from the best that the device could do. A rate above a peak is an error in it, and flagged."
     return peaks_section([*blocks, Notes((note,))] if blocks else (), lead)
 
 
-def _rows(subject: Subject, peaks: DevicePeaks | None) -> Iterator[_Measured]:
+def _rows(subject: Subject, peaks: DevicePeaks | None, clocks: SideClocks | None) -> Iterator[_Measured]:
     for full in subject.settings.costs:
         cost, measured = full, _measured(subject, full.span)
         if measured is None:
@@ -461,7 +474,7 @@ def _rows(subject: Subject, peaks: DevicePeaks | None) -> Iterator[_Measured]:
         calls, mean, where = measured
         if where == _TRACED and isinstance(subject.profile, Profile):
             cost = cost_in_blocks(cost, subject.settings, subject.profile.partition.indices)
-        yield cost.span, calls, mean, where, of_cost(cost, mean, peaks, subject.settings.dtype)
+        yield cost.span, calls, mean, where, of_cost(cost, mean, peaks, subject.settings.dtype, clocks)
 
 
 def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:

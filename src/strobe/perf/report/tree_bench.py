@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -33,11 +33,10 @@ from strobe.perf.report.blocks.fields import (
     time,
     unread_banners,
 )
-from strobe.perf.report.blocks.settings import NONE, Timed, compared, reason_cell, settings_section, timed_fields
+from strobe.perf.report.blocks.settings import NONE, Timed, bars_figure, compared, reason_cell, settings_section, timed_fields
 from strobe.perf.report.model import (
     Axis,
     Banner,
-    Bar,
     Block,
     Code,
     Count,
@@ -52,7 +51,6 @@ from strobe.perf.report.model import (
     Share,
     Table,
     Text,
-    Waterfall,
 )
 from strobe.perf.report.study import load_study
 
@@ -340,14 +338,13 @@ def alone(cells: Sequence[TreeCellRun]) -> dict[int, float]:
 
 def strong(cells: Sequence[TreeCellRun]) -> list[ScalingPoint]:
     """Return the strong-scaling points: the same keys on more ranks; the ideal speedup is the number of ranks."""
-    base = alone(cells)
     return [
         ScalingPoint(
             strategy=name,
             world_size=ranks,
             tokens=tokens,
             time_ns=entry.median_ns,
-            base_ns=base.get(tokens),
+            base_ns=alone(cells).get(tokens),
             predicted_ns=entry.predicted_ns,
         )
         for name, ranks, tokens, entry in _entries(cells)
@@ -359,16 +356,9 @@ def weak(cells: Sequence[TreeCellRun]) -> list[ScalingPoint]:
     """Return the weak-scaling points: the same keys per rank on more ranks; the ideal time is that of one rank."""
     base = alone(cells)
     return [
-        ScalingPoint(
-            strategy=name,
-            world_size=ranks,
-            tokens=tokens,
-            time_ns=entry.median_ns,
-            base_ns=base[tokens // ranks],
-            predicted_ns=entry.predicted_ns,
-        )
-        for name, ranks, tokens, entry in _entries(cells)
-        if ranks > 1 and tokens % ranks == 0 and tokens // ranks in base
+        replace(point, base_ns=base[point.tokens // point.world_size])
+        for point in strong(cells)
+        if point.tokens % point.world_size == 0 and point.tokens // point.world_size in base
     ]
 
 
@@ -704,7 +694,7 @@ def warnings(cell: TreeCellRun) -> tuple[str, ...]:
     wide = [entry for entry in cell.measured if entry.spread > HIGH_SPREAD]
     if wide:
         which = ", ".join(f"{entry.name} {100 * entry.spread:.0f} %" for entry in wide)
-        found.append(f"high variance, (p90 - p10) / median: {which}; run more --profile-iterations and look for other load")
+        found.append(f"high variance, (p90 - p10) / median: {which}; run more --iterations and look for other load")
     busy, lost = cell.surroundings.busy_cores, cell.surroundings.lost_machines
     if busy is not None and busy > 0.2:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
@@ -791,21 +781,14 @@ def part_figures(cell: TreeCellRun) -> Iterator[Figure]:
         found = entry.parts()
         if found is None:
             continue
-        bars, done = [], 0
-        for name in PARTS:
-            value = round(getattr(found, name))
-            tone = "bad" if name in ("wait", "transfer", "host") else "plain"
-            bars.append(Bar(label=name, start_ns=done, stop_ns=done + value, tone="bad" if tone == "bad" else "plain"))
-            done += value
-        bars.append(Bar(label="whole", start_ns=0, stop_ns=round(found.total), tone="plain", total=True))
-        title = f"Parts of {entry.name}: {cell.name}"
-        fields: tuple[Field[Bar], ...] = (
-            Field("part", lambda bar: bar.label),
-            time("time", lambda bar: bar.stop_ns - bar.start_ns),
-            numeric("of the whole", lambda bar: bar.stop_ns - bar.start_ns, show=share_of(found.total)),
+        title, own = f"Parts of {entry.name}: {cell.name}", [(name, round(getattr(found, name))) for name in PARTS]
+        fields: tuple[Field[tuple[str, int]], ...] = (
+            Field("part", lambda part: part[0]),
+            time("time", lambda part: part[1]),
+            numeric("of the whole", lambda part: part[1], show=share_of(found.total)),
         )
-        table = table_of(f"{title}.", fields, [bar for bar in bars if not bar.total])
-        yield Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
+        whole = ("whole", round(found.total))
+        yield bars_figure(title, own, whole, ("wait", "transfer", "host"), table_of(f"{title}.", fields, own))
 
 
 def collective_table(cell: TreeCellRun) -> Table | None:

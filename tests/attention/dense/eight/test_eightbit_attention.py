@@ -16,7 +16,7 @@ from forked import in_triton, run
 from real_like import Shape, error, plain, real_like
 from strobe.attention.dense.eight.api import IMPLS, choose
 from strobe.attention.gates import eightbit
-from strobe.attention.impls import MISSING, Gate
+from strobe.attention.impls import MISSING, GateRun
 from strobe.attention.types import AttentionSpec, check
 from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -187,7 +187,7 @@ def test_every_case_of_the_gate_is_refused_without_a_gpu(impl: str) -> None:
     cases = [case for case in eightbit.cases(impl, torch.device("cpu")) if not case.needs_gpu]
     assert len({case.name for case in cases}) == len(cases) > 30
     for case in cases:
-        with pytest.raises(eightbit.RefusedError, match="the tensors are on cpu"):
+        with pytest.raises(eightbit.CaseRefusedError, match="the tensors are on cpu"):
             case.run()
 
 
@@ -234,7 +234,7 @@ def test_on_a_gpu_auto_takes_a_kernel_behind_its_gate_and_never_the_reference(mo
     with pytest.raises(ImplUnavailableError, match=r"strobe doctor --gate runs it.*would run here: gluon, triton, reference$"):
         choose(on_hopper(), "auto")
     assert choose(on_hopper(), "triton").impl.name == "triton"
-    green = Gate(
+    green = GateRun(
         operator="eightbit", impl="gluon", vendor="nvidia", architecture="sm_90", device="some card", versions={},
         date="2026-01-31", tests=3, kernel=IMPLS[0].kernel,
     )  # fmt: skip

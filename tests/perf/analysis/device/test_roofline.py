@@ -27,6 +27,18 @@ def test_a_matrix_product_by_hand() -> None:
     assert not found.anomaly and found.device == "H100 SXM"
 
 
+def test_a_rate_is_held_against_the_peak_at_the_clock_that_ran() -> None:
+    """The peak holds at 1,830 MHz; at 1,464, four fifths of it, the same rate is five fourths of the share."""
+    product = matmul(8192, 8192, 8192, dtype="bf16")
+    found = roofline(1_500_000, product, H100, "bf16", sm_mhz=1464)
+    assert found.compute_share is not None and found.clock_share == pytest.approx(found.compute_share * 1.25)
+    assert roofline(1_500_000, product, H100, "bf16").clock_share is None
+    assert (
+        roofline(1_500_000, product, device_peaks("A100 SXM 80GB"), "bf16", sm_mhz=1410).clock_share is None
+    )  # peak of no clock
+    assert roofline(100_000, elementwise(64, dtype="bf16"), H100, "bf16", sm_mhz=1464).clock_share is None
+
+
 def test_work_without_matrix_flops_is_bound_by_memory() -> None:
     found = roofline(100_000, elementwise(64 * 2**20, dtype="bf16"), H100, "bf16")
     assert found.bound == "memory" and found.compute_share is None

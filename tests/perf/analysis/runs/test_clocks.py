@@ -116,7 +116,8 @@ def test_the_answer_says_what_the_power_cap_costs() -> None:
     sides = side(90 * MS, 30 * MS, 80 * MS), side(120 * MS, 40 * MS, 0)
     proven = answer(*sides, (clocks(2000, 1990), clocks(1500, 1520, capped=True)))
     assert clock_words(("fast", "slow"), proven) == (
-        "fast is at its power cap: 1,500 of 1,980 MHz; at the 2,000 MHz of slow a steady frame block would take about 120.0 ms."
+        "fast is held by its power cap: 1,500 of 1,980 MHz. "
+        "At the 2,000 MHz of slow a steady frame block would take about 120.0 ms."
     )
     doubtful = answer(*sides, (clocks(2000, 1490), clocks(1500, 1520)))
     assert clock_words(("fast", "slow"), doubtful).endswith(

@@ -84,6 +84,30 @@ def test_a_stage_is_held_against_its_roofline(make_run: MakeRun) -> None:
     assert not any(note.startswith("ANOMALY, denoise_step") for note in table.notes)
 
 
+def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
+    if line["record"] == "clip" and line["phase"] == "timed":
+        line["clocks"] = {"source": "nvml", "samples": 8, "sm_mhz": 1464}
+    if line["record"] == "header":
+        line["machine"]["gpu"] = {"max_sm_mhz": 1980}
+    return on_gpu(with_costs(line))
+
+
+def test_a_stage_is_held_against_the_peak_at_the_clock_that_ran(make_run: MakeRun) -> None:
+    found = roofline(edited(make_run(), with_clocks))
+    assert found is not None and isinstance(found.blocks[0], Table)
+    table = found.blocks[0]
+    row = cells(table, 0)
+    assert row["of peak at its clock"].value == pytest.approx(row["of peak"].value * 1830 / 1464)
+    assert any("at 1,464 of 1,980 MHz. The peaks hold at 1,830 MHz" in note for note in table.notes)
+
+
+def test_a_clock_that_was_not_sampled_is_said(make_run: MakeRun) -> None:
+    found = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line))))
+    assert found is not None and isinstance(found.blocks[0], Table)
+    assert "of peak at its clock" not in cells(found.blocks[0], 0)
+    assert any(note.startswith("The SM clock was not sampled while it ran") for note in found.blocks[0].notes)
+
+
 def test_the_attention_kernel_is_taken_from_the_trace(make_run: MakeRun) -> None:
     found = roofline(edited(make_run(), lambda line: with_costs(line, 10**9)))
     assert found is not None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -78,10 +78,14 @@ def _silent(works: Sequence[Waiting]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
-    """The identity of a rank's process, which can be looked up if it runs on this machine."""
+class Token(NamedTuple):
+    """The description of a call that a rank sends to the others; fields are sent in this order."""
 
+    number: int
+    digest: int
+    queries: int
+    num_kv_heads: int
+    head_dim_v: int
     machine: int
     pid: int
     start: int
@@ -110,7 +114,7 @@ class Comm:
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
         self.board = RankStore(None if group is None else c10d._get_process_group_store(group), self.rank)
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, Token] = {}
         self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
         self.num_calls = 0
         self.broken = ""

@@ -25,7 +25,7 @@ from strobe.models.vae.wan.layers import (
     Downsample,
     FrameAttention,
     LastConv,
-    Past,
+    LayerMemories,
     Pointwise,
     ResidualBlock,
     SkippedStage,
@@ -65,7 +65,7 @@ class Coder(nn.Module):
 
     def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
         """Run a piece `[B, C, F, Y, X]` of a stream; return the result and the memories for the next piece."""
-        past = Past(memories, first=first)
+        past = LayerMemories(memories, first=first)
         x = self.enter(x, past)
         for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
             x = layer(x, past)

@@ -18,7 +18,7 @@ Scale = tuple[int, int, int]
 """Frames, rows and columns for one."""
 
 
-class Past:
+class LayerMemories:
     """Memories of one call, taken in the order of the layers, and collected for the next call.
 
     Args:
@@ -83,7 +83,7 @@ class CausalConv3d(nn.Conv3d):
     def __init__(self, channels: int, out_channels: int, *, space: int = 3) -> None:
         super().__init__(channels, out_channels, (3, space, space), padding=(0, space // 2, space // 2))
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:  # type: ignore[override]
         """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         seen = past.join(x, self.kernel_size[0] - 1)
         if self.flat:
@@ -106,7 +106,7 @@ class CausalConv3d(nn.Conv3d):
 class LastConv(CausalConv3d):
     """A `CausalConv3d` to few channels, computed as one matrix product."""
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:  # type: ignore[override]
         """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         assert self.bias is not None
         seen = past.join(x, self.kernel_size[0] - 1)
@@ -153,7 +153,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = CausalConv3d(out_channels, out_channels)
         self.shortcut = Pointwise(channels, out_channels) if channels != out_channels else None
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Run the block: `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
         out = self.conv1(F.silu(self.norm1(x), inplace=True), past)
         out = self.conv2(F.silu(self.norm2(out), inplace=True), past)
@@ -170,7 +170,7 @@ class FrameAttention(nn.Module):
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Attend within each frame of `[B, C, F, Y, X]`; memories are not used."""
         pictures = to_pictures(x)
         size = pictures.shape[2:]
@@ -189,7 +189,7 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
         self.time_conv = nn.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1)) if time else None
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Downsample `[B, C, F, Y, X]` to `[B, C, F', Y / 2, X / 2]`."""
         pictures = F.pad(to_pictures(x), (0, 1, 0, 1))
         small = to_video(self.conv(pictures), x.shape[0])
@@ -212,13 +212,13 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, out_channels, 3, padding=1)
         self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Upsample `[B, C, F, Y, X]` to `[B, C', F', 2 Y, 2 X]`."""
         if self.time_conv is not None:
             x = self._double(x, past)
         return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
 
-    def _double(self, x: Tensor, past: Past) -> Tensor:
+    def _double(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one and is not seen later."""
         assert self.time_conv is not None
         later = x[:, :, 1:] if past.first else x
@@ -247,7 +247,7 @@ class SkippedStage(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.channels, self.scale, self.up = channels, scale, up
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
+    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Run the stage: `[B, C, F, Y, X]` to `[B, C', F', Y', X']`."""
         out = x
         for layer in self.layers:

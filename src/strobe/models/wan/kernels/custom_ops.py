@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Kernels(Protocol):
+class LayerKernels(Protocol):
     """The functions that each impl's module has."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
@@ -53,7 +53,7 @@ class Kernels(Protocol):
     def turn_keys(self, keys: Tensor, turns: Tensor, out: Tensor) -> None: ...
 
 
-def home(impl: str) -> Kernels:
+def home(impl: str) -> LayerKernels:
     """Import the module of an impl when it is first used."""
     return import_module(f"strobe.models.wan.kernels.impl.{impl}")
 

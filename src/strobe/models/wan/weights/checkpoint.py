@@ -13,7 +13,7 @@ from torch import Tensor
 from strobe.core.errors import WeightsError
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.weights.files import Part, Source, find_files, read_json, read_source
+from strobe.models.wan.weights.files import Part, WeightSource, find_files, read_json, read_source
 from strobe.models.wan.weights.key_check import called, check_channels, check_keys, model_flag
 from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
 from strobe.models.wan.weights.scales import take_scales
@@ -64,7 +64,7 @@ class OpenCheckpoint:
 
     dit: CausalWan
     layout: Layout
-    source: Source
+    source: WeightSource
     spelling: Mapping[str, str]
     scales: Mapping[str, str]
 
@@ -153,7 +153,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling, scales=scales)
 
 
-def _config(source: Source, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
+def _config(source: WeightSource, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
     """Return the sizes that the checkpoint must have."""
     stated = _stated(source.files[0].parent / "config.json", asked)
     if stated is not None:

@@ -28,7 +28,7 @@ INDEX: Final = ".safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class WeightSource:
     """The content of a checkpoint: its files, the model taken and its tensors.
 
     Args:
@@ -101,7 +101,7 @@ def find_lora(path: Path) -> Path | None:
     return next((file for file in sorted(path.glob("lora*")) if file.suffix in SUFFIXES), None)
 
 
-def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
+def read_source(files: Sequence[Path], part: Part = "auto") -> WeightSource:
     """Open a checkpoint.
 
     Args:
@@ -119,7 +119,7 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> Source:
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
-    return Source(files=tuple(files), part=taken, tensors=tensors)
+    return WeightSource(files=tuple(files), part=taken, tensors=tensors)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from strobe.core.errors import WeightsError
 from strobe.models.lora import Lora, LoraPair
-from strobe.models.wan.weights.files import Source, read_source
+from strobe.models.wan.weights.files import WeightSource, read_source
 from strobe.models.wan.weights.layouts import diffusers_name, plain_names
 from strobe.models.wan.weights.lora_scale import find_adapters, in_words, scale_of
 
@@ -111,7 +111,7 @@ def _what_else(spelled: str) -> str:
     )
 
 
-def _finite(source: Source, name: str, tensor: Tensor) -> Tensor:
+def _finite(source: WeightSource, name: str, tensor: Tensor) -> Tensor:
     """Return a tensor of the file.
 
     Raises:
@@ -123,7 +123,7 @@ def _finite(source: Source, name: str, tensor: Tensor) -> Tensor:
 
 
 def _pair(
-    source: Source, name: str, half: Mapping[str, Tensor], scale_at: Callable[[int, float | None], tuple[float, str]]
+    source: WeightSource, name: str, half: Mapping[str, Tensor], scale_at: Callable[[int, float | None], tuple[float, str]]
 ) -> tuple[LoraPair, str]:
     """Return the update of a layer, and where its scale is from.
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from strobe.core.errors import WeightsError
-from strobe.models.wan.weights.files import Source
+from strobe.models.wan.weights.files import WeightSource
 
 SCALES: Final = ("scale_weight", "weight_scale")
 UNUSED: Final = ("scaled_fp8", "scale_input", "input_scale", "comfy_quant")
@@ -18,7 +18,7 @@ UNUSED: Final = ("scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
-def take_scales(names: dict[str, str], source: Source) -> dict[str, str]:
+def take_scales(names: dict[str, str], source: WeightSource) -> dict[str, str]:
     """Remove the names of eight-bit scales from a checkpoint's names, and return them.
 
     Args:

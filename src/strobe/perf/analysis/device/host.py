@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.activity import BUSY, CAUSES, HOST_LATE, PROFIL
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column, overlaps
 from strobe.perf.trace.events import HostEvents, Trace
 
-BETWEEN: Final = "between its calls"
+BETWEEN: Final = "outside any operator"
 """Where no recorded call, operator or range of the host was open."""
 _STEP: Final = re.compile(r"ProfilerStep\s*#")
 _BY_HOST: Final = (CAUSES.index(HOST_LATE), CAUSES.index(PROFILER_OVERHEAD))

@@ -391,6 +391,7 @@ class Roofline:
         bytes_per_s: least bytes / time, bytes/s.
         intensity: computed FLOPs / least bytes, FLOP/byte; None without bytes.
         compute_share: `flops_per_s` / the dtype's matrix peak; None for an operation without matrix FLOPs too.
+        clock_share: `flops_per_s` / that peak at the SM clock that ran; None where a clock is not known.
         memory_share: `bytes_per_s` / memory bandwidth.
         floor_ns: the least time the device could take: the larger of FLOPs / peak and bytes / bandwidth.
         bound: the larger of the two: compute or memory.
@@ -404,6 +405,7 @@ class Roofline:
     bytes_per_s: float
     intensity: float | None
     compute_share: float | None
+    clock_share: float | None
     memory_share: float | None
     floor_ns: float | None
     bound: Bound | None
@@ -418,7 +420,13 @@ class Roofline:
 
 
 def roofline(
-    time_ns: Fraction | float, cost: Cost, peaks: DevicePeaks | None, dtype: str, *, dense: Cost | None = None
+    time_ns: Fraction | float,
+    cost: Cost,
+    peaks: DevicePeaks | None,
+    dtype: str,
+    *,
+    dense: Cost | None = None,
+    sm_mhz: int | None = None,
 ) -> Roofline:
     """Compare a time with a device's roofline.
 
@@ -428,6 +436,7 @@ def roofline(
         peaks: peaks of the device; None: rates only.
         dtype: dtype of the matrix products, in any spelling; it chooses the peak.
         dense: the dense operation that a sparse one replaces, for the effective rate.
+        sm_mhz: SM clock while it ran; None: not known.
 
     Raises:
         DataError: the time is not above 0.
@@ -444,12 +453,14 @@ def roofline(
     bound: Bound | None = None
     if floors:
         bound = "compute" if floors["compute"] >= floors["memory"] else "memory"
+    ran = sm_mhz / peaks.clock_mhz if peaks is not None and peaks.clock_mhz and sm_mhz else None
     return Roofline(
         device=None if peaks is None else peaks.name,
         flops_per_s=float(rates[0]),
         bytes_per_s=float(rates[1]),
         intensity=cost.flops / cost.moved_bytes if cost.moved_bytes else None,
         compute_share=float(rates[0] / flops_peak) if flops_peak else None,
+        clock_share=float(rates[0] / flops_peak) / ran if flops_peak and ran else None,
         memory_share=None if peaks is None else float(rates[1] / peaks.bandwidth_bytes_per_s),
         floor_ns=float(floors[bound]) if bound else None,
         bound=bound,

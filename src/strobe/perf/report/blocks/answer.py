@@ -484,14 +484,14 @@ def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
     if at is None or before is None or after is None:
         return ""
     highest = f" of {after.max_mhz:,}" if after.max_mhz else ""
-    capped = "is at its power cap" if after.power_capped else "runs at another clock"
+    capped = "is held by its power cap" if after.power_capped else "runs at another clock"
     proof = (
         ""
         if apart(before, after)
         else (f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference.")
     )
     return (
-        f"{names[0]} {capped}: {after.sm_mhz:,}{highest} MHz; at the {before.sm_mhz:,} MHz of {names[1]} a {found.unit} would "
+        f"{names[0]} {capped}: {after.sm_mhz:,}{highest} MHz. At the {before.sm_mhz:,} MHz of {names[1]} a {found.unit} would "
         f"take about {significant(float(at) / 1e6)} ms.{proof}"
     )
 

@@ -13,7 +13,7 @@ from strobe.core.costs import DevicePeaks
 from strobe.core.spans import COMMIT, DENOISE_STEP, E2E, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
-from strobe.perf.analysis.runs.compare import STAGES, Comparison, StageTime, stage_time
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageTime, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.records.record import Clip, Quality, SpanCost
@@ -32,7 +32,7 @@ from strobe.perf.report.blocks.fields import (
     time,
     verdict_cell,
 )
-from strobe.perf.report.blocks.kernels import anomaly_notes, device_note, of_cost, rate_fields
+from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import (
     Axis,
@@ -87,23 +87,34 @@ class Roofs:
         peaks: of the device; None: rates only.
         device_name: as it reports itself.
         dtype: of matrix products, where a cost names none.
+        clocks: while the trace was taken; None: not sampled.
     """
 
     costs: Mapping[str, SpanCost] = field(default_factory=dict)
     peaks: DevicePeaks | None = None
     device_name: str = ""
     dtype: str = ""
+    clocks: SideClocks | None = None
 
     def fields(self, found: Callable[[T], Roofline | Cell | None]) -> tuple[Field[T], ...]:
         """Return the columns of the roofline of each row; none if no costs are known."""
-        return rate_fields(self.peaks, found, "its cost does not follow from the shapes") if self.costs else ()
+        if not self.costs:
+            return ()
+        return rate_fields(self.peaks, found, "its cost does not follow from the shapes", clocked=self.clocks is not None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the device and on the clock that ran; none if no costs are known."""
+        if not self.costs:
+            return ()
+        return device_note(self.device_name, self.peaks), *clock_notes(self.peaks, {"traced clip": ran_at(self.clocks)})
 
     def of(self, name: str, each_ns: float) -> Roofline | None:
         """Return the roofline of one call of a region; None if its cost is not known."""
         cost = self.costs.get(name)
         if cost is None or each_ns <= 0:
             return None
-        return of_cost(cost, each_ns, self.peaks, self.dtype)
+        return of_cost(cost, each_ns, self.peaks, self.dtype, self.clocks)
 
 
 def breakdown_blocks(label: str, found: Breakdown, roofs: Roofs = Roofs()) -> Iterator[Block]:
@@ -248,7 +259,7 @@ def stages_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     busy = sum(amount.busy_ns for amount in found.amounts.values())
     whole = Amount(busy_ns=busy, idle_ns=found.total_ns - busy)
     rows.append((Text("frame block"), Count(1), whole, found.blocks, Text("")))
-    notes = (device_note(roofs.device_name, roofs.peaks),) if roofs.costs else ()
+    notes = roofs.notes
     shown = rows_of(fields, rows, strong=lambda row: row[2] is whole)
     return Table(f"Passes and stages of {label}, mean of one call.", heads(fields), shown, notes)
 

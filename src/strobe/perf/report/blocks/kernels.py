@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated as A
+=======
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+>>>>>>> main
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -20,6 +25,7 @@ from strobe.perf.analysis.device.kernels import KernelTableRow
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import region_kernels
+from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import (
@@ -65,6 +71,7 @@ from strobe.perf.report.study import Profile, RunStudy, Subject
 
 T = TypeVar("T")
 _UNKNOWN = "the peak of this dtype is not known"
+NO_CLOCK = "the SM clock was not sampled while it ran"
 _NO_PRODUCTS = Missing("no matrix products", "-")
 _ACHIEVED: tuple[Field[Roofline], ...] = (
     numeric(
@@ -80,32 +87,43 @@ _ACHIEVED: tuple[Field[Roofline], ...] = (
 )
 
 
-def _of_peak(found: Roofline) -> Cell | None:
-    if found.compute_share is not None:
-        return Share(found.compute_share)
-    return None if found.flops_per_s else _NO_PRODUCTS
+def _share_of_peak(get: Callable[[Roofline], float | None]) -> Callable[[Roofline], Cell | None]:
+    def cell(found: Roofline) -> Cell | None:
+        share = get(found)
+        return (None if found.flops_per_s else _NO_PRODUCTS) if share is None else Share(share)
+
+    return cell
 
 
 _FLOORS = "the higher of the two floors: FLOPs / peak, or bytes / bandwidth"
 _AGAINST: tuple[Field[Roofline], ...] = (
-    numeric("of peak", _of_peak, "of the dtype's dense matrix peak", missing=_UNKNOWN),
+    numeric("of peak", _share_of_peak(lambda found: found.compute_share), "of the dtype's dense matrix peak", missing=_UNKNOWN),
     numeric("of bandwidth", lambda found: found.memory_share, "of the device memory's bandwidth", show=Share, missing=_UNKNOWN),
     Field("bound", lambda found: found.bound, hint=_FLOORS, missing=_UNKNOWN),
     time("floor", lambda found: found.floor_ns, "ms", "least time that this device could take", missing=_UNKNOWN),
     numeric("floor / time", lambda found: found.share, show=Share, missing=_UNKNOWN),
 )
 
+AT_CLOCK: Final[Field[Roofline]] = numeric(
+    "of peak at its clock",
+    _share_of_peak(lambda found: found.clock_share),
+    "of the matrix peak at the SM clock that ran",
+    missing=NO_CLOCK,
+)
+
 
 def rate_fields(
-    peaks: DevicePeaks | None, found: Callable[[T], Roofline | Cell | None], missing: str = ""
+    peaks: DevicePeaks | None, found: Callable[[T], Roofline | Cell | None], missing: str = "", *, clocked: bool = False
 ) -> tuple[Field[T], ...]:
     """Return the columns of achieved rates, and of their shares of the device's peaks if those are known.
 
     Args:
         found: roofline of a row, or the cell that stands in its place in every column.
         missing: reason where it is None.
+        clocked: the SM clock of a row is known.
     """
-    return tuple(field.of(found, missing) for field in (_ACHIEVED if peaks is None else (*_ACHIEVED, *_AGAINST)))
+    against = () if peaks is None else (_AGAINST[0], *((AT_CLOCK,) if clocked and peaks.clock_mhz else ()), *_AGAINST[1:])
+    return tuple(field.of(found, missing) for field in (*_ACHIEVED, *against))
 
 
 def peaks_section(blocks: Sequence[Block], lead: str = "", *, folded: bool = False) -> Section | None:
@@ -126,15 +144,42 @@ def device_note(name: str, peaks: DevicePeaks | None) -> str:
     return f"{peaks.name}: peaks at boost clock, dense, {bandwidth} of memory bandwidth ({peaks.source})."
 
 
-def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str) -> Roofline:
+def clock_words(sm_mhz: int | None, max_mhz: int | None) -> str | None:
+    """Return an SM clock in words, with the highest that the GPU supports where that is known; None: it was not sampled."""
+    if sm_mhz is None:
+        return None
+    return f"at {sm_mhz:,} MHz" if max_mhz is None else f"at {sm_mhz:,} of {max_mhz:,} MHz"
+
+
+def ran_at(clocks: SideClocks | None) -> str | None:
+    """Return the SM clock of a side in words; None: it was not sampled."""
+    return None if clocks is None else clock_words(clocks.sm_mhz, clocks.max_mhz)
+
+
+def clock_notes(peaks: DevicePeaks | None, ran: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return a note on the SM clock that ran beside the one at which a device's peaks hold; none where that is not known.
+
+    Args:
+        ran: by name what ran, with its clock in words; None: not sampled.
+    """
+    if peaks is None or not peaks.clock_mhz:
+        return ()
+    known = [f"{name} {words}" for name, words in ran.items() if words]
+    if not known:
+        return ("The SM clock was not sampled while it ran, which needs NVML (strobe-video[nvml]): no share at that clock.",)
+    return (f"SM clock: {'; '.join(known)}. The peaks hold at {peaks.clock_mhz:,} MHz; at the clock that ran they go with it.",)
+
+
+def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str, clocks: SideClocks | None = None) -> Roofline:
     """Compute the roofline of one call of a region from its recorded cost and its time.
 
     Args:
         dtype: of matrix products, where the cost names none.
+        clocks: while it ran; None: not sampled.
     """
     spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
     dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
-    return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense)
+    return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense, sm_mhz=None if clocks is None else clocks.sm_mhz)
 
 
 def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import CUSTOM, Clocks, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import Field, beside, count, damage_banner, numeric, ratio_cell, table_of, verdict_cell
-from strobe.perf.report.model import Banner, Cell, Code, Count, Missing, Section, Table, Text, bytes_cell
+from strobe.perf.report.model import Banner, Bar, Cell, Code, Count, Figure, Missing, Section, Table, Text, Waterfall, bytes_cell
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 
 # Settings of a report: environment, variants, optimisations that differ; and banners to read first.
@@ -411,6 +412,23 @@ def timed_fields(reference: str) -> tuple[Field[Timed], ...]:
         numeric("speedup", lambda row: row[2][0], f"time of the {reference} / time, same palindromes, 95 % interval"),
         Field("verdict", lambda row: row[2][1]),
     )
+
+
+def bars_figure(
+    title: str, parts: Sequence[tuple[str, int]], whole: tuple[str, int], bad: Container[str], table: Table
+) -> Figure:
+    """Draw the parts of a call one after the other, and the whole call.
+
+    Args:
+        bad: names of parts that are no work.
+    """
+    ends = [0, *accumulate(ns for _, ns in parts)]
+    bars = [
+        Bar(label=name, start_ns=start, stop_ns=start + ns, tone="bad" if name in bad else "plain")
+        for (name, ns), start in zip(parts, ends, strict=False)
+    ]
+    bars.append(Bar(label=whole[0], start_ns=0, stop_ns=whole[1], tone="plain", total=True))
+    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
 
 
 def _range(entry: GridContestant) -> str:

@@ -513,7 +513,7 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
     """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
     if study.comparable:
-        fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.unit}'s {found.difference}"))
+        fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0][1]
     notes = (limit(_SIDES[1], found), *notes_on_unit(account), *rest_words(found), *_nameless(account))

@@ -179,7 +179,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        late = f" Of this the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        late = f" In that time the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
@@ -233,7 +233,8 @@ def _layers(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
     median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
     share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
-    said = f"Layers: {len(times)} of {shorten(found.name)}, {_ms(median)} ms each (median), {share} of the work"
+    which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
+    said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest.times.device.p50_ns > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
     yield f"{said}."
@@ -283,9 +284,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
         ),
-        ("caution", "Host-bound", late),
+        ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", _uneven(study)),
-        ("caution", "The profiler slowed the host down", (text for one in told if late for text in _slowed(*one))),
+        ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
     banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
     return tuple(banner for banner in banners if banner.items)

@@ -552,7 +552,7 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
 
     def said(self) -> str:
         """Return the name of what is left out."""
-        lags = {Lag.HOST.value: "the host between its calls", Lag.LAUNCH.value: "launch latency"}
+        lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
         return self.name or lags.get(self.kind, self.kind)
 
 
