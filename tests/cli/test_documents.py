@@ -73,6 +73,10 @@ def test_tables_add_up(many: Path, tmp_path: Path) -> None:
         assert sum(row.idle_ns for row in found.idle) == device.idle_ns
         assert sum(row.sum_ns for row in found.kernel_names) == sum(row.sum_ns for row in found.kernels) == device.sum_ns
         assert sum(row.events for row in found.streams) == sum(row.events for row in found.kinds) == device.events
+        for row in found.gaps:
+            idle = row.host_late_ns + row.launch_latency_ns + row.queued_ns + row.profiler_overhead_ns + row.unlinked_ns
+            assert idle + row.dtod_ns + row.other_copy_ns + row.memset_ns == row.sum_ns > 0
+        assert sum(row.length_ns for row in found.steps) == sum(row.busy_ns + row.idle_ns for row in found.steps)
 
 
 def test_kernels_and_modules_are_those_of_the_events(tmp_path: Path) -> None:
@@ -174,8 +178,7 @@ COUNTS = {
     "kernels", "number", "steps", "groups", "found", "merged", "overlapping", "calls_per_stage", "share", "realised",
     "steady_blocks", "frame_blocks", "ratio", "low", "high", "value", "place", "inferred_events", "longest", "median",
     "mean", "queued_events", "samples", "calls_per_sample", "failures", "ratio_low", "ratio_high", "device_ratio",
-    "device_events",
-    "overlap_pairs", "ranks", "dtod_copies",
+    "device_events", "overlap_pairs", "ranks", "dtod_copies",
 }  # fmt: skip
 
 

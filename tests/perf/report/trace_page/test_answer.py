@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from strobe.perf.report.documents.api import read_trace
 from strobe.perf.report.model import Banner, Notes
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
@@ -88,6 +89,10 @@ def layers(path: Path, lengths: list[int]) -> Path:
 def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
     told = (sentences(layers(tmp_path / f"{n}.json", [100, 100, last, 100])) for n, last in enumerate((100, 200)))
     even, slow = ([line for line in said if line.startswith("Layers: ")] for said in told)
+    rows = [row for row in read_trace(tmp_path / "1.json").layers if row.layers == "WanBlock"]
+    assert [(row.place, row.name, row.device_p50_ns, row.kernels) for row in rows] == [
+        (place, f"WanBlock_{place}", ns, 1) for place, ns in enumerate((100_000, 100_000, 200_000, 100_000))
+    ]
     assert even == ["Layers: 4 of WanBlock, 0.1000 ms each (median), 80.0 % of the work."]
     assert slow == [
         "Layers: 4 of WanBlock, 0.1000 ms each (median), 83.3 % of the work; the slowest, WanBlock_2, takes 0.2000 ms."

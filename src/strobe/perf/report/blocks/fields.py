@@ -106,11 +106,16 @@ class Field(Generic[T]):
             missing: reason where it is None.
         """
 
-        def cell(row: S) -> Cell | None:
+        def value(row: S) -> Any:
             own = get(row)
-            return own if own is None or isinstance(own, _CELLS) else self.cell(own)
+            return own if own is None or isinstance(own, _CELLS) else self.get(own)
 
-        return Field(self.head, cell, unit=self.unit, numeric=self.numeric, hint=self.hint, missing=missing)
+        def why(row: S) -> str:
+            own = get(row)
+            reason: Any = missing if own is None else self.missing
+            return str(reason(row if own is None else own) if callable(reason) else reason)
+
+        return Field(self.head, value, self.show, self.unit, self.numeric, self.hint, self.total, why)
 
     def _shown(self, value: Any) -> Cell:
         cell: Cell = value if isinstance(value, _CELLS) else self.show(value)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
+<<<<<<< HEAD
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Annotated as A
+=======
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+>>>>>>> main
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +21,7 @@ import numpy as np
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
 from strobe.perf.analysis.device.intervals import Distribution, distribution
-from strobe.perf.analysis.device.kernels import KernelMember, KernelTableRow
+from strobe.perf.analysis.device.kernels import KernelTableRow
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import region_kernels
@@ -25,16 +32,17 @@ from strobe.perf.report.blocks.fields import (
     Field,
     count,
     count_cell,
+    exact_cell,
     exact_time,
     heads,
     line_word,
     numeric,
     rows_of,
-    share_of,
     spread,
     table_of,
     time,
 )
+from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of
 from strobe.perf.report.model import (
     GAPS,
     Block,
@@ -247,6 +255,59 @@ MAX_MEMBERS: Final = 8
 """Most full names listed for one group."""
 
 
+_NO_SHAPE: Final = "the trace gives none"
+_OPTIONAL: Final = ("shape", "kind", "exclusive_ns", "unlinked_calls")
+"""Columns of kernels that a table has if one of its rows does."""
+
+
+def _first(groups: Iterable[str]) -> str:
+    return next(iter(groups))
+
+
+def _max_of(row: KernelRow) -> str:
+    return f"max of {row.calls}"
+
+
+class KernelRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
+
+    kernel: A[str, col("normalised name of the group", "kernel", Code)]
+    shape: A[str, col("input sizes, or grid and block; empty: by name", "shape", Code, where="shape", missing=_NO_SHAPE)]
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    exclusive_ns: A[
+        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
+    sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
+    min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
+    p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
+    mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_max_of)]
+    max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
+    unlinked_calls: A[int, col("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
+
+
+class KernelNameRow(OnDevice, frozen=True, kw_only=True):
+    """One full kernel name behind a row of `kernels`."""
+
+    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=_first)]
+    shape: A[str, col("as in `kernels`")]
+    name: A[str, col("full name of the kernel, demangled where possible", "full name", Code)]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations of the calls", "sum", ExactTime, total=sum)]
+
+
+def kernel_row(row: KernelTableRow, where: object) -> KernelRow:
+    """Return the row of a kernel; `where` has its trace and device."""
+    return part_of(KernelRow, row, row.calls, where, kernel=row.group, calls=row.calls.n, unlinked_calls=row.num_unlinked)
+
+
+def name_rows(row: KernelTableRow, where: object) -> Iterator[KernelNameRow]:
+    """Yield the full names of a kernel; `where` has its trace and device."""
+    for member in row.members:
+        yield part_of(KernelNameRow, member, row, where, kernel=row.group, calls=member.n)
+
+
 class Listed(NamedTuple):
     """One row: calls of a kernel, or why there are none, and where they ran if the rows of a table differ in that."""
 
@@ -358,11 +419,6 @@ def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern:
     return kernels_section([*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows)], exclusive=False)
 
 
-def _of(get: Callable[[KernelTableRow], Any]) -> Callable[[Listed], Any]:
-    """Return the value of a row's kernel; nothing where there is none."""
-    return lambda row: Text("") if isinstance(row.kernel, Missing) else get(row.kernel)
-
-
 def _fields(rows: Sequence[Listed], known: Sequence[KernelTableRow], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
     """Yield the columns that hold something: where a kernel ran, what it is, what it took, and how its launch is known."""
     if any(row.side for row in rows):
@@ -372,32 +428,20 @@ def _fields(rows: Sequence[Listed], known: Sequence[KernelTableRow], word: Word,
     if any(row.device is not None for row in rows):
         yield count("device", lambda row: Text("") if row.device is None else row.device)
     if any(row.region for row in known):
-        yield Field("section", _of(lambda row: row.region))
-    yield Field(
-        word,
-        lambda row: row.kernel if isinstance(row.kernel, Missing) else row.kernel.group,
-        Code,
-        hint="normalised name of the group",
-    )
-    if any(row.shape for row in known):
-        hint = "input sizes, or grid and block, as the trace gives them"
-        yield Field("shape", _of(lambda row: row.shape or None), Code, hint=hint, missing="the trace gives none")
-    if any(row.kind for row in known):
-        yield Field("kind", _of(lambda row: row.kind))
-    yield count("calls", _of(lambda row: row.calls.n), total=sum)
-    if any(row.exclusive_ns is not None for row in known):
-        yield exact_time("exclusive", _of(lambda row: row.exclusive_ns), "time no other row counts; adds up to busy", total=sum)
-        share = share_of(busy_ns, "no busy time")
-        yield numeric("of busy", _of(lambda row: row.exclusive_ns), "exclusive time / busy time", show=share, total=sum)
-    yield exact_time(
-        "sum", _of(lambda row: row.calls.sum_ns), "of durations: inclusive, not additive where events overlap", total=sum
-    )
-    yield from spread(_of(lambda row: row.calls), "ms", exact=True)
-    if any(row.num_unlinked is not None for row in known):
-        hint = "calls whose launch the trace does not hold"
-        yield numeric("unlinked", _of(lambda row: row.num_unlinked), hint, show=count_cell, total=sum)
+        yield Field("section", lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel.region)
+
+    def own(row: Listed) -> KernelRow | Cell:
+        return Text("") if isinstance(row.kernel, Missing) else kernel_row(row.kernel, row)
+
+    all_own = [kernel_row(row, rows[0]) for row in known]
+    empty = {name for name in _OPTIONAL if not any(getattr(row, name) not in (None, "") for row in all_own)}
+    names = [name for name in KernelRow.__struct_fields__[3:] if name not in empty]
+    first, *others = columns(KernelRow, "kernel", *names, of=SimpleNamespace(busy_ns=busy_ns))
+    yield replace(first.of(lambda row: row.kernel if isinstance(row.kernel, Missing) else own(row)), head=word)
+    yield from (field.of(own) for field in others)
     if any(row.members for row in known):
-        yield count("names", _of(lambda row: len(row.members)), "different full names in the group")
+        members: Field[KernelTableRow] = count("names", lambda row: len(row.members), "different full names in the group")
+        yield members.of(lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel)
 
 
 def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> Iterator[Table]:
@@ -406,16 +450,12 @@ def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> It
     for kernel in shown:
         if any(member.name != kernel.group for member in kernel.members):
             groups.setdefault(kernel.group, kernel)
-    fields: tuple[Field[tuple[str, KernelMember]], ...] = (
-        Field(word, lambda row: row[0], Code, total=lambda groups: next(iter(groups))),
-        Field("full name", lambda row: row[1].name, Code),
-        count("calls", lambda row: row[1].n, total=sum),
-        exact_time("sum", lambda row: row[1].sum_ns, "of durations", total=sum),
-    )
+    first, *others = columns(KernelNameRow)
+    fields = (replace(first, head=word), *others)
     cells = [
         cell
         for row in groups.values()
-        for cell in rows_of(fields, [(row.group, member) for member in row.members], top=MAX_MEMBERS, left="names", words_in=1)
+        for cell in rows_of(fields, [*name_rows(row, Listed(row))], top=MAX_MEMBERS, left="names", words_in=1)
     ]
     if cells:
         yield Table(caption, heads(fields), tuple(cells), collapsed=True)

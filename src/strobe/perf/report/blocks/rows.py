@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from strobe.perf.report.blocks.fields import Field, Reason, Total, Unit, share_cell, share_of
-from strobe.perf.report.model import Cell, Code, ExactTime, Number, Text, Time
+from strobe.perf.report.blocks.fields import Field, Reason, Total, Unit, exact_cell, share_cell, share_of
+from strobe.perf.report.model import Cell, ExactTime, Number, Text, Time
 
 
 class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ def thousandths(ns: float) -> Number:
     return Number(ns / 1e3, 3)
 
 
-_UNITS: Final[dict[Any, Unit]] = {ExactTime: "ms", Time: "ms", micros: "µs", thousandths: "µs"}
+_UNITS: Final[dict[Any, Unit]] = {ExactTime: "ms", Time: "ms", micros: "µs", exact_cell: "ms", thousandths: "µs"}
 
 
 def col(
@@ -75,8 +75,8 @@ def col(
     """
     if not head:
         return Meta(description=meaning)
-    hint, numeric = meaning.replace("`", ""), show not in (Text, Code)
-    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), numeric, hint, total, missing)
+    hint = meaning.replace("`", "")
+    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, hint, total, missing)
     return Meta(description=meaning, extra={"field": field, "where": where if get is None else None, "of": of})
 
 
@@ -84,15 +84,13 @@ def col(
 def _described(kind: type[PartT]) -> Mapping[str, tuple[Field[PartT], Mapping[str, str]]]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    extras = ((each.name, each.type.extra or {}) for each in info.fields if isinstance(each.type, inspect.Metadata))
-    return {
-        name: (
-            extra["field"] if extra["where"] is None else replace(extra["field"], get=_value(name, extra["where"])),
-            extra["of"],
-        )
-        for name, extra in extras
-        if "field" in extra
-    }
+    found = {}
+    for name, described in ((each.name, each.type) for each in info.fields if isinstance(each.type, inspect.Metadata)):
+        if extra := described.extra:
+            field = replace(extra["field"], numeric=not isinstance(described.type, inspect.StrType | inspect.BoolType))
+            where = extra["where"]
+            found[name] = (field if where is None else replace(field, get=_value(name, where)), extra["of"])
+    return found
 
 
 def _value(name: str, where: str) -> Callable[[Any], Any]:

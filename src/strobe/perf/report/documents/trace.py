@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from msgspec import Meta
 
 from strobe.perf.analysis.structure.steps import NoSteps
+from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
 from strobe.perf.report.documents.runs import Document, table_kinds
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -32,12 +33,13 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     kinds: A[tuple[tables.KindRow, ...], Meta(description="busy time by kind of work")]
     streams: A[tuple[tables.StreamRow, ...], Meta(description="busy time by stream")]
     idle: A[tuple[tables.IdleRow, ...], Meta(description="idle time by cause")]
-    kernels: A[tuple[tables.KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
-    kernel_names: A[tuple[tables.KernelNameRow, ...], Meta(description="full names of the kernels")]
+    kernels: A[tuple[KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
+    kernel_names: A[tuple[KernelNameRow, ...], Meta(description="full names of the kernels")]
     launches: A[tuple[tables.LaunchRow, ...], Meta(description="launch calls")]
     steps: A[tuple[tables.TraceStepRow, ...], Meta(description="steps of the whole trace, whatever the window")]
     no_steps: A[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
     ranges: A[tuple[tables.RangeRow, ...], Meta(description="device time by range and module")]
+    layers: A[tuple[tables.LayerRow, ...], Meta(description="device time by layer, the kind with the most time first")]
     sections: A[tuple[tables.SectionRow, ...], Meta(description="sections that were requested")]
     gaps: A[tuple[tables.GapsRow, ...], Meta(description="gaps between kernels, by the kernels before and after")]
     collectives: A[tuple[tables.CollectiveRow, ...], Meta(description="communication by kind of collective")]
@@ -70,7 +72,9 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    rows: dict[str, Any] = {name: tuple(kind.of(study)) for name, kind in table_kinds(TraceDocument).items()}
+    shared: dict[type[Any], Any] = {KernelRow: tables.kernel_rows, KernelNameRow: tables.kernel_names}
+    kinds = table_kinds(TraceDocument).items()
+    rows: dict[str, Any] = {name: tuple((shared.get(kind) or kind.of)(study)) for name, kind in kinds}
     no_steps = (
         f"{label}, device {one.device}: {one.reason}"
         for label, found in zip(study.labels, tables.seen_steps(study), strict=True)

@@ -438,9 +438,7 @@ def _signs(study: TraceStudy) -> Table | None:
             what = f"{fewer}, most have {graph.num_nodes}"
             rows.append((label, "graph launches with fewer events than their like", graph.first, what))
         if found.past_end_ns:
-            rows.append(
-                (label, "last device event ends after the tables.recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs")
-            )
+            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
         for device, stream, excess in found.impossible:
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
@@ -610,7 +608,7 @@ MAX_ROWS: Final = 24
 
 
 def memory_section(study: TraceStudy) -> Section | None:
-    """Build the section with memory of every device whose allocations were tables.recorded; `None` if there is none."""
+    """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
     seen = tables.seen_memory(study)
     if not seen:
         return None

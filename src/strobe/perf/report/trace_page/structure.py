@@ -34,7 +34,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import LayerCalls, LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
+from strobe.perf.analysis.structure.steps import LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -309,20 +309,10 @@ def _host_ns(times: LayerTimes) -> int | None:
 
 
 def _by_place(name: str, group: LayerGroup, top: int) -> Table:
-    unnamed = "differs from call to call, or there is none"
-    fields: tuple[Field[LayerCalls], ...] = (
-        count("place", lambda layer: layer.place),
-        Field("name", lambda layer: layer.label or None, Code, missing=unnamed),
-        count("calls", lambda layer: layer.times.device.n),
-        time("device p50", lambda layer: layer.times.device.p50_ns, "µs"),
-        time("device max", lambda layer: layer.times.device.max_ns, "µs"),
-        time("span p50", lambda layer: layer.times.span.p50_ns, "µs"),
-        time("host p50", lambda layer: _host_ns(layer.times), "µs", missing=_NO_CALL),
-        count("kernels", lambda layer: layer.times.kernels),
-    )
-    notes = left_out(group.layers, top, "places are left out")
+    rows = [*tables.LayerRow.of_group("", 0, group)]
+    notes = left_out(rows, top, "places are left out")
     caption = f"Each place of {group.name}, {name}."
-    return table_of(caption, fields, group.layers[:top], notes=notes, sortable=True, collapsed=True)
+    return table_of(caption, columns(tables.LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
 
 
 # Device time by range, module and layer.
@@ -614,7 +604,7 @@ def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
     rows = tables.by_device(tables.OperatorRateRow.of(study))
-    for seen, _, rates in tables.seen_rates(study):
+    for seen, rates in tables.seen_rates(study):
         if rates.rows:
             own = rows[seen.trace, seen.device]
             blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, own, study.options.top))

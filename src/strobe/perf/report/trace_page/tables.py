@@ -5,6 +5,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -35,6 +36,7 @@ from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbere
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import Field, count_cell, share_cell
+from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
 from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, thousandths
 from strobe.perf.report.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
 from strobe.perf.report.study import TraceStudy, once
@@ -156,9 +158,9 @@ def seen_communication(study: TraceStudy) -> tuple[Communication, ...]:
 
 
 @once
-def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes, Rates], ...]:
-    """Return the devices of traces that were read with details, with their operators and the rates of these."""
-    return tuple((one, times, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
+def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, Rates], ...]:
+    """Return the devices of traces that were read with details, with the rates of their operators."""
+    return tuple((one, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
 
 
 @once
@@ -206,6 +208,10 @@ def by_device(rows: Iterator[PartT]) -> dict[tuple[str, int], list[PartT]]:
 _NOT_RECORDED: Final = "not recorded"
 _NOTHING_LEFT: Final = "nothing is left"
 _NO_FLOPS: Final = "no matrix products"
+_TIMES: Final = partial(Number, digits=3, unit="x")
+_MEGABYTES: Final = partial(bytes_cell, unit="MB", digits=3)
+_NO_CALL: Final = "no call of its own"
+_NO_NAME: Final = "differs from call to call, or there is none"
 _NO_RANGE: Final = "no range was open"
 _NO_SIZES: Final = "sizes not recorded"
 _NO_TYPES: Final = "types not recorded"
@@ -221,11 +227,6 @@ def mib(value: int) -> Number:
 def recorded(value: int) -> Cell:
     """Return the cell of a size that is 0 where it was not recorded."""
     return mib(value) if value else Missing("not recorded", "-")
-
-
-def megabytes(num_bytes: int) -> Number:
-    """Return the cell of the size of a message."""
-    return bytes_cell(num_bytes, "MB", 3)
 
 
 def _bad(value: int) -> Cell:
@@ -246,20 +247,12 @@ def _verdict(row: "DeviceRow") -> Text:
     return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
 
 
-def _left_out(row: "TraceStepRow") -> Text:
-    return Text(row.left_out, "muted")
-
-
 def _kernel_or(row: "PathPartRow | WhatIfRow", other: str) -> Cell:
     return Code(row.name) if row.kind == KERNEL else Text(other)
 
 
 def _kind_or_lag(row: "PathPartRow | WhatIfRow") -> str:
     return row.kind if row.kind in (KERNEL, KIND) else "lag"
-
-
-def _times(ratio: float) -> Number:
-    return Number(ratio, 3, "x")
 
 
 def _giga(flops: int) -> Number:
@@ -372,43 +365,16 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
             yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.launch.activity.idle.items())
 
 
-class KernelRow(OnDevice, frozen=True, kw_only=True):
-    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
-
-    kernel: A[str, col("normalised name of the kernel; `kernel_names` has the full names")]
-    shape: A[str, col("input sizes, or grid and block sizes; empty unless grouped by shape")]
-    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`")]
-    calls: A[int, col("number of calls")]
-    exclusive_ns: A[int, col("device time that no other row counts")]
-    sum_ns: A[int, col("sum of the durations of the calls")]
-    min_ns: A[int, col("duration of the shortest call")]
-    mean_ns: A[float, col("mean duration of a call")]
-    p50_ns: A[int, col("median duration of a call")]
-    p99_ns: A[int | None, col("99th percentile of the durations; null below 459 calls")]
-    max_ns: A[int, col("duration of the longest call")]
-    unlinked_calls: A[int, col("number of calls whose launch call is not in the trace")]
-
-    @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            for row in one.hot.rows:
-                yield part_of(cls, row, row.calls, one, kernel=row.group, calls=row.calls.n, unlinked_calls=row.num_unlinked)
+def kernel_rows(study: TraceStudy) -> Iterator[KernelRow]:
+    """Yield the kernels of every device."""
+    for one in seen_devices(study):
+        yield from (kernel_row(row, one) for row in one.hot.rows)
 
 
-class KernelNameRow(OnDevice, frozen=True, kw_only=True):
-    """One full kernel name behind a row of `kernels`."""
-
-    kernel: A[str, col("normalised name of the kernel, as in `kernels`")]
-    shape: A[str, col("as in `kernels`")]
-    name: A[str, col("full name of the kernel, demangled where possible")]
-    calls: A[int, col("number of calls")]
-    sum_ns: A[int, col("sum of the durations of the calls")]
-
-    @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            for row in one.hot.rows:
-                yield from (part_of(cls, member, row, one, kernel=row.group, calls=member.n) for member in row.members)
+def kernel_names(study: TraceStudy) -> Iterator[KernelNameRow]:
+    """Yield the full names of the kernels of every device."""
+    for one in seen_devices(study):
+        yield from (name for row in one.hot.rows for name in name_rows(row, one))
 
 
 class LaunchRow(OnDevice, frozen=True, kw_only=True):
@@ -439,7 +405,7 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     stream: A[int | None, col("number of the stream; null: all streams of the device together")]
     longest: A[int, col("maximum queue length, events", "max", Count)]
     median: A[int, col("median queue length over time, events", "median", Count)]
-    mean: A[float, col("mean queue length over time, events", "mean", lambda mean: Number(mean, 2))]
+    mean: A[float, col("mean queue length over time, events", "mean", partial(Number, digits=2))]
     empty_ns: A[int, col("time in which the queue was empty", "empty", ExactTime, of={"of span": "span_ns"})]
     span_ns: A[int, col("length of the window")]
     queued_events: A[int, col("number of events that waited in the queue", "waited", Count)]
@@ -495,7 +461,7 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     idle_ns: A[int, col("time in which no event ran", "idle", ExactTime, total=sum)]
     kernels: A[int, col("number of kernels that started in the step, communication included", "kernels", Count, total=sum)]
     host_ns: A[int | None, col("duration of the step's range on the host; null if it has none", "host", ExactTime, total=sum)]
-    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", get=_left_out)]
+    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", partial(Text, tone="muted"))]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -576,7 +542,7 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     removed_ns: A[int, col("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
     duration_ns: A[int, col("predicted duration without this work", "the trace takes", ExactTime)]
     saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
-    ratio: A[float | None, col("duration with it / without it; null: nothing is left", "faster", _times, missing=_NOTHING_LEFT)]
+    ratio: A[float | None, col("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -612,6 +578,38 @@ class RangeRow(OnDevice, frozen=True, kw_only=True):
         for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
             for found in of_trace:
                 yield from (part_of(cls, row, trace=label, device=found.device) for row in found.rows)
+
+
+class LayerRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one layer: the calls in one place of what encloses layers of its kind; layers may lie inside others."""
+
+    layers: A[str, col("name of the layers of the kind: that of range or module, or of the kernel that starts each")]
+    inside: A[str, col("names of the enclosing calls, the outermost first; empty: none")]
+    place: A[int, col("place among them in one enclosing call, from 0", "place", Count)]
+    name: A[str, col("its own name; empty: differs from call to call", "name", Code, where="name", missing=_NO_NAME)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    device_p50_ns: A[int, col("summed durations of the events of a call, median", "device p50", micros)]
+    device_max_ns: A[int, col("summed durations of the events of a call, largest", "device max", micros)]
+    span_p50_ns: A[int, col("first start to last end of the events of a call, median", "span p50", micros)]
+    host_p50_ns: A[int | None, col("call on the host, median; null: no call of its own", "host p50", micros, missing=_NO_CALL)]
+    kernels: A[int, col("kernels of a call, median", "kernels", Count)]
+
+    @classmethod
+    def of(cls, study: TraceStudy) -> Iterator[Self]:
+        for label, devices in zip(study.labels, seen_layers(study), strict=True):
+            for device, groups in devices.items():
+                yield from (row for group in groups for row in cls.of_group(label, device, group))
+
+    @classmethod
+    def of_group(cls, label: str, device: int, group: LayerGroup) -> Iterator[Self]:
+        """Yield the layers of one kind by place."""
+        for layer in group.layers:
+            times, host = layer.times, layer.times.host
+            told = {"trace": label, "device": device, "layers": group.name, "inside": " / ".join(group.path)}
+            own = {"name": layer.label, "calls": times.device.n}
+            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if host is None else host.p50_ns}
+            device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
+            yield part_of(cls, layer, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
@@ -656,7 +654,7 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
     collective: A[str, col("name of the collective, e.g. `allreduce`", "collective", Code)]
     group: A[str, col("name of the process group", "group", Code, where="group", missing=_NOT_RECORDED)]
     ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
-    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
+    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", _MEGABYTES, missing=_NOT_RECORDED)]
     dtype: A[str, col("dtype of the elements")]
     exposed_ns: A[int, col("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
 
@@ -703,7 +701,9 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_input("phase", ""))]
     calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
     events: A[int, col("number of device events", "events", Count, total=sum)]
-    exclusive_ns: A[int, col("time that no other row counts", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})]
+    exclusive_ns: A[
+        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
     sum_ns: A[int, col("sum of the durations of the device events")]
 
     @classmethod
@@ -769,7 +769,7 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
-        for one, _, found in seen_rates(study):
+        for one, found in seen_rates(study):
             for rate in found.rows:
                 row, cost = rate.row, rate.cost if isinstance(rate.cost, OperatorCost) else None
                 yield part_of(
