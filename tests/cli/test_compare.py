@@ -16,7 +16,9 @@ from strobe.bench import runner
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.compare import ClipFlags
+from strobe.cli.console import Output
 from strobe.cli.main import main
+from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
 from strobe.perf.records.store import read_run
 from terminal import Strobe
@@ -134,6 +136,18 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
         result = strobe("compare", "quality", "turbo", "--device", "cpu", "--out", tmp_path, *flags)
         assert (result.code, result.err) == (130, "error: interrupted\n")  # nothing was begun, so nothing is kept
     assert prompts == [3, 1]
+
+
+@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept", "bench shapes"])
+def test_a_length_is_said_once(strobe: Strobe, verb: str) -> None:
+    refused = strobe(*verb.split(), "--blocks", 4, "--seconds", 3)
+    assert refused.code == 2 and "Give --seconds or --blocks, not both." in refused.err and refused.err.count("\n") == 1
+
+
+def test_a_length_in_seconds_is_told_in_frame_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_length(3.0, 5, Output())
+    tell_length(None, 14, Output())
+    assert capsys.readouterr().err.split() == ["--seconds", "3:", "5", "frame", "blocks"]
 
 
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

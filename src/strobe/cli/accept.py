@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import tells_what_is_kept
-from strobe.cli.model import ModelFlags, frame_blocks, settings_notes
+from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
@@ -46,8 +46,8 @@ class AcceptFlags:
 
     preset: PresetName = "balanced"
     prompt: str | None = None
-    blocks: int = 12
-    seconds: float | None = None
+    blocks: Annotated[int, Parameter(group=("Acceptance", LENGTH))] = 12
+    seconds: Annotated[float | None, Parameter(group=("Acceptance", LENGTH))] = None
     seed: int = 0
     device: DeviceName = "auto"
 
@@ -108,6 +108,7 @@ def accept(
     kept: list[Path] = []
     with output.progress("loading"):
         subject = judged.subject(flags)
+    tell_length(judged.seconds, subject.blocks, output)
     for note in settings_notes(subject.model, subject.config):
         output.note(note)
     with tells_what_is_kept(output, lambda: _kept(out)), output.progress("accept") as advance:

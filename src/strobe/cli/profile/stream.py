@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
-from strobe.cli.model import ModelFlags, at_least, frame_blocks
+from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
 from strobe.cli.run_folder import chosen_folder, measure, tell_case
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
@@ -55,8 +55,8 @@ class StreamFlags(ModelFlags):
     rounds: int = 2
     prompt: str = "a red circle moving left slowly on a navy background"
     switch: tuple[str, ...] = ()
-    blocks: int = 8
-    seconds: float | None = None
+    blocks: Annotated[int, Parameter(group=("Clip", LENGTH))] = 8
+    seconds: Annotated[float | None, Parameter(group=("Clip", LENGTH))] = None
     seed: int = 0
     device: str = "auto"
 
@@ -154,6 +154,7 @@ def stream(
         plan = _plan(length, what.rounds, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
+    tell_length(what.seconds, length, output)
     if recorded < plan.traced_blocks:
         output.note(
             f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
