@@ -166,7 +166,7 @@ class Axis(_Node, frozen=True):
     whole: bool = False
 
 
-class PlotPoint(_Node, frozen=True):
+class PlotPoint(_Node, frozen=True, tag="mark"):
     """A point; `hollow`: not proven, or without a value; `low`, `high`: interval of `xy`; `above`: its
     `y` is infinite (equal pictures)."""
 
@@ -309,7 +309,7 @@ class Headlines(_Node, frozen=True):
     table: Table
 
 
-class VideoLink(_Node, frozen=True):
+class VideoLink(_Node, frozen=True, tag="video"):
     """A clip beside the report, by relative path."""
 
     label: str
