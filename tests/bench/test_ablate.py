@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate as ablate_run
 from strobe.bench.cases import ablate as planned
 from strobe.bench.cases.ablate import Job, Setup, changed, job, parse_factors, run_cells, value_of
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
     script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
-    return job(BASE, script, model, "cpu", Plan(palindromes=rounds, traced_blocks=traced), 1)
+    return job(BASE, script, model, "cpu", ComparePlan(palindromes=rounds, traced_blocks=traced), 1)
 
 
 @pytest.mark.parametrize(

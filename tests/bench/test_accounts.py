@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
@@ -39,7 +39,7 @@ def folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     case.prepare("replayed")
     case._sessions["replayed"][0]._stream._dit.runner = Recorded()
     outcome = run_case(
-        case, root=tmp_path_factory.mktemp("runs"), plan=Plan(palindromes=1, traced_blocks=0, review=False), progress=quiet
+        case, root=tmp_path_factory.mktemp("runs"), plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
     )
     yield outcome.folder
 

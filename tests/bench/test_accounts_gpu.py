@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core import spans
@@ -52,7 +52,7 @@ def measure(tiny: Model, device: str, root: Path) -> Accounts:
             continue
         configs.append(config)
     case = StreamCase(configs, script=SCRIPT, model=model, device=device)
-    plan = Plan(palindromes=1, traced_blocks=3, review=False)
+    plan = ComparePlan(palindromes=1, traced_blocks=3, review=False)
     folder = run_case(case, root=root, plan=plan, progress=lambda done, total, what: None).folder
     findings = {each.candidate.name: each for each in find(load_study([folder]))}
     return Accounts(run=read_run(folder), findings=findings, missing=missing)

@@ -16,10 +16,10 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import (
-    Contestant,
+    BoundContestant,
+    CellTensors,
     Found,
     GridCell,
-    Inputs,
     Shape,
     cells,
     draw,
@@ -28,7 +28,7 @@ from strobe.bench.attention.contestant import (
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
-from strobe.bench.cells import Attempt, Outcome
+from strobe.bench.cells import Attempt, CellsOutcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
@@ -45,12 +45,12 @@ SHAPE = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
 CPU = torch.device("cpu")
 
 
-def drawn(**changed: object) -> Inputs:
+def drawn(**changed: object) -> CellTensors:
     cell = GridCell(**({"shape": SHAPE, "sparsity": 0.5, "block": 64} | changed))  # type: ignore[arg-type]
     return draw(cell, tile="cube", dtype=torch.float32, device=CPU, seed=3)
 
 
-def plain(inputs: Inputs, contestant: Contestant) -> tuple[Tensor, Tensor]:
+def plain(inputs: CellTensors, contestant: BoundContestant) -> tuple[Tensor, Tensor]:
     """Every query against every key in one matrix, float64: out `[S, H, D]` and lse `[H, S]`."""
     q, k, v, gate = (tensor[0].double().transpose(0, 1) for tensor in (inputs.q, inputs.k, inputs.v, inputs.gate))
     if contestant.kind == "raster":
@@ -237,7 +237,7 @@ def quiet(done: int, total: int, what: str) -> None: ...
 
 def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
     outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
-    assert outcome == Outcome(measured=("tiny_s0.5_b64_forward", "tiny_s0.5_b64_backward"), kept=(), failed=())
+    assert outcome == CellsOutcome(measured=("tiny_s0.5_b64_forward", "tiny_s0.5_b64_backward"), kept=(), failed=())
     forward, backward = (read_run(tmp_path / "cells" / name) for name in outcome.measured)
     for run in (forward, backward):
         assert run.end is not None and run.end.status == "complete"
@@ -315,7 +315,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
     """Let one contestant compute something else."""
     right = running.build_ours
 
-    def build(asked: str, inputs: Inputs) -> Contestant:
+    def build(asked: str, inputs: CellTensors) -> BoundContestant:
         contestant = right(asked, inputs)
         if asked != name:
             return contestant
@@ -328,21 +328,21 @@ def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
     monkeypatch.setattr(running, "build_ours", build)
 
 
-def scaled(found: Found, inputs: Inputs) -> Found:
+def scaled(found: Found, inputs: CellTensors) -> Found:
     return replace(found, out=found.out * 1.001)
 
 
-def one_wrong_head(found: Found, inputs: Inputs) -> Found:
+def one_wrong_head(found: Found, inputs: CellTensors) -> Found:
     out = found.out.clone()
     out[:, :, 1] += 0.01
     return replace(found, out=out)
 
 
-def shifted_lse(found: Found, inputs: Inputs) -> Found:
+def shifted_lse(found: Found, inputs: CellTensors) -> Found:
     return found if found.lse is None else replace(found, lse=found.lse * 1.4427)
 
 
-def another_selection(found: Found, inputs: Inputs) -> Found:
+def another_selection(found: Found, inputs: CellTensors) -> Found:
     """The output of the tiles of least score, said to be that of the best."""
     worst = BlockSelection.from_mask(
         ~inputs.selection.mask(inputs.tiles.num_tiles),
@@ -379,7 +379,7 @@ def test_a_wrong_gradient_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(found: Found, inputs: Inputs) -> Found:
+    def fail(found: Found, inputs: CellTensors) -> Found:
         raise AssertionError("block size is not what\nthe kernel wants")
 
     damaged(monkeypatch, "fine:cpu", fail)
@@ -397,7 +397,7 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 def test_a_cell_that_cannot_be_is_an_entry_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = running.draw
 
-    def draw_or_fail(cell: GridCell, **options: object) -> Inputs:
+    def draw_or_fail(cell: GridCell, **options: object) -> CellTensors:
         if not cell.backward:
             raise MemoryError("no room")
         return right(cell, **options)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from strobe.attention.dense.api import dense_attention
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as oracle
-from strobe.bench.attention.contestant import GridCell, Inputs, Shape, draw
+from strobe.bench.attention.contestant import CellTensors, GridCell, Shape, draw
 from strobe.compat.video_sparse import video_sparse_attn
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.tolerances import tolerance
@@ -18,7 +18,7 @@ from strobe.core.tolerances import tolerance
 ELEMENT, CALL = tolerance("element", "float32"), tolerance("call", "float32")
 
 
-def drawn(*, backward: bool = False) -> Inputs:
+def drawn(*, backward: bool = False) -> CellTensors:
     shape = Shape(name="tiny", grid=(3, 5, 7), num_heads=2, head_dim=32)
     cell = GridCell(shape=shape, sparsity=0.5, block=64, backward=backward)
     return draw(cell, tile="cube", dtype=torch.float32, device=torch.device("cpu"), seed=3)
@@ -27,7 +27,7 @@ def drawn(*, backward: bool = False) -> Inputs:
 class Library:
     """A stand-in for other packages: the functions the adapters call, by the reference impl, in the packages' layouts."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: CellTensors) -> None:
         self.inputs, self.BSA = inputs, self
 
     def _fine(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

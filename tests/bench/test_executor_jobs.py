@@ -15,7 +15,7 @@ import pytest
 from strobe.bench.executor import Cell, Finished, Handle, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, Running, spread
 from strobe.bench.executor.processes import alive
-from strobe.bench.tree.request import How, Shape
+from strobe.bench.tree.request import RankedCall, TreeSettings
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.records.store import read_run
@@ -120,8 +120,8 @@ def test_cells_that_no_machine_takes_fail_one_by_one_and_in_words(tmp_path: Path
         def submit(self, cell: Cell) -> Running:
             raise ConfigError("no such machine")
 
-    shapes = [Shape(world_size=ranks, seq_len=16, heads=1, kv_heads=1, dim=8) for ranks in (9, 8)]
-    how = How(contestants=("allgather",), iterations=1)
+    shapes = [RankedCall(world_size=ranks, seq_len=16, heads=1, kv_heads=1, dim=8) for ranks in (9, 8)]
+    how = TreeSettings(contestants=("allgather",), iterations=1)
     outcome = run_cells(shapes, how, tmp_path, lambda *_: None, executor=Small(grace_s=0.5))
     assert outcome.failed == tuple(f"{shape.name}: no such machine" for shape in shapes) and not outcome.measured
     for shape in shapes:

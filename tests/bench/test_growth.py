@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.runner import run_case
 from strobe.perf.analysis.runs.compare import LongClip, growths_of
 from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
@@ -40,7 +40,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
     def make(
         times: Sequence[int], resident: Sequence[int], switches: Sequence[int] = (), allocated: Sequence[int] | None = None
     ) -> RunRecords:
-        plan = Plan(palindromes=1, traced_blocks=0, review=False, alone=True)
+        plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True)
         head = read_run(
             run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet).folder
         ).header
@@ -72,7 +72,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
 
 
 def test_memory_is_read_after_each_frame_block_of_a_timed_clip(fake: Callable[..., Any], tmp_path: Path) -> None:
-    plan = Plan(palindromes=1, traced_blocks=0, review=False, alone=True, memory=True)
+    plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True, memory=True)
     run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet).folder)
     (timed,) = (clip.clip for clip in run.clips if clip.phase == "timed")
     assert [(line.clip, line.frame_block) for line in run.memory] == [(timed, number) for number in range(6)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.operations import Prepared, StepParts, cache_copies, decoder_operations, steady_pass, transformer_shape
+from strobe.bench.operations import RunnableOperation, StepParts, cache_copies, decoder_operations, steady_pass, transformer_shape
 from strobe.core.costs import total, transformer_pass
 from strobe.core.tolerances import tolerance
 from strobe.engine.model import Model
@@ -24,7 +24,7 @@ def parts(tiny: Model, name: str) -> StepParts:
         return StepParts(model=tiny, config=resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
 
 
-def counted(each: Prepared) -> int:
+def counted(each: RunnableOperation) -> int:
     """FLOPs of matrix products and convolutions that torch counts in one call, attention written out."""
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         each.run()

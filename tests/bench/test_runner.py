@@ -18,7 +18,7 @@ import torch
 import strobe
 from source import ROOT
 from strobe.bench import runner
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.attention import _spans as attention_spans
 from strobe.bench.runner import end_line, run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
@@ -43,7 +43,7 @@ def only_run(root: Path) -> Any:
 def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
     case = fake("baseline", "balanced", "turbo")
-    plan = Plan(palindromes=2, warmup=2, traced_blocks=2)
+    plan = ComparePlan(palindromes=2, warmup=2, traced_blocks=2)
     outcome = run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step))
     run = read_run(outcome.folder)
     names, lap = ["baseline", "balanced", "turbo"], ["baseline", "balanced", "turbo", "turbo", "balanced", "baseline"]
@@ -66,7 +66,7 @@ def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
 
 
 def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1), progress=quiet).folder)
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
     spans = Counter(span.order for span in run.spans)
     assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
     assert {clip.order for clip in run.clips if clip.phase == "traced"}.isdisjoint(spans)
@@ -79,27 +79,31 @@ def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
 
 
 def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1, traced_blocks=2), progress=quiet).folder)
+    run = read_run(
+        run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1, traced_blocks=2), progress=quiet).folder
+    )
     assert [(trace.variant, trace.first_block, trace.num_blocks) for trace in run.traces] == [("a", 3, 2), ("b", 3, 2)]
     for trace in run.traces:
         events = json.loads(gzip.decompress((run.folder / trace.path).read_bytes()))["traceEvents"]
         regions = Counter(event["name"] for event in events if event["name"].startswith("strobe::"))
         assert regions["strobe::frame_block#3"] == regions["strobe::frame_block#4"] == 1
         assert regions["strobe::attention"] == 4
-    none = run_case(fake("a", "b"), root=tmp_path / "n", plan=Plan(palindromes=1, traced_blocks=0, review=False), progress=quiet)
+    none = run_case(
+        fake("a", "b"), root=tmp_path / "n", plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
+    )
     assert (read_run(none.folder).traces, read_run(none.folder).quality) == ((), ())
 
 
 def test_a_red_gate_has_no_numbers(tmp_path: Path, fake: Any) -> None:
     case = fake("a", "b", "c", red=("b",))
-    outcome = run_case(case, root=tmp_path / "some", plan=Plan(palindromes=1), progress=quiet)
+    outcome = run_case(case, root=tmp_path / "some", plan=ComparePlan(palindromes=1), progress=quiet)
     run = read_run(outcome.folder)
     assert [gate.variant for gate in outcome.red] == ["b"]
     assert {span.variant for span in run.spans} == {"a", "c"}
     assert "b" not in case.log
     assert mirrored_pairs(run, "c")
     case = fake("a", "b", red=("b",))
-    run = read_run(run_case(case, root=tmp_path / "none", plan=Plan(palindromes=1), progress=quiet).folder)
+    run = read_run(run_case(case, root=tmp_path / "none", plan=ComparePlan(palindromes=1), progress=quiet).folder)
     assert (run.spans, case.log, len(run.gates)) == ((), [], 1)
 
 
@@ -111,7 +115,7 @@ def test_ctrl_c_keeps_every_finished_clip(tmp_path: Path, fake: Any, stop: tuple
 
     case = fake("a", "b", at_block=at_block)
     with pytest.raises(KeyboardInterrupt):
-        run_case(case, root=tmp_path, plan=Plan(palindromes=3), progress=quiet)
+        run_case(case, root=tmp_path, plan=ComparePlan(palindromes=3), progress=quiet)
     run = only_run(tmp_path)
     assert run.end.status == "interrupted"
     assert [clip.variant for clip in run.clips] == case.log[:-1]
@@ -125,7 +129,7 @@ def test_an_error_is_written_down_and_goes_on(tmp_path: Path, fake: Any) -> None
             raise StrobeError("out of luck")
 
     with pytest.raises(StrobeError, match="out of luck"):
-        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=Plan(), progress=quiet)
+        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=ComparePlan(), progress=quiet)
     run = only_run(tmp_path)
     assert (run.end.status, run.end.message) == ("failed", "out of luck")
     assert [clip.phase for clip in run.clips] == ["warmup", "warmup"]
@@ -136,7 +140,9 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
         if (name, clip, block) == ("b", 2, 1):
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
 
-    run = read_run(run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
+    run = read_run(
+        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder
+    )
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "compilation"] == [("b", (2,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert latencies(run, "b").num_clips == 3
@@ -144,19 +150,19 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
 
 def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
-    case, plan = fake("a"), Plan(palindromes=3, alone=True, review=False)
+    case, plan = fake("a"), ComparePlan(palindromes=3, alone=True, review=False)
     run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)).folder)
     assert (run.header.order, run.header.baseline, run.gates) == (("a",), "a", ())
     assert [clip.phase for clip in run.clips] == ["warmup", "timed", "timed", "timed", "traced"]
     assert latencies(run, "a").num_clips == 3
     assert [done for done, _, _ in said] == list(range(len(said))) and {total for _, total, _ in said} == {len(said)}
     with pytest.raises(ConfigError, match="needs a candidate"):
-        run_case(fake("a"), root=tmp_path, plan=Plan(), progress=quiet)
+        run_case(fake("a"), root=tmp_path, plan=ComparePlan(), progress=quiet)
 
 
 def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: Path, fake: Any) -> None:
     capture = Capture(regions=("attention",))
-    plan = Plan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
+    plan = ComparePlan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
     run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet).folder)
     assert [(trace.variant, trace.path, trace.num_blocks, trace.regions, trace.options) for trace in run.traces] == [
         row
@@ -173,7 +179,7 @@ def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: P
 
 
 def test_what_is_attributed_needs_no_other_trace(tmp_path: Path, fake: Any) -> None:
-    plan = Plan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
+    plan = ComparePlan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
     run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet).folder)
     assert [trace.options for trace in run.traces] == [("record_shapes",)]
 
@@ -191,7 +197,7 @@ def test_a_hot_gpu_gives_no_sample_and_is_waited_for(tmp_path: Path, fake: Any, 
     monkeypatch.setattr(runner, "ClockSampler", Sampler)
     monkeypatch.setattr(runner, "cool_down", lambda device: waited.append(at[-1]))
     case = fake("a", "b", at_block=lambda name, clip, block: at.append((name, clip)))
-    run = read_run(run_case(case, root=tmp_path, plan=Plan(palindromes=2), progress=quiet).folder)
+    run = read_run(run_case(case, root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "thermal throttling"] == [("b", (1,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert waited == [("b", 1)]
@@ -263,9 +269,9 @@ def test_as_many_blocks_are_traced_as_the_clip_has_in_a_row() -> None:
 
 
 def test_blocks_to_trace_may_be_named() -> None:
-    assert traced_window(workload(14), Plan(traced_from=4, traced_blocks=3)) == range(4, 7)
-    assert traced_window(workload(14), Plan(traced_blocks=2)) == steady_window(workload(14), 2)
-    for plan in (Plan(traced_from=12), Plan(traced_from=1, capture=Capture(warmup=2))):
+    assert traced_window(workload(14), ComparePlan(traced_from=4, traced_blocks=3)) == range(4, 7)
+    assert traced_window(workload(14), ComparePlan(traced_blocks=2)) == steady_window(workload(14), 2)
+    for plan in (ComparePlan(traced_from=12), ComparePlan(traced_from=1, capture=Capture(warmup=2))):
         with pytest.raises(ConfigError, match="make it longer, or wait for fewer"):
             traced_window(workload(14), plan)
 
@@ -273,7 +279,7 @@ def test_blocks_to_trace_may_be_named() -> None:
 @pytest.mark.parametrize("wrong", [{"capture": Capture(with_stack=True)}, {"attribution": Capture()}])
 def test_a_trace_has_times_or_options_that_distort_them(wrong: dict[str, Capture]) -> None:
     with pytest.raises(ConfigError, match="with_stack"):
-        Plan(**wrong)
+        ComparePlan(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +292,11 @@ def test_a_trace_has_times_or_options_that_distort_them(wrong: dict[str, Capture
 )
 def test_impossible_plans_are_refused(wrong: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Plan(**wrong)
+        ComparePlan(**wrong)
 
 
 def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=Plan(palindromes=1), progress=quiet).folder)
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
     assert run.header.run == run.folder.name
     assert run.header.strobe == strobe.__version__
     assert run.header.argv == tuple(sys.argv)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.bench import gate
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import GATE_BLOCKS, Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core.errors import ConfigError, StrobeError
@@ -133,7 +133,7 @@ def test_a_whole_comparison(tmp_path: Path, tiny: Model, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(case, "_clips", judge)
     monkeypatch.setattr(case, "prepare", begin)
-    outcome = run_case(case, root=tmp_path, plan=Plan(palindromes=1), progress=lambda *step: None)
+    outcome = run_case(case, root=tmp_path, plan=ComparePlan(palindromes=1), progress=lambda *step: None)
     case.close()
     assert judged == ["quality", "baseline", "turbo"]
     run = read_run(outcome.folder)
@@ -178,6 +178,6 @@ def test_a_configuration_of_ones_own_is_called_custom(tiny: Model) -> None:
 def test_a_sparse_stream_has_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     case = StreamCase(["quality", "sparse"], script=Script(prompt="a red circle moving left", num_blocks=8), device="cpu")
     assert gate.recorded(case._sparse_choice(preset("sparse")), case.device)[0]
-    monkeypatch.setattr(gate, "recorded", lambda *_: gate.Held(False, "triton passed its gate on this card", "not run"))
+    monkeypatch.setattr(gate, "recorded", lambda *_: gate.GateResult(False, "triton passed its gate on this card", "not run"))
     found = case.gate("sparse")
     assert not found.passed and (found.rule, found.detail) == ("triton passed its gate on this card", "not run")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.bench.tree.request import Check, How, RankResult, Shape, Task
+from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
 from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, instances, parts
 from strobe.perf.measure.machine import describe_run, utc_now
@@ -64,14 +64,14 @@ def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> RankCa
 
 
 def write(
-    folder: Path, shape: Shape, times_ms: dict[str, list[float]], *, apart: dict[str, list[RankCall]] | None = None,
+    folder: Path, shape: RankedCall, times_ms: dict[str, list[float]], *, apart: dict[str, list[RankCall]] | None = None,
     plans: dict[str, Prediction] | None = None, red_rank: int = -1,
 ) -> Path:  # fmt: skip
     """A cell: of each contestant the time of each call on the slowest rank; the others take half. `apart`: one call by rank."""
     names = tuple(times_ms)
     plans = {name: predicted() for name in names if not name.startswith("peer")} if plans is None else plans
-    task = Task(shape=shape, how=How(contestants=names, profile=apart is not None))
-    good, bad = Check(error=1e-8, limit=1e-6, bits=7), Check(error=float("nan"), limit=1e-6, bits=8)
+    task = Task(shape=shape, how=TreeSettings(contestants=names, profile=apart is not None))
+    good, bad = RankErrors(error=1e-8, limit=1e-6, bits=7), RankErrors(error=float("nan"), limit=1e-6, bits=8)
     ranks = []
     for rank in range(shape.world_size):
         share = 1.0 if rank == shape.world_size - 1 else 0.5
@@ -155,7 +155,7 @@ def test_the_rank_that_is_last_most_often_is_named_and_turns_are_not() -> None:
     assert straggler([]) is None
 
 
-SHAPE = Shape(world_size=2, seq_len=100, heads=4, kv_heads=2, dim=8)
+SHAPE = RankedCall(world_size=2, seq_len=100, heads=4, kv_heads=2, dim=8)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def grid(folder: Path) -> None:
         for keys in (100, 400):
             own = keys / ranks / 100
             times = {"allgather": own + (0.2 if ranks > 1 else 0.0), "ring": (own / 2 + 0.8) if ranks > 1 else own}
-            shape = Shape(world_size=ranks, seq_len=keys, dim=8)
+            shape = RankedCall(world_size=ranks, seq_len=keys, dim=8)
             write(folder, shape, {name: [value] * 3 for name, value in times.items()})
 
 

@@ -14,7 +14,7 @@ from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
 from strobe.bench.tree import candidates
 from strobe.bench.tree import run as running
-from strobe.bench.tree.request import PEER, How, Shape
+from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
@@ -43,10 +43,10 @@ def quiet(done: int, total: int, what: str = "") -> None:
 
 def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     """One is held back; who waits for whom is up to the machine, so what that makes of a verdict is tested on made calls."""
-    how = How(
+    how = TreeSettings(
         contestants=("allgather", "ring", "auto", PEER), iterations=1, profile=True, delay_rank=1, delay_ms=20, timeout_s=300
     )
-    shape, executor = Shape(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2), Watched()
+    shape, executor = RankedCall(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2), Watched()
     outcome = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert outcome.measured == (shape.name,), outcome.failed
     assert alive(executor.marks[0]) == []
@@ -71,13 +71,15 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     again = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert again.kept == (shape.name,) and len(executor.marks) == 1
     with pytest.raises(ConfigError, match="differ in seed"):
-        run_cells([shape], How(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet)
+        run_cells(
+            [shape], TreeSettings(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet
+        )
 
 
 @pytest.mark.rest
 def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
-    how = How(contestants=("allgather",), iterations=1, timeout_s=3.0, delay_rank=1, delay_ms=600_000)
-    shape, executor = Shape(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
+    how = TreeSettings(contestants=("allgather",), iterations=1, timeout_s=3.0, delay_rank=1, delay_ms=600_000)
+    shape, executor = RankedCall(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
     start = time.monotonic()
     (failed,) = run_cells([shape], how, tmp_path, quiet, executor=executor).failed
     assert "rank 0: tree attention, call" in failed and "rank 1 did not answer within 3 s" in failed and "\n" not in failed
@@ -87,19 +89,21 @@ def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(
 
 
 def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    shape, executor = Shape(world_size=2, seq_len=16), Watched()
-    (failed,) = run_cells([shape], How(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
+    shape, executor = RankedCall(world_size=2, seq_len=16), Watched()
+    (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
     assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
     (cell,) = read_cells(tmp_path).cells
     assert not cell.measured and "ended after 0.5 s" in cell.failure
 
 
 @pytest.fixture
-def inputs() -> candidates.Inputs:
-    return candidates.draw(Shape(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
+def inputs() -> candidates.RankShare:
+    return candidates.draw(
+        RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0
+    )
 
 
-def right(inputs: candidates.Inputs) -> AttentionOutput:
+def right(inputs: candidates.RankShare) -> AttentionOutput:
     from strobe.attention.dense.api import dense_attention
 
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
@@ -116,31 +120,31 @@ WRONG = {
 }
 
 
-def _with(inputs: candidates.Inputs, **changed: torch.Tensor) -> candidates.Inputs:
+def _with(inputs: candidates.RankShare, **changed: torch.Tensor) -> candidates.RankShare:
     import dataclasses
 
     return dataclasses.replace(inputs, **changed)
 
 
-def _without_last(inputs: candidates.Inputs) -> candidates.Inputs:
+def _without_last(inputs: candidates.RankShare) -> candidates.RankShare:
     return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
 
 
-def _scaled(inputs: candidates.Inputs) -> candidates.Inputs:
+def _scaled(inputs: candidates.RankShare) -> candidates.RankShare:
     return _with(inputs, q=inputs.q * 8**0.5)
 
 
-def _halves(inputs: candidates.Inputs) -> list[candidates.Inputs]:
+def _halves(inputs: candidates.RankShare) -> list[candidates.RankShare]:
     return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_the_gate_sees_what_is_wrong(inputs: candidates.Inputs, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_the_gate_sees_what_is_wrong(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
     assert not candidates.check("allgather", inputs, 1.0).passed
 
 
-def test_the_gate_passes_what_is_right(inputs: candidates.Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_passes_what_is_right(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
     found = candidates.check("allgather", inputs, 1.0)
     assert found.passed and not found.refused and found.lse_error is not None
@@ -149,9 +153,9 @@ def test_the_gate_passes_what_is_right(inputs: candidates.Inputs, monkeypatch: p
 
 
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
-    shape = Shape(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
+    shape = RankedCall(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
     ranks = [candidates.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
-    whole = candidates.draw(Shape(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
+    whole = candidates.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
     for name in ("q", "k", "v", "expected"):
         assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
@@ -160,12 +164,12 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Shape(world_size=0, seq_len=1), "world_size: got 0"),
-        (lambda: Shape(world_size=1, seq_len=1, heads=8, kv_heads=3), "a divisor of heads 8"),
-        (lambda: Shape(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
-        (lambda: How(contestants=("algather",)), "did you mean 'allgather'"),
-        (lambda: How(iterations=0), "one iteration"),
-        (lambda: How(delay_ms=-1), "a delay of 0 or more"),
+        (lambda: RankedCall(world_size=0, seq_len=1), "world_size: got 0"),
+        (lambda: RankedCall(world_size=1, seq_len=1, heads=8, kv_heads=3), "a divisor of heads 8"),
+        (lambda: RankedCall(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
+        (lambda: TreeSettings(contestants=("algather",)), "did you mean 'allgather'"),
+        (lambda: TreeSettings(iterations=0), "one iteration"),
+        (lambda: TreeSettings(delay_ms=-1), "a delay of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:
@@ -177,7 +181,7 @@ def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() ->
     limits = {}
     for dtype in ("float32", "bfloat16"):
         drawn = candidates.draw(
-            Shape(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
+            RankedCall(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))

@@ -39,11 +39,11 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
 
 
 def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
-    cells = bench_attention._cells(bench_attention.Grid(grid=("quick",)))
+    cells = bench_attention._cells(bench_attention.CellFlags(grid=("quick",)))
     assert max(cell.shape.num_tokens for cell in cells) >= 4096 and len(cells) <= 4
-    how, quick = bench_attention.How(), bench_attention.Grid(grid=("quick",))
-    assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.Grid())
-    assert bench_attention._seconds(bench_attention.How(seconds_per_cell=7), quick) == 7
+    how, quick = bench_attention.MeasureFlags(), bench_attention.CellFlags(grid=("quick",))
+    assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.CellFlags())
+    assert bench_attention._seconds(bench_attention.MeasureFlags(seconds_per_cell=7), quick) == 7
 
 
 def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:

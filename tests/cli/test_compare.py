@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from strobe.bench import runner
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.compare import ClipFlags
+from strobe.cli.console import Output
 from strobe.cli.main import main
+from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
 from strobe.perf.records.store import read_run
 from terminal import Strobe
@@ -136,8 +138,22 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
     assert prompts == [3, 1]
 
 
+@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept", "bench shapes"])
+def test_a_length_is_said_once(strobe: Strobe, verb: str) -> None:
+    refused = strobe(*verb.split(), "--blocks", 4, "--seconds", 3)
+    assert refused.code == 2 and "Give --seconds or --blocks, not both." in refused.err and refused.err.count("\n") == 1
+
+
+def test_a_length_in_seconds_is_told_in_frame_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_length(3.0, 5, Output())
+    tell_length(None, 14, Output())
+    assert capsys.readouterr().err.split() == ["--seconds", "3:", "5", "frame", "blocks"]
+
+
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(case: Any, *, root: Path, plan: Plan, progress: Callable[[int, int, str], None], open_run: Any) -> None:
+    def interrupted(
+        case: Any, *, root: Path, plan: ComparePlan, progress: Callable[[int, int, str], None], open_run: Any
+    ) -> None:
         def stop_in_round_1(done: int, total: int, what: str) -> None:
             if what.startswith("timing turbo"):
                 raise KeyboardInterrupt

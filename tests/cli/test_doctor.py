@@ -18,7 +18,7 @@ from strobe.attention.gates.run import Outcome
 from strobe.attention.impls import GateRun, parse_gates
 from strobe.cli import doctor as doctor_module
 from strobe.cli.console import Output
-from strobe.cli.documents.verbs import Machine
+from strobe.cli.documents.verbs import DoctorOutput
 from strobe.core import device
 from strobe.core.errors import WeightsError
 from strobe.engine import load
@@ -159,7 +159,7 @@ def test_gates_are_run_and_recorded(strobe: Strobe, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(machine, "describe_machine", lambda _: SimpleNamespace(driver="570.1"))
     monkeypatch.setattr(run, "run_gates", lambda where, driver, advance: iter(came))
     found, gates = doctor_module.run_gate("cuda", Output(quiet=True))
-    assert "gate" in Machine.__struct_fields__, "the manual has its key"
+    assert "gate" in DoctorOutput.__struct_fields__, "the manual has its key"
     place = tmp_path / "strobe" / "gates.json"
     assert gates == (gate,) and found["record"] == str(place) and found["reason"] == ""
     assert parse_gates(place.read_bytes()) == ((gate,), ())

@@ -15,7 +15,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from strobe.bench.case import Plan, Progress
+from strobe.bench.case import ComparePlan, Progress
 from strobe.bench.cases.scoring import readable
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.gate import relative_error
@@ -428,7 +428,7 @@ def decoded(decoder: FrameDecoder, latents: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class AcceptSubject:
     """The model to accept, and the settings.
 
     Args:
@@ -479,7 +479,7 @@ def check_blocks(blocks: int) -> None:
 
 
 def run_accept(
-    subject: Subject, *, root: Path, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
+    subject: AcceptSubject, *, root: Path, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
 ) -> Path:
     """Run all checks and write them line by line, then compare the preset with `quality`; return the run folder.
 
@@ -503,7 +503,7 @@ def run_accept(
             writer.append(structs.replace(case.settings(subject.config.name), calls_per_stage={}))
             for check in checks_of(subject, case.workload, lambda what: progress(0, 1, what)):
                 writer.append(not_judged(check) if subject.model.random_weights else check)
-            plan = Plan(palindromes=2, traced_blocks=0, alone=True)
+            plan = ComparePlan(palindromes=2, traced_blocks=0, alone=True)
             place = writer.folder / "compare"
             outcome = run_case(case, root=place, plan=plan, progress=progress, open_run=lambda folder, _: RunWriter(folder))
             writer.append(*map(_gate_check, read_run(outcome.folder).gates))
@@ -525,7 +525,7 @@ def not_judged(check: Check) -> Check:
     return structs.replace(check, passed=None, basis=_RANDOM)
 
 
-def checks_of(subject: Subject, work: Workload, count: Callable[[str], object]) -> Iterable[Check]:
+def checks_of(subject: AcceptSubject, work: Workload, count: Callable[[str], object]) -> Iterable[Check]:
     """Make the clips and yield every check."""
     model, device, (prompt, other) = subject.model, subject.device, subject.prompts
     count("weights")

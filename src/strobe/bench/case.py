@@ -19,7 +19,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ComparePlan:
     """Amounts of a comparison: palindromes, warm-up, traces, review.
 
     Args:

@@ -57,7 +57,7 @@ Measure: TypeAlias = Callable[[Path, Callable[[str], None]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class CellsOutcome:
     """Result of a run: cells measured now, cells that were complete before, and those not measured, with reasons."""
 
     measured: tuple[str, ...]
@@ -99,7 +99,9 @@ def claim(folder: Path, request: msgspec.Struct) -> None:
         raise not_written(file, error) from error
 
 
-def measure_cells(cells: Sequence[tuple[str, Measure | str]], folder: Path, device: torch.device, progress: Progress) -> Outcome:
+def measure_cells(
+    cells: Sequence[tuple[str, Measure | str]], folder: Path, device: torch.device, progress: Progress
+) -> CellsOutcome:
     """Measure every cell that is not complete yet, one after the other, in this process.
 
     Args:
@@ -136,7 +138,7 @@ def measure_cells(cells: Sequence[tuple[str, Measure | str]], folder: Path, devi
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+    return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
 
 
 def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:

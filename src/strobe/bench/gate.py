@@ -14,7 +14,7 @@ from strobe.core.tolerances import tolerance
 from strobe.perf.records.record import Gate
 
 
-class Held(NamedTuple):
+class GateResult(NamedTuple):
     """Result of a gate: passed or not, by which rule, with details.
 
     Args:
@@ -44,16 +44,16 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> Held:
+def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> GateResult:
     """Check that a candidate of the same computation gives the same latents, frame block by frame block."""
     errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
     limit = tolerance("latents", dtype)
     worst = max(range(len(errors)), key=errors.__getitem__)
     rule = f"latents of the first {len(errors)} frame blocks: relative error <= {limit:g} ({_name(dtype)})"
-    return Held(errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}", exact=True)
+    return GateResult(errors[worst] <= limit, rule, f"largest {errors[worst]:.3g}, at frame block {worst}", exact=True)
 
 
-def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Held:
+def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> GateResult:
     """Check the output of one call against the reference in float64.
 
     Args:
@@ -61,20 +61,20 @@ def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) 
     """
     error, limit = relative_error(found, expected), tolerance("call", dtype)
     rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"
-    return Held(error <= limit, rule, f"{error:.3g}", exact=True)
+    return GateResult(error <= limit, rule, f"{error:.3g}", exact=True)
 
 
-def recorded(choice: Choice[Any], device: torch.device) -> Held:
+def recorded(choice: Choice[Any], device: torch.device) -> GateResult:
     """Check that the chosen attention impl has a recorded pass of its gate on such a card, if it has a gate."""
     doubt = choice.impl.untested(card_of(device), GATES)
-    return Held(not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none")
+    return GateResult(not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none")
 
 
-def finite(latents: Sequence[Tensor]) -> Held:
+def finite(latents: Sequence[Tensor]) -> GateResult:
     """Check that all latents are finite."""
     bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]
     rule = f"latents of the first {len(latents)} frame blocks are finite"
-    return Held(not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite")
+    return GateResult(not bad, rule, f"not finite in frame block {bad[0]}" if bad else "all finite")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -66,7 +66,7 @@ from strobe.perf.analysis.runs.breakdown import (
     REGIONS,
     RESIDUALS,
     REST,
-    BudgetBudgetLine,
+    BudgetName,
     KernelProfile,
     Operation,
     Whole,
@@ -280,12 +280,12 @@ def _stages(config: TinyVAEConfig, latents: LatentShape, dtype: str) -> Iterator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class RunnableOperation:
     """A runnable operation; see `strobe.perf.analysis.runs.breakdown.Operation` for its fields."""
 
     name: str
     what: str
-    kind: BudgetBudgetLine
+    kind: BudgetName
     inside: str
     calls: int
     run: Callable[[], object]
@@ -358,7 +358,7 @@ class StepParts:
         frames = self.latents.shape[1]
         self.cache.at(self.cache.end, frames)
 
-    def operations(self) -> tuple[Prepared, ...]:
+    def operations(self) -> tuple[RunnableOperation, ...]:
         """Return every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
         return tuple(itertools.chain(self._section(), self._cross(), self._ffn(), self._edges()))
 
@@ -380,7 +380,7 @@ class StepParts:
         ]
         return _Make(inside=inside, layers=layers, costs=self._costs())
 
-    def _section(self) -> Iterator[Prepared]:
+    def _section(self) -> Iterator[RunnableOperation]:
         make, x = self._maker(ATTENTION), self.dit.patchify(self.latents)
         modulation, _, rope = self._conditions()
         first, mod = self.dit.layers[0], modulation.layers[0]
@@ -419,7 +419,7 @@ class StepParts:
         yield make("attention_residual", RESIDUALS, "x + y * gate", "gated_residual",
                    lambda at: add_gated(x, x, at.mod[..., 2, :]))  # fmt: skip
 
-    def _cross(self) -> Iterator[Prepared]:
+    def _cross(self) -> Iterator[RunnableOperation]:
         make, x = self._maker(CROSS_ATTENTION), self.dit.patchify(self.latents)
         first = self.dit.layers[0].cross_attn
         q = first.norm_q(first.q(x)).unflatten(-1, (first.num_heads, -1))
@@ -433,7 +433,7 @@ class StepParts:
                    lambda at: at.layer.cross_attn.o(x))  # fmt: skip
         yield make("cross_residual", RESIDUALS, "x + y", "cross_residual", lambda at: x + x)
 
-    def _ffn(self) -> Iterator[Prepared]:
+    def _ffn(self) -> Iterator[RunnableOperation]:
         make, x = self._maker(FFN), self.dit.patchify(self.latents)
         wide = self.dit.layers[0].ffn[0](x)
         narrow, broad = self.model.dit.config.dim, self.model.dit.config.ffn_dim
@@ -445,13 +445,13 @@ class StepParts:
         yield make("ffn_residual", RESIDUALS, "x + y * gate", "gated_residual",
                    lambda at: add_gated(x, x, at.mod[..., 5, :]))  # fmt: skip
 
-    def _edges(self) -> Iterator[Prepared]:
+    def _edges(self) -> Iterator[RunnableOperation]:
         dit, cost, latents = self.dit, self._costs(), self.latents
         x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
         sigmas = self.config.schedule.sigmas
 
-        def part(name: str, what: str, run: Callable[[], object], cost: Cost | None = None) -> Prepared:
-            return Prepared(name=name, what=what, kind=EDGES, inside=REST, calls=1, run=run, cost=cost)
+        def part(name: str, what: str, run: Callable[[], object], cost: Cost | None = None) -> RunnableOperation:
+            return RunnableOperation(name=name, what=what, kind=EDGES, inside=REST, calls=1, run=run, cost=cost)
 
         yield part("conditions", "modulation and rotations, as far as a pass works them out", self._conditions)
         yield part("patch_embedding", "latents to tokens", lambda: dit.patchify(latents), cost["patch_embedding"])
@@ -479,9 +479,9 @@ class _Make:
     layers: Sequence[_Layer]
     costs: Mapping[str, Cost]
 
-    def __call__(self, name: str, kind: BudgetBudgetLine, what: str, cost: str, run: Callable[[_Layer], object]) -> Prepared:
+    def __call__(self, name: str, kind: BudgetName, what: str, cost: str, run: Callable[[_Layer], object]) -> RunnableOperation:
         turns = itertools.cycle(self.layers)
-        return Prepared(
+        return RunnableOperation(
             name=name,
             what=what,
             kind=kind,
@@ -495,7 +495,7 @@ class _Make:
 # --------------------------------------------------------------------------------------------------- cache, for reference
 
 
-def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
+def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the copies of a rolling cache in every layer of every pass, on buffers of this window; a ring has none."""
     config, dit = parts.config, parts.model.dit.config
     tokens = parts.latents.shape[3] * parts.latents.shape[4] // (dit.patch[0] * dit.patch[1])
@@ -508,8 +508,8 @@ def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
         read = costs.kv_read(rows, dit.num_heads, dit.head_dim, dtype=dtype)
         return read + Cost(write_bytes=read.read_bytes)
 
-    def part(name: str, what: str, run: Callable[[], object], rows: int) -> Prepared:
-        return Prepared(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, cost=cost(rows))
+    def part(name: str, what: str, run: Callable[[], object], rows: int) -> RunnableOperation:
+        return RunnableOperation(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, cost=cost(rows))
 
     pair = (keys, values)
     return (
@@ -532,7 +532,7 @@ def cache_copies(parts: StepParts) -> tuple[Prepared, ...]:
 # ------------------------------------------------------------------------------------------------------------- decoder
 
 
-def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[Prepared, ...]:
+def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[RunnableOperation, ...]:
     """Return the tiny decoder's modules with their inputs in a stream's second frame block; none for other decoders."""
     if not isinstance(model.vae, TinyVAE):
         return ()
@@ -544,7 +544,7 @@ def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) ->
     for name, module in vae.decoder.named_children():
         arguments = inputs[name]
         found.append(
-            Prepared(
+            RunnableOperation(
                 name=f"vae_{name}",
                 what=f"{type(module).__name__}, {'x'.join(map(str, arguments[0].shape))}",
                 kind=DECODER,
@@ -635,11 +635,11 @@ def profile_kernels(
     )
 
 
-def _taken(timed: dict[str, Operation], chosen: Sequence[Prepared]) -> tuple[Operation, ...]:
+def _taken(timed: dict[str, Operation], chosen: Sequence[RunnableOperation]) -> tuple[Operation, ...]:
     return tuple(timed[each.name] for each in chosen)
 
 
-def _operation(each: Prepared, iterations: int, device: torch.device, *, cold: bool) -> Operation:
+def _operation(each: RunnableOperation, iterations: int, device: torch.device, *, cold: bool) -> Operation:
     calls = min(iterations, _LONG_CALLS) if each.name == RECACHE else iterations
     found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=each.waits)
     return Operation(
@@ -654,12 +654,12 @@ def _operation(each: Prepared, iterations: int, device: torch.device, *, cold: b
     )
 
 
-def _rare(parts: StepParts) -> tuple[Prepared, ...]:
+def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
 
-    def one(name: str, what: str, run: object) -> Prepared:
+    def one(name: str, what: str, run: object) -> RunnableOperation:
         assert callable(run)
-        return Prepared(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, waits=True)
+        return RunnableOperation(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, waits=True)
 
     frames = parts.history.shape[1]
     opened = one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next)

@@ -34,7 +34,7 @@ _BETWEEN: Final = "--"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class MetricsAsked:
     """Metrics to measure and the options they need.
 
     Args:
@@ -67,7 +67,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
+class ClipSet:
     """Clips of one origin, each with the clip it is compared with; `reference`: it is compared with itself."""
 
     name: str
@@ -75,7 +75,7 @@ class Variant:
     reference: bool = False
 
 
-def variants_of(reference: Path, clips: Sequence[Path]) -> tuple[Variant, ...]:
+def variants_of(reference: Path, clips: Sequence[Path]) -> tuple[ClipSet, ...]:
     """Pair clips with references: a clip with a clip, or the clips of a folder with those of a folder by name.
 
     Returns:
@@ -99,11 +99,11 @@ def variants_of(reference: Path, clips: Sequence[Path]) -> tuple[Variant, ...]:
         raise ConfigError(f"a clip is named twice among {', '.join(labels)}")
     if own in labels:
         own = f"{own} (reference)"
-    itself = Variant(name=own, pairs=tuple((path, path) for path in wanted.values()), reference=True)
+    itself = ClipSet(name=own, pairs=tuple((path, path) for path in wanted.values()), reference=True)
     return (itself, *(_paired(name, path, wanted, folder) for name, path in zip(labels, clips, strict=True)))
 
 
-def _paired(name: str, path: Path, wanted: dict[str, Path], folder: bool) -> Variant:
+def _paired(name: str, path: Path, wanted: dict[str, Path], folder: bool) -> ClipSet:
     found = {clip_name(each): each for each in clips_of(path)} if folder and path.is_dir() else {"": path}
     if set(found) != set(wanted):
         lonely = sorted(set(found) ^ set(wanted))
@@ -111,10 +111,10 @@ def _paired(name: str, path: Path, wanted: dict[str, Path], folder: bool) -> Var
             f"{path} and the reference do not hold clips of the same names: {', '.join(lonely[:5]) or 'one is a folder of clips'}"
             f"{' ...' if len(lonely) > 5 else ''} on one side only; give two clips, or two folders of clips named alike"
         )
-    return Variant(name=name, pairs=tuple((found[key], wanted[key]) for key in wanted))
+    return ClipSet(name=name, pairs=tuple((found[key], wanted[key]) for key in wanted))
 
 
-def judge(variants: Sequence[Variant], asked: Asked, progress: Callable[[int, int, str], None]) -> tuple[Quality, ...]:
+def judge(variants: Sequence[ClipSet], asked: MetricsAsked, progress: Callable[[int, int, str], None]) -> tuple[Quality, ...]:
     """Measure every variant.
 
     Raises:
@@ -138,10 +138,10 @@ def judge(variants: Sequence[Variant], asked: Asked, progress: Callable[[int, in
 class _Judging:
     """Judge of all variants: reads networks once, and clips once per variant."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: MetricsAsked) -> None:
         self._asked = asked
 
-    def lines(self, variant: Variant) -> Iterator[Quality]:
+    def lines(self, variant: ClipSet) -> Iterator[Quality]:
         """Yield all lines of a variant."""
         asked, first = self._asked, variant.pairs[0][1]
         against = str(first if len(variant.pairs) == 1 else first.parent)
@@ -233,7 +233,7 @@ _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
 # --------------------------------------------------------------------------------------------------------------- VBench
 
 
-def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str:
+def export_vbench(variants: Sequence[ClipSet], folder: Path, prompt: str) -> str:
     """Lay clips out for VBench; formats that it reads are copied, others are encoded.
 
     Returns:
@@ -261,7 +261,7 @@ def export_vbench(variants: Sequence[Variant], folder: Path, prompt: str) -> str
     return vbench.command(folder, prompts=bool(prompt))
 
 
-def import_vbench(variants: Sequence[Variant], path: Path) -> tuple[Quality, ...]:
+def import_vbench(variants: Sequence[ClipSet], path: Path) -> tuple[Quality, ...]:
     """Read VBench's results of exported clips as quality lines: the mean over the clips of a variant.
 
     Raises:
@@ -295,7 +295,7 @@ def import_vbench(variants: Sequence[Variant], path: Path) -> tuple[Quality, ...
     )
 
 
-def _exported(variants: Sequence[Variant]) -> dict[str, Path]:
+def _exported(variants: Sequence[ClipSet]) -> dict[str, Path]:
     """Map the names of exported clips to their files."""
     found = {}
     for variant in variants:

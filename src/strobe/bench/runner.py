@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from strobe.bench.case import Case, Plan, Progress
+from strobe.bench.case import Case, ComparePlan, Progress
 from strobe.bench.clips import ClipNumbers, trace_line
 from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
@@ -46,7 +46,7 @@ class VariantError(StrobeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class FinishedRun:
     """A finished comparison: the folder of its records, and the red gates."""
 
     folder: Path
@@ -54,8 +54,8 @@ class Outcome:
 
 
 def run_case(
-    case: Case, *, root: Path, plan: Plan, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
-) -> Outcome:
+    case: Case, *, root: Path, plan: ComparePlan, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
+) -> FinishedRun:
     """Measure a case into a new folder under `root`.
 
     Every finished clip is on the disk before the next begins. Candidates whose gate is red get no numbers. On Ctrl-C, and on any
@@ -72,11 +72,11 @@ def run_case(
     traced = traced_window(case.workload, plan)
     attributed = range(0) if plan.attribution is None else traced[:1] or steady_window(case.workload, 1)
     with open_run(root, case.slug) as writer, end_line(writer):
-        run = _Run(case, plan, writer, progress)
+        run = _RunUnderWay(case, plan, writer, progress)
         header = describe_run(writer.folder, case.device, order, plan.palindromes, "stream")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload, absent=case.absent))
         red = run.measure(traced, attributed)
-    return Outcome(folder=writer.folder, red=red)
+    return FinishedRun(folder=writer.folder, red=red)
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
             writer.sync()
 
 
-def traced_window(workload: Workload, plan: Plan) -> range:
+def traced_window(workload: Workload, plan: ComparePlan) -> range:
     """Return the frame blocks to trace.
 
     Raises:
@@ -147,10 +147,10 @@ def steady_window(workload: Workload, most: int) -> range:
     )
 
 
-class _Run:
+class _RunUnderWay:
     """A comparison in progress."""
 
-    def __init__(self, case: Case, plan: Plan, writer: RunWriter, progress: Progress) -> None:
+    def __init__(self, case: Case, plan: ComparePlan, writer: RunWriter, progress: Progress) -> None:
         self._case = case
         self._plan = plan
         self._writer = writer

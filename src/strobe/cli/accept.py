@@ -11,14 +11,14 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import tells_what_is_kept
-from strobe.cli.model import ModelFlags, frame_blocks, settings_notes
+from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.tables import banner_texts, table_text
 from strobe.perf.records.store import RECORDS
 
 if TYPE_CHECKING:
-    from strobe.bench.accept import Subject
+    from strobe.bench.accept import AcceptSubject
 
 ROW: Final = "row.md"
 """File with the line for a table of results."""
@@ -32,7 +32,7 @@ _WORLD: Final = (
 
 @Parameter(name="*", group="Acceptance")
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class AcceptFlags:
     """Flags of what is streamed and judged.
 
     Args:
@@ -46,19 +46,19 @@ class Judged:
 
     preset: PresetName = "balanced"
     prompt: str | None = None
-    blocks: int = 12
-    seconds: float | None = None
+    blocks: Annotated[int, Parameter(group=("Acceptance", LENGTH))] = 12
+    seconds: Annotated[float | None, Parameter(group=("Acceptance", LENGTH))] = None
     seed: int = 0
     device: DeviceName = "auto"
 
-    def subject(self, flags: ModelFlags) -> Subject:
+    def subject(self, flags: ModelFlags) -> AcceptSubject:
         """Load the model of the flags.
 
         Raises:
             ConfigError: no such preset, too few frame blocks, or prompts that are equal or that the model cannot take.
             ImplUnavailableError: the preset does not run on the device.
         """
-        from strobe.bench.accept import Subject, check_blocks
+        from strobe.bench.accept import AcceptSubject, check_blocks
         from strobe.bench.cases.scoring import readable
         from strobe.core.device import resolve_device
         from strobe.engine.resolve import check_device
@@ -70,7 +70,7 @@ class Judged:
         model = flags.load()
         check_blocks(length := frame_blocks(self.blocks, self.seconds, model.defaults))
         prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
-        return Subject(
+        return AcceptSubject(
             model=model,
             config=config,
             prompts=(self.prompt or prompt, other),
@@ -83,7 +83,7 @@ class Judged:
 def accept(
     *,
     out: Annotated[Path, Parameter(alias=OUT)] = Path("accept"),
-    judged: Judged = Judged(),
+    judged: AcceptFlags = AcceptFlags(),
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),
 ) -> int:
@@ -108,6 +108,7 @@ def accept(
     kept: list[Path] = []
     with output.progress("loading"):
         subject = judged.subject(flags)
+    tell_length(judged.seconds, subject.blocks, output)
     for note in settings_notes(subject.model, subject.config):
         output.note(note)
     with tells_what_is_kept(output, lambda: _kept(out)), output.progress("accept") as advance:

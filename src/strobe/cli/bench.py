@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.table import Table
 
 from strobe.cli.console import Output
-from strobe.cli.model import frame_blocks
+from strobe.cli.model import LENGTH, frame_blocks, tell_length
 from strobe.cli.report import GATE_FAILED
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.accuracy import Figure
-    from strobe.bench.cells import Outcome
+    from strobe.bench.cases.accuracy import AccuracyFigure
+    from strobe.bench.cells import CellsOutcome
 
 bench = App(
     name="bench",
@@ -33,8 +33,8 @@ def shapes(
     *presets: str,
     model: str = "shapes",
     streams: int = 128,
-    blocks: int = 201,
-    seconds: float | None = None,
+    blocks: Annotated[int, Parameter(group=("Parameters", LENGTH))] = 201,
+    seconds: Annotated[float | None, Parameter(group=("Parameters", LENGTH))] = None,
     seed: int = 0,
     device: str = "auto",
     output: Output = Output(),
@@ -71,6 +71,7 @@ def shapes(
             preset(name)  # a wrong one is told before anything is measured
         loaded = load(model)
         trial = Trial(presets=presets, streams=streams, blocks=frame_blocks(blocks, seconds, loaded.defaults), seed=seed)
+        tell_length(seconds, trial.blocks, output)
         figures = list(measure_model(loaded, resolve_device(device), trial, advance))
     output.show(_table(figures))
     output.emit({"figures": [asdict(figure) for figure in figures]})
@@ -78,7 +79,13 @@ def shapes(
 
 
 def answer_grid(
-    outcome: Outcome | None, cells: list[dict[str, Any]], paths: list[str], output: Output, *, notes: Iterable[str], red: bool
+    outcome: CellsOutcome | None,
+    cells: list[dict[str, Any]],
+    paths: list[str],
+    output: Output,
+    *,
+    notes: Iterable[str],
+    red: bool,
 ) -> int:
     """Report what became of the cells of a grid, and its pages; return the exit code.
 
@@ -98,7 +105,7 @@ def answer_grid(
     return GATE_FAILED if red or failed else 0
 
 
-def _table(figures: list[Figure]) -> Table:
+def _table(figures: list[AccuracyFigure]) -> Table:
     table = Table("figure", "preset", "value", "target", "reached", "n", box=None)
     words = {True: "yes", False: "NO", None: ""}
     for figure in figures:

@@ -17,7 +17,7 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.attention.contestant import GridCell
-    from strobe.bench.cells import Outcome
+    from strobe.bench.cells import CellsOutcome
     from strobe.perf.report.attention_bench import AttentionCellRun, AttentionContestant
 
 FOLDER: Final = Path("attention-bench")
@@ -27,7 +27,7 @@ _KERNELS: Final = 15
 
 @Parameter(name="*", group="Grid")
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class CellFlags:
     """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
@@ -55,7 +55,7 @@ class Grid:
 
 @Parameter(name="*", group="Measurement")
 @dataclass(frozen=True, kw_only=True)
-class How:
+class MeasureFlags:
     """Flags of how to measure a cell. All cells of a folder share them.
 
     Args:
@@ -81,8 +81,8 @@ class How:
 
 def attention(
     *,
-    grid: Grid = Grid(),
-    how: How = How(),
+    grid: CellFlags = CellFlags(),
+    how: MeasureFlags = MeasureFlags(),
     out: Annotated[Path, Parameter(alias=OUT)] = FOLDER,
     advice: Annotated[bool, Parameter(negative="")] = False,
     render: Annotated[bool, Parameter(negative="")] = False,
@@ -127,14 +127,14 @@ def attention(
     return _report(out, outcome, output, advice=advice)
 
 
-def _seconds(how: How, grid: Grid) -> float:
+def _seconds(how: MeasureFlags, grid: CellFlags) -> float:
     """Return the time of timed calls in a cell, s."""
     if how.seconds_per_cell is not None:
         return how.seconds_per_cell
     return 0.5 if grid.grid == ("quick",) else 4.0
 
 
-def _cells(grid: Grid) -> tuple[GridCell, ...]:
+def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
     """Return the cells that the flags ask for."""
     from strobe.bench.attention.contestant import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
     from strobe.core.errors import unknown_choice
@@ -163,7 +163,7 @@ def _cells(grid: Grid) -> tuple[GridCell, ...]:
     return cells(shapes, sparsities, blocks, topks=grid.topk, directions=directions)
 
 
-def _report(out: Path, outcome: Outcome | None, output: Output, *, advice: bool) -> int:
+def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: bool) -> int:
     """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
         from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables

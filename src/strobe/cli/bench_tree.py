@@ -16,8 +16,8 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cells import Outcome
-    from strobe.bench.tree.request import How, Shape
+    from strobe.bench.cells import CellsOutcome
+    from strobe.bench.tree.request import RankedCall, TreeSettings
     from strobe.perf.report.tree_bench import TreeCellRun, TreeContestant
 
 _SHOWN: Final = 200
@@ -144,10 +144,10 @@ def scaling(
     return _report(out, _run(shapes, how, out, output), output, scaling=True)
 
 
-def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Shape:
-    from strobe.bench.tree.request import Shape
+def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> RankedCall:
+    from strobe.bench.tree.request import RankedCall
 
-    return Shape(
+    return RankedCall(
         world_size=world_size,
         seq_len=seq_len,
         q_len=call.seq_q,
@@ -161,11 +161,11 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Shape:
     )
 
 
-def _how(flags: Measurement) -> How:
-    from strobe.bench.tree.request import CONTESTANTS, How
+def _how(flags: Measurement) -> TreeSettings:
+    from strobe.bench.tree.request import CONTESTANTS, TreeSettings
 
     rank, ms = flags.delay or (-1, 0.0)
-    return How(
+    return TreeSettings(
         contestants=flags.strategies or CONTESTANTS,
         iterations=flags.iterations,
         profile=flags.profile,
@@ -175,7 +175,7 @@ def _how(flags: Measurement) -> How:
     )
 
 
-def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> Outcome:
+def _run(shapes: list[RankedCall], flags: Measurement, out: Path, output: Output) -> CellsOutcome:
     most = max(shape.world_size for shape in shapes)
     if flags.delay is not None and flags.delay[0] not in range(most):
         raise ConfigError(f"--delay {flags.delay[0]}: no such rank; give 0 to {most - 1}")
@@ -188,7 +188,7 @@ def _run(shapes: list[Shape], flags: Measurement, out: Path, output: Output) -> 
             return run_cells(shapes, _how(flags), out, progress, executor=executor)
 
 
-def _report(out: Path, outcome: Outcome | None, output: Output, *, scaling: bool) -> int:
+def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling: bool) -> int:
     """Write the pages, show the tables, and report what happened."""
     with output.progress("report"):
         from strobe.perf.report.tree_bench import read_cells, shown_tables, tree_report

@@ -14,7 +14,7 @@ from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_program
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
-from strobe.cli.model import ModelFlags, at_least, frame_blocks
+from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
 from strobe.cli.report import page_of_many
 from strobe.cli.require import JOULES, check_names, parse_requirement
 from strobe.cli.run_folder import measure, tell_case
@@ -53,8 +53,8 @@ class ClipFlags(ModelFlags):
 
     prompt: str = "a red circle moving right slowly on a navy background"
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
-    blocks: int = 14
-    seconds: float | None = None
+    blocks: Annotated[int, Parameter(group=("Clip", LENGTH))] = 14
+    seconds: Annotated[float | None, Parameter(group=("Clip", LENGTH))] = None
     seed: int = 17
     device: DeviceName = "auto"
 
@@ -167,7 +167,7 @@ def compare(
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
     _refuse_programs(sides)
     with output.progress("compare"):
-        from strobe.bench.case import Plan
+        from strobe.bench.case import ComparePlan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
         from strobe.perf.measure.timing import palindrome
 
@@ -179,10 +179,11 @@ def compare(
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
     check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), JOULES, *case.metrics))
     tell_case(case, output)
+    tell_length(clip.seconds, script.num_blocks, output)
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
-    code, document = measure(case, Plan(palindromes=rounds), out, requirements, output, allow_different)
+    code, document = measure(case, ComparePlan(palindromes=rounds), out, requirements, output, allow_different)
     output.emit(document)
     return code
 
@@ -192,13 +193,14 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
     if len(sides) != 1:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
-        from strobe.bench.case import Plan
+        from strobe.bench.case import ComparePlan
         from strobe.bench.cases.ablate import Setup, job, run_cells
 
         base = Setup(config=clip.config(sides[0]))
         cells, model, device = _cells(base, clip)
-        plan = Plan(palindromes=rounds)
-        work: Job = job(base, clip.script(model.defaults), model, device, plan, SAMPLES)
+        plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
+        tell_length(clip.seconds, script.num_blocks, output)
+        work: Job = job(base, script, model, device, plan, SAMPLES)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
             outcome = run_cells(cells, work, out, progress)
     return page_of_many([out], out, output, outcome)

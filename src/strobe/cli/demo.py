@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import OUT, Output
-from strobe.cli.generate import Clip
+from strobe.cli.generate import WrittenClip
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
 from strobe.cli.run_folder import measure
@@ -65,7 +65,7 @@ def demo(
     """
     at_least(1, rounds=rounds, blocks=clip.blocks)
     with output.progress("demo, 1 of 2: a clip") as advance:
-        from strobe.bench.case import Plan
+        from strobe.bench.case import ComparePlan
         from strobe.bench.cases.stream import StreamCase
         from strobe.engine.session import Session
 
@@ -73,7 +73,7 @@ def demo(
         script = clip.script(model.defaults)
         case = StreamCase(SHOWN, script=script, model=model, device=clip.device, review_samples=2)
         out.mkdir(parents=True, exist_ok=True)
-        video = Clip(path=out / "clip.mp4")
+        video = WrittenClip(path=out / "clip.mp4")
         began = time.monotonic()
         with Session(clip.prompt, model=model, seed=clip.seed, device=clip.device) as session:
             try:
@@ -86,7 +86,7 @@ def demo(
     titled = "demo, 2 of 2: presets compared"
     shown = output.progress(titled, piece_s=took_s)
     with tells_what_is_kept(output, lambda: (f"the clip is kept: {video.path}",)):
-        code, found = measure(case, Plan(palindromes=rounds), out, [], output, progress=shown)
+        code, found = measure(case, ComparePlan(palindromes=rounds), out, [], output, progress=shown)
     output.show(*why_fast(found), *what_next(Path(found["runs"][0])))
     output.emit({"clip": made, **found})
     return code

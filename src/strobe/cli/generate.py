@@ -274,7 +274,7 @@ def generate(
         chosen = engine.choose(prompt, device, advance)
         for note in (*settings_notes(chosen.model, chosen.config), *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)
-        clip = Clip(path=file.out, picked=chosen.why)
+        clip = WrittenClip(path=file.out, picked=chosen.why)
         start = engine.frames(chosen.model, b"" if read is None else start_image(read))
         with engine.open(prompt, device, chosen, start) as session:
             total = length.of(session, None if engine.follow is None else start)
@@ -310,7 +310,7 @@ def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine
 
 
 @dataclass(kw_only=True)
-class Clip:
+class WrittenClip:
     """A clip that is being written to a file, and its figures so far.
 
     Args:

@@ -22,7 +22,7 @@ FOUND = 1
 
 @Parameter(name="*", group="What was measured")
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class FactFlags:
     """Flags of facts that a document does not state, for rules that need them.
 
     Args:
@@ -51,7 +51,7 @@ class Measured:
 def lint(
     *files: Annotated[Path, Parameter(name="FILE")],
     ignore: tuple[str, ...] = (),
-    measured: Measured = Measured(),
+    measured: FactFlags = FactFlags(),
     output: Output = Output(),
 ) -> int:
     """Find claims that cannot be true: in a README, a benchmark table, a report or printed output.

@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import ArgumentCollection, Group, Parameter
 
 from strobe.cli.completion import ModelName, RecipeName
+from strobe.cli.console import Output
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -216,6 +217,15 @@ def at_least(least: int, **given: int | None) -> None:
             raise ConfigError(f"--{name} {count}: give {least} or more")
 
 
+def _one_length(given: ArgumentCollection) -> None:
+    if sum(bool(each.tokens) for each in given) > 1:
+        raise ValueError("Give --seconds or --blocks, not both.")
+
+
+LENGTH = Group("Length", show=False, validator=_one_length)
+"""Group of the two flags for the length of a video."""
+
+
 def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") -> int:
     """Return a length in frame blocks: those that last `seconds` where they are given.
 
@@ -229,6 +239,12 @@ def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") 
     if not 0 < seconds < math.inf:
         raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
     return blocks_for(seconds, defaults)
+
+
+def tell_length(seconds: float | None, blocks: int, output: Output) -> None:
+    """Report how many frame blocks a length in seconds is: they are whole."""
+    if seconds is not None:
+        output.note(f"--seconds {seconds:g}: {blocks} frame block{'s' * (blocks != 1)}")
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

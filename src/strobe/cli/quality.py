@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import Figure, failures, parse_requirement
+from strobe.cli.require import GatedFigure, failures, parse_requirement
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
@@ -25,7 +25,7 @@ FORMATS: Final = (".html", ".md", ".json")
 
 @Parameter(name="*", group="Metrics")
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MetricFlags:
     """Flags of the metrics. Nothing is downloaded: a metric that cannot be measured names the file it needs and its place.
 
     Args:
@@ -51,7 +51,7 @@ def quality(
     reference: Annotated[Path, Parameter(name="REF")],
     /,
     *clips: Annotated[Path, Parameter(name="CLIP")],
-    measured: Measured = Measured(),
+    measured: MetricFlags = MetricFlags(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -78,11 +78,11 @@ def quality(
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
     with output.progress("quality") as advance:
-        from strobe.bench.quality import Asked, export_vbench, import_vbench, judge, variants_of
+        from strobe.bench.quality import MetricsAsked, export_vbench, import_vbench, judge, variants_of
         from strobe.core.device import resolve_device
         from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
-        asked = Asked(
+        asked = MetricsAsked(
             metrics=measured.metrics,
             block_frames=measured.block_frames,
             weights=measured.weights,
@@ -113,14 +113,14 @@ def _write(report: Report, out: Path) -> str:
     return str(write_whole(out, render(report, formats[out.suffix])))
 
 
-def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Figure | None]]:
+def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, GatedFigure | None]]:
     """Return every figure that a requirement may name, by clip. Equal pictures have an infinite PSNR."""
-    found: dict[str, dict[str, Figure | None]] = {}
+    found: dict[str, dict[str, GatedFigure | None]] = {}
     for line in lines:
         if line.variant != reference:
             equal = line.metric == "psnr" and line.value is None and line.n > 0
             value = math.inf if equal else line.value
-            found.setdefault(line.variant, {})[line.metric] = None if value is None else Figure(value=value)
+            found.setdefault(line.variant, {})[line.metric] = None if value is None else GatedFigure(value=value)
     return found
 
 

@@ -12,12 +12,12 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from strobe.cli.console import OUT, Output, styled
-from strobe.cli.require import JOULES, Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import JOULES, GatedFigure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.bench.cells import Outcome
+    from strobe.bench.cells import CellsOutcome
     from strobe.perf.analysis.runs.compare import Comparison
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.findings import Finding
@@ -80,7 +80,7 @@ def report(
 
 
 def page_of_many(
-    folders: Sequence[Path], into: Path, output: Output, outcome: Outcome | None = None, *, log: bool = False
+    folders: Sequence[Path], into: Path, output: Output, outcome: CellsOutcome | None = None, *, log: bool = False
 ) -> int:
     """Write the page of a preset with settings changed, or the optimisation log, and show its tables.
 
@@ -220,7 +220,7 @@ def _warn(run: RunRecords, output: Output) -> None:
         output.note(f"{run.folder}: the last line of the records is cut short and left out: 1")
 
 
-def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, Figure | None]]:
+def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, GatedFigure | None]]:
     """Return every figure that a requirement may name: speedups by level, joules of a frame block, then quality by metric.
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
@@ -230,24 +230,24 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
 
     found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}
     labels = {candidate for candidate, _ in found}
-    figures: dict[str, dict[str, Figure | None]] = {}
+    figures: dict[str, dict[str, GatedFigure | None]] = {}
     for run in runs:
         for name in dict.fromkeys(name for name in run.header.order if name != run.header.baseline):
             own = f"{name} ({run.header.run})"  # as the report names it where several runs have the variant
             label = own if own in labels else name
             figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
             joules = block_joules(run, name)
-            figures[label][JOULES] = None if joules is None else Figure(value=joules)
+            figures[label][JOULES] = None if joules is None else GatedFigure(value=joules)
             for quality in (quality for quality in run.quality if quality.variant == name):
                 equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
                 value = math.inf if equal else quality.value
-                figures[label][quality.metric] = None if value is None else Figure(value=value)
+                figures[label][quality.metric] = None if value is None else GatedFigure(value=value)
     return figures
 
 
-def _ratio_figure(each: Speedup) -> Figure:
+def _ratio_figure(each: Speedup) -> GatedFigure:
     ratio = each.ratio
-    return Figure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
+    return GatedFigure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
 
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:

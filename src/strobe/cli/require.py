@@ -28,7 +28,7 @@ _PATTERN: Final = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class GatedFigure:
     """A figure that a requirement may name.
 
     Args:
@@ -46,7 +46,7 @@ class Figure:
     saved_ns: float | None = None
 
 
-Figures = Mapping[str, Mapping[str, Figure | None]]
+Figures = Mapping[str, Mapping[str, GatedFigure | None]]
 """Figures by candidate, then by name; None where it could not be measured."""
 
 
@@ -137,7 +137,7 @@ def failures(
     return failed
 
 
-def _failure(requirement: Requirement, figure: Figure | None) -> str:
+def _failure(requirement: Requirement, figure: GatedFigure | None) -> str:
     """Return why a figure fails a requirement; empty if it meets it."""
     op, bound = requirement.op, requirement.bound
     required = f"{op}{bound:g} required"
@@ -149,7 +149,7 @@ def _failure(requirement: Requirement, figure: Figure | None) -> str:
     return _unproven(requirement, figure, holds, required)
 
 
-def _unproven(requirement: Requirement, figure: Figure, holds: bool, required: str) -> str:
+def _unproven(requirement: Requirement, figure: GatedFigure, holds: bool, required: str) -> str:
     from strobe.perf.measure.stats import FLOOR, FLOOR_NS, Interval, proven
 
     if figure.low is None or figure.high is None:

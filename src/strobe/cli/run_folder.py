@@ -14,7 +14,7 @@ from strobe.cli.require import Requirement
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
-    from strobe.bench.case import Plan
+    from strobe.bench.case import ComparePlan
     from strobe.bench.cases.stream import StreamCase
     from strobe.bench.dit.case import DitCase
     from strobe.perf.records.store import RunWriter
@@ -56,7 +56,7 @@ def tell_case(case: StreamCase, output: Output) -> None:
 
 def measure(
     case: StreamCase | DitCase,
-    plan: Plan,
+    plan: ComparePlan,
     out: Path,
     requirements: Sequence[Requirement],
     output: Output,

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from strobe.cli.console import OUT, Output, megabytes, styled
 from strobe.cli.extract import Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Figure, Requirement, failures, parse_requirement
+from strobe.cli.require import GatedFigure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
@@ -259,12 +259,12 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result
     return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder))}
 
 
-def _figures(report: Report) -> dict[str, Figure | None]:
+def _figures(report: Report) -> dict[str, GatedFigure | None]:
     """Return every level that a requirement may name; None for one that is missing."""
     from strobe.perf.analysis.ledger.speedup import LEVELS
 
     found = {
-        each.level: Figure(
+        each.level: GatedFigure(
             value=each.ratio.value, low=each.ratio.low, high=each.ratio.high, is_ratio=True, saved_ns=each.saved_ns
         )
         for each in report.speedups

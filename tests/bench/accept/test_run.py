@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.accept import LEAST_BLOCKS, Subject, not_judged, run_accept
+from strobe.bench.accept import LEAST_BLOCKS, AcceptSubject, not_judged, run_accept
 from strobe.core.errors import ConfigError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
@@ -25,7 +25,7 @@ def quiet(*step: object) -> None:
     pass
 
 
-def subject(model: Model, **change: object) -> Subject:
+def subject(model: Model, **change: object) -> AcceptSubject:
     fields: dict[str, object] = {
         "model": model,
         "config": preset("balanced"),
@@ -34,7 +34,7 @@ def subject(model: Model, **change: object) -> Subject:
         "seed": 0,
         "blocks": 6,
     }
-    return Subject(**(fields | change))  # type: ignore[arg-type]
+    return AcceptSubject(**(fields | change))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from strobe.bench.dit.case import MODELS, DitCase, Loaded, Shot, load_named, variants_of
+from strobe.bench.dit.case import MODELS, DitCase, LoadedModel, Shot, load_named, variants_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.spans import TRACEABLE, recording
 from strobe.integrations.diffusers import processors
@@ -20,11 +20,11 @@ from strobe.perf.measure.timing import TimingRecorder
 CPU = torch.device("cpu")
 
 
-def tiny(name: str) -> Loaded:
+def tiny(name: str) -> LoadedModel:
     return load_named(name, shot=None, tiny=True, weights=None, device=CPU, dtype=torch.float32, seed=0)
 
 
-def case_of(loaded: Loaded, *sparsity: float, compiled: tuple[bool, ...] = (False,), **options: Any) -> DitCase:
+def case_of(loaded: LoadedModel, *sparsity: float, compiled: tuple[bool, ...] = (False,), **options: Any) -> DitCase:
     variants = variants_of(("dense", "vsa"), sparsity or (0.5,), compiled, masked=loaded.masked)
     return DitCase(loaded, variants, steps=2, device=CPU, **options)
 

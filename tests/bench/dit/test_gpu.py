@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.dit.case import DitCase, Shot, load_named, variants_of
 from strobe.bench.runner import run_case
 from strobe.perf.report.build import build_report
@@ -24,7 +24,7 @@ def test_compiled_and_eager_variants_have_accounts(name: str, tmp_path: Path) ->
     loaded = load_named(name, shot=shot, tiny=True, weights=None, device=device, dtype=torch.bfloat16, seed=0)
     variants = variants_of(("dense", "vsa"), (0.5,), (False, True), masked=loaded.masked)
     case = DitCase(loaded, variants, steps=4, device=device, backend="native")
-    outcome = run_case(case, root=tmp_path, plan=Plan(palindromes=2), progress=lambda *_: None)
+    outcome = run_case(case, root=tmp_path, plan=ComparePlan(palindromes=2), progress=lambda *_: None)
     case.close()
     assert outcome.red == ()
     study = load_study([outcome.folder])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from strobe.bench.own.calls import Inputs, bound, copied, same
+from strobe.bench.own.calls import CallArguments, bound, copied, same
 from strobe.core.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ CHANGES = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_change_is_seen_and_does_not_reach_the_original(kind: str) -> None:
     value = values()[kind]
-    inputs = Inputs((value,))
+    inputs = CallArguments((value,))
     (own,) = arguments = inputs.one()
     assert inputs.unchanged(arguments)
     CHANGES[kind](own)
@@ -94,12 +94,12 @@ def numbers() -> Iterator[int]:
 @pytest.mark.parametrize("given", [numbers(), (numbers(),), {"x": iter([1])}, ([map(str, [1])],)])
 def test_what_can_be_read_once_is_refused(given: object) -> None:
     with pytest.raises(ConfigError, match="used up by the first call.*give a list or a tuple, or a function"):
-        Inputs(given)
+        CallArguments(given)
 
 
 def test_a_tensor_with_a_history_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"x\.detach\(\)"):
-        Inputs((torch.ones(2, requires_grad=True) * 2,))
+        CallArguments((torch.ones(2, requires_grad=True) * 2,))
 
 
 def test_a_function_makes_them_anew() -> None:
@@ -109,7 +109,7 @@ def test_a_function_makes_them_anew() -> None:
         made.append(len(made))
         return (made[-1:],)
 
-    inputs = Inputs(make)
+    inputs = CallArguments(make)
     assert inputs.fresh and [inputs.one()[0] for _ in range(3)] == [[0], [1], [2]]
 
 
@@ -121,6 +121,6 @@ def test_arguments_are_a_tuple_a_dictionary_or_one(arguments: Any, expected: obj
 
 
 def test_copies_made_ahead_are_bounded_by_their_bytes() -> None:
-    inputs = Inputs((torch.zeros(1 << 20),))  # 4 MiB
+    inputs = CallArguments((torch.zeros(1 << 20),))  # 4 MiB
     inputs.fresh = True
     assert inputs.most() == 64

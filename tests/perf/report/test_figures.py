@@ -15,7 +15,7 @@ from strobe.perf.records.record import Quality
 from strobe.perf.report.ablation_page import FrontPoint, _mark
 from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.findings import find_latencies
-from strobe.perf.report.model import Axis, Figure, Mark, Plane, Ratio
+from strobe.perf.report.model import Axis, Figure, Plane, PlotPoint, Ratio
 from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.report.svg import colour, draw_plane, linear_ticks
 
@@ -25,9 +25,9 @@ CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()
 
 def test_an_unproven_speedup_is_drawn_where_it_was_measured_and_hollow() -> None:
     unproven = FrontPoint(label="window=6", speed=1.0, score=30.0, measured=Ratio(1.49, 0.9, 2.4))
-    assert _mark(unproven, 2) == Mark(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
+    assert _mark(unproven, 2) == PlotPoint(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
     proven = FrontPoint(label="steps=2", speed=1.49, score=30.0, measured=Ratio(1.49, 1.4, 1.6))
-    assert _mark(proven, 2) == Mark(1.49, 30.0, 2, "steps=2")
+    assert _mark(proven, 2) == PlotPoint(1.49, 30.0, 2, "steps=2")
     drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (_mark(unproven, 2), _mark(proven, 3))), "")
     assert drawn.count("hollow") == 1 and drawn.count('class="whisker thin s2"') == 1
 
@@ -35,7 +35,7 @@ def test_an_unproven_speedup_is_drawn_where_it_was_measured_and_hollow() -> None
 def test_what_equals_the_reference_is_drawn_above_the_axis() -> None:
     equal = _mark(FrontPoint(label="base", speed=1.0, score=math.inf), 0)
     assert equal.above and not equal.hollow
-    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (equal, Mark(2.0, 25.0, 1, "few"))), "")
+    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (equal, PlotPoint(2.0, 25.0, 1, "few"))), "")
     ticks = [float(text) for text in re.findall(r'class="tick" x="2"[^>]*>([\d.]+)<', drawn)]
     assert min(ticks) > 20, "the axis is that of the finite value"
     assert "<path" in drawn and ">base</text>" in drawn
@@ -74,7 +74,7 @@ def test_a_metric_in_which_variants_differ_is_drawn(study: RunStudy) -> None:
 def test_whole_numbers_have_whole_ticks() -> None:
     assert linear_ticks(0, 2.2, 6, whole=True) == [0, 1, 2]
     assert linear_ticks(0, 2.2, 6) == [0, 0.5, 1.0, 1.5, 2.0]
-    marks = (Mark(1, 1.0, 0), Mark(2, 1.9, 0))
+    marks = (PlotPoint(1, 1.0, 0), PlotPoint(2, 1.9, 0))
     drawn = draw_plane(Plane(Axis("ranks", from_zero=True, whole=True), Axis("speedup"), marks), "")
     below = re.findall(r'y="97.5%"[^>]*>([^<]+)<', drawn)
     assert below == ["1", "2"]
@@ -111,7 +111,7 @@ def lab(text: str) -> tuple[float, float, float]:
 
 
 def test_labels_give_way_to_a_legend_where_there_is_no_room() -> None:
-    drawn = draw_plane(Plane(Axis("x"), Axis("y"), (Mark(1, 1, 0, "one"), Mark(2, 2, 1, "two"))), "")
+    drawn = draw_plane(Plane(Axis("x"), Axis("y"), (PlotPoint(1, 1, 0, "one"), PlotPoint(2, 2, 1, "two"))), "")
     assert '<ul class="legend narrow"' in drawn and drawn.count("<li>") == 2
     narrow = CSS.partition("@media (max-width: 640px)")[2]
     assert ".plane text.mark { display: none; }" in narrow and ".legend.narrow { display: flex; }" in narrow

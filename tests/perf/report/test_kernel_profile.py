@@ -9,7 +9,7 @@ from strobe.core.costs import Cost
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.records.record import Clocks, Machine
 from strobe.perf.report.model import Missing, Report, Share, Table, Time, decode_report, encode_report
-from strobe.perf.report.profile_pages import Profiled, kernel_report
+from strobe.perf.report.profile_pages import ProfileFacts, kernel_report
 from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
@@ -40,14 +40,14 @@ def profile(kernel_flops: int = 10**11, samples: int = 3) -> KernelProfile:
     )
 
 
-def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> Profiled:
+def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> ProfileFacts:
     machine = Machine(
         device="cpu" if device_name == "a CPU" else "cuda:0", device_name=device_name, gpu_count=0, gpu_memory_bytes=None,
         driver=None, cuda=None, torch="2.13.0", python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2,
         memory_bytes=None, clocks=Clocks(source="none", load=load),
     )  # fmt: skip
     given = {"dtype": "bfloat16", "cold": False, "compiled": False, "overlapped": False} | more
-    return Profiled(facts=(("Preset", "balanced"),), machine=machine, **given)
+    return ProfileFacts(facts=(("Preset", "balanced"),), machine=machine, **given)
 
 
 def table(report: Report, id: str, number: int = 0) -> Table:

@@ -31,7 +31,7 @@ from strobe.perf.report.model import (
     Table,
     Text,
     Timeline,
-    Video,
+    VideoLink,
     Videos,
 )
 from strobe.perf.report.svg import esc
@@ -214,7 +214,7 @@ def test_cells_render_in_both(make_run: MakeRun) -> None:
 
 
 def test_video_paths_cannot_leave_their_attribute(make_run: MakeRun) -> None:
-    block = Videos((Video("x", 'clips/a "b" (c)>.mp4'),))
+    block = Videos((VideoLink("x", 'clips/a "b" (c)>.mp4'),))
     assert 'src="clips/a%20%22b%22%20%28c%29%3E.mp4"' in render_html(report_of(block))
     assert "](<clips/a%20%22b%22%20%28c%29%3E.mp4>)" in render_markdown(report_of(block))
 

@@ -164,7 +164,7 @@ CHECKED_ROWS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
+class CellTensors:
     """Tensors of one cell, in raster order: q, k, v, gate and the upstream gradient `[B, S, H, D]`, unit variance.
 
     Data are smooth: every channel is `sqrt(SHARE) * f + sqrt(1 - SHARE) * noise`, where q and k share the field
@@ -249,7 +249,7 @@ class Inputs:
         return self.selection.indices.numel()
 
 
-def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device, seed: int) -> CellTensors:
     """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
 
     Args:
@@ -277,7 +277,7 @@ def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device,
     q, k, v = smooth(shared), smooth(shared), smooth(field_())
     gate, upstream = noise().to(dtype), noise().to(dtype)
     cos, sin = _rotary(cell, device)
-    return Inputs(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
+    return CellTensors(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
 
 
 def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Contestant:
+class BoundContestant:
     """An implementation bound to the tensors of a cell.
 
     Args:
@@ -371,7 +371,7 @@ class Contestant:
         """Compute the timed forward call and return its output."""
         return self.call(*self.leaves, lse=False).out
 
-    def backward(self, inputs: Inputs, upstream: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    def backward(self, inputs: CellTensors, upstream: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """Run forward once and return the timed backward call: the gradients of all leaves, in the contestant's layout.
 
         Args:
@@ -385,17 +385,17 @@ class Contestant:
         out = self.call(*leaves, lse=False).out
         return lambda: torch.autograd.grad(out, leaves, given, retain_graph=True)
 
-    def as_own(self, raster: Tensor, inputs: Inputs) -> Tensor:
+    def as_own(self, raster: Tensor, inputs: CellTensors) -> Tensor:
         """Convert `[B, S, H, D]` in raster order into the contestant's layout."""
         rows = inputs.tiles.to_tiles(raster) if self.tiled else raster
         return rows.transpose(1, 2).contiguous() if self.heads_first else rows
 
-    def as_raster(self, own: Tensor, inputs: Inputs) -> Tensor:
+    def as_raster(self, own: Tensor, inputs: CellTensors) -> Tensor:
         """Convert a tensor in the contestant's layout to `[B, S, H, D]` in raster order."""
         rows = own.transpose(1, 2) if self.heads_first else own
         return rows.index_select(1, inputs.tiles.rows(own.device)) if self.tiled else rows
 
-    def lse_rows(self, lse: Tensor, inputs: Inputs) -> Tensor:
+    def lse_rows(self, lse: Tensor, inputs: CellTensors) -> Tensor:
         """Return the lse of the checked rows, `[B, H, R]`."""
         rows = inputs.tiles.rows(lse.device)[inputs.checked] if self.tiled else inputs.checked
         return lse.index_select(2, rows)

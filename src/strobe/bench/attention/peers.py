@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from strobe.bench.attention.contestant import Contestant, Found, Inputs, Kind, group_and_impl
+from strobe.bench.attention.contestant import BoundContestant, CellTensors, Found, Kind, group_and_impl
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
@@ -35,8 +35,8 @@ class Peer:
     package: str
     module: str
     capabilities: tuple[int, ...]
-    refuses: Callable[[Inputs], str | None]
-    build: Callable[[str, Inputs, Any], Contestant]
+    refuses: Callable[[CellTensors], str | None]
+    build: Callable[[str, CellTensors, Any], BoundContestant]
 
     def installed(self) -> bool:
         """Return whether the module is installed, without importing it."""
@@ -49,7 +49,7 @@ class Peer:
         return f"it runs on compute capability {', '.join(f'{major}.x' for major in self.capabilities)}, not on {card}"
 
 
-def build(name: str, inputs: Inputs) -> Contestant:
+def build(name: str, inputs: CellTensors) -> BoundContestant:
     """Import a peer and bind it to the tensors of a cell.
 
     Raises:
@@ -80,18 +80,18 @@ def version_of(package: str) -> str:
         return "of unknown version"
 
 
-def _heads_first(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def _heads_first(inputs: CellTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
     q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)
     return q, k, v
 
 
-def _contestant(name: str, kind: Kind, inputs: Inputs, call: Callable[..., Found]) -> Contestant:
+def _contestant(name: str, kind: Kind, inputs: CellTensors, call: Callable[..., Found]) -> BoundContestant:
     leaves = _heads_first(inputs)
-    return Contestant(name=name, kind=kind, impl=name, leaves=leaves, call=call, heads_first=True, tiled=True)
+    return BoundContestant(name=name, kind=kind, impl=name, leaves=leaves, call=call, heads_first=True, tiled=True)
 
 
-def _half(inputs: Inputs, *dtypes: torch.dtype) -> str | None:
+def _half(inputs: CellTensors, *dtypes: torch.dtype) -> str | None:
     allowed = dtypes or (torch.bfloat16, torch.float16)
     if inputs.q.dtype not in allowed:
         words = " and ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
@@ -102,7 +102,7 @@ def _half(inputs: Inputs, *dtypes: torch.dtype) -> str | None:
 # ----------------------------------------------------------------------------------------------------- fastvideo-kernel
 
 
-def _refuses_fastvideo(inputs: Inputs) -> str | None:
+def _refuses_fastvideo(inputs: CellTensors) -> str | None:
     if inputs.tiles.block != 64:
         return f"its fine stage on this GPU has blocks of 64, not {inputs.tiles.block}"
     return _half(inputs, torch.bfloat16)
@@ -117,7 +117,7 @@ def fastvideo_kernels() -> str:
     return "compiled kernels"
 
 
-def _fastvideo_fine(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _fastvideo_fine(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     selection, sizes = inputs.selection, inputs.tiles.sizes(inputs.device)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
@@ -126,7 +126,7 @@ def _fastvideo_fine(name: str, inputs: Inputs, module: Any) -> Contestant:
     return replace(_contestant(name, "fine", inputs, call), impl=fastvideo_kernels())
 
 
-def _fastvideo_whole(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _fastvideo_whole(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     sizes, topk = inputs.tiles.sizes(inputs.device), inputs.cell.selected(inputs.tiles)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
@@ -139,7 +139,7 @@ def _fastvideo_whole(name: str, inputs: Inputs, module: Any) -> Contestant:
 # ---------------------------------------------------------------------------------------------------------------- cuDNN
 
 
-def _refuses_cudnn(inputs: Inputs) -> str | None:
+def _refuses_cudnn(inputs: CellTensors) -> str | None:
     if inputs.tiles.block not in (64, 128):
         return f"it has blocks of 64 and 128, not {inputs.tiles.block}"
     if inputs.cell.backward and inputs.q.shape[-1] != 128:
@@ -147,7 +147,7 @@ def _refuses_cudnn(inputs: Inputs) -> str | None:
     return _half(inputs, torch.bfloat16) if inputs.cell.backward else _half(inputs)
 
 
-def _cudnn(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _cudnn(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     selection, block = inputs.selection, inputs.tiles.block
     count = selection.indices.shape[-1]
     sizes = None if inputs.tiles.whole else inputs.tiles.sizes(inputs.device)
@@ -172,7 +172,7 @@ def _cudnn(name: str, inputs: Inputs, module: Any) -> Contestant:
 # ------------------------------------------------------------------------------------------------------------------ FA4
 
 
-def _refuses_fa4_sparse(inputs: Inputs) -> str | None:
+def _refuses_fa4_sparse(inputs: CellTensors) -> str | None:
     if not inputs.tiles.whole:
         return (
             "tiles at the edge of the grid are not whole; its lists of full blocks know none such, and a mask function is not raw"
@@ -182,16 +182,16 @@ def _refuses_fa4_sparse(inputs: Inputs) -> str | None:
     return _half(inputs)
 
 
-def _fa4_dense(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _fa4_dense(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     def call(*leaves: Tensor, lse: bool) -> Found:
         found = module.flash_attn_func(*leaves, return_lse=lse)
         out, *rest = found if isinstance(found, tuple) else (found,)
         return Found(out=out, lse=rest[0] if lse else None)
 
-    return Contestant(name=name, kind="dense", impl=name, leaves=(inputs.q, inputs.k, inputs.v), call=call)
+    return BoundContestant(name=name, kind="dense", impl=name, leaves=(inputs.q, inputs.k, inputs.v), call=call)
 
 
-def _fa4_sparse(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _fa4_sparse(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     lists = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
     selection, block = inputs.selection, inputs.tiles.block
     none = torch.zeros_like(selection.counts)  # blocks that a mask would cut
@@ -202,13 +202,13 @@ def _fa4_sparse(name: str, inputs: Inputs, module: Any) -> Contestant:
         out, *rest = found if isinstance(found, tuple) else (found,)
         return Found(out=out, lse=rest[0] if lse else None)
 
-    return Contestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
+    return BoundContestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- flashinfer
 
 
-def _refuses_flashinfer(inputs: Inputs) -> str | None:
+def _refuses_flashinfer(inputs: CellTensors) -> str | None:
     if inputs.cell.backward:
         return "it has no backward pass"
     if inputs.q.shape[0] != 1:
@@ -216,7 +216,7 @@ def _refuses_flashinfer(inputs: Inputs) -> str | None:
     return _half(inputs)
 
 
-def _flashinfer(name: str, inputs: Inputs, module: Any) -> Contestant:
+def _flashinfer(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     """Build FlashInfer's contestant; its plan for the mask, one per mask, is made before anything is timed."""
     heads, width = inputs.q.shape[2], inputs.q.shape[3]
     sizes = inputs.tiles.sizes(inputs.device).expand(heads, -1).contiguous()
@@ -246,7 +246,7 @@ def _flashinfer(name: str, inputs: Inputs, module: Any) -> Contestant:
         full[0].index_copy_(1, rows, out)
         return Found(out=full)
 
-    return Contestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
+    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
 
 
 _SINCE_AMPERE: Final = (8, 9, 10, 11, 12)

@@ -26,9 +26,19 @@ from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionSpec
 from strobe.bench import gate
 from strobe.bench.attention import peers
-from strobe.bench.attention.contestant import PEER, TILES, Contestant, Found, GridCell, Inputs, Kind, draw, group_and_impl
+from strobe.bench.attention.contestant import (
+    PEER,
+    TILES,
+    BoundContestant,
+    CellTensors,
+    Found,
+    GridCell,
+    Kind,
+    draw,
+    group_and_impl,
+)
 from strobe.bench.case import Progress
-from strobe.bench.cells import Attempt, Outcome, claim, measure_cells
+from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
 from strobe.bench.clips import ClipNumbers, call_spans, number, trace_line
 from strobe.bench.runner import end_line
 from strobe.core import costs
@@ -125,7 +135,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float32 else torch.float32
 
 
-def expect(inputs: Inputs, contestant: Contestant, found: Found, *, gradients: bool = False) -> Expected:
+def expect(inputs: CellTensors, contestant: BoundContestant, found: Found, *, gradients: bool = False) -> Expected:
     """Compute the expected result of a contestant, on the selection that it made or was given."""
     selection = None if contestant.kind == "dense" else found.selection or inputs.selection
     wide = wide_dtype(inputs.q.dtype)
@@ -150,7 +160,7 @@ def expect(inputs: Inputs, contestant: Contestant, found: Found, *, gradients: b
     return Expected(out=out, lse=lse, dense=dense, dense_lse=dense_lse, gradients=tuple(turned))
 
 
-def _seen(inputs: Inputs, selection: BlockSelection, sample: int, head: int) -> Tensor:
+def _seen(inputs: CellTensors, selection: BlockSelection, sample: int, head: int) -> Tensor:
     """Return a mask of the keys that each checked query attends to, boolean `[R, S]`."""
     tiles = inputs.tile_of[inputs.checked]
     chosen, counts = selection.indices[sample, head, tiles].long(), selection.counts[sample, head, tiles]
@@ -160,7 +170,7 @@ def _seen(inputs: Inputs, selection: BlockSelection, sample: int, head: int) -> 
     return by_tile[:, inputs.tile_of]
 
 
-def _turned(x: Tensor, inputs: Inputs) -> Tensor:
+def _turned(x: Tensor, inputs: CellTensors) -> Tensor:
     """Rotate `[S, D]` by pairs of channels (2i, 2i + 1)."""
     cos, sin = inputs.cos.to(x.dtype), inputs.sin.to(x.dtype)
     real, imaginary = x[:, 0::2], x[:, 1::2]
@@ -168,7 +178,7 @@ def _turned(x: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _head(
-    inputs: Inputs, tensors: tuple[Tensor, ...], seen: Tensor | None, contestant: Contestant
+    inputs: CellTensors, tensors: tuple[Tensor, ...], seen: Tensor | None, contestant: BoundContestant
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute one head: out `[R, D]`, lse `[R]`, and both without a selection."""
     q, k, v, gate = tensors
@@ -186,7 +196,7 @@ def _head(
     return out, lse, dense, dense_lse
 
 
-def _tile_means(x: Tensor, inputs: Inputs) -> Tensor:
+def _tile_means(x: Tensor, inputs: CellTensors) -> Tensor:
     total = x.new_zeros(inputs.tiles.num_tiles, x.shape[1]).index_add(0, inputs.tile_of, x)
     return total / inputs.tiles.sizes(x.device)[:, None]
 
@@ -224,7 +234,7 @@ CALLS = 9
 
 
 @torch.no_grad()
-def split(contestant: Contestant, device: torch.device, watch: Stopwatch) -> dict[str, int]:
+def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -> dict[str, int]:
     """Measure the median forward time, ns, of every stage in order of start and, in the same calls, of the whole operator."""
     recorder = TimingRecorder(device, fine=True)
     found: dict[str, list[int]] = defaultdict(list)
@@ -267,7 +277,7 @@ def names() -> tuple[str, ...]:
     return tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
 
 
-def build_ours(name: str, inputs: Inputs) -> Contestant:
+def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     """Bind an implementation to the tensors of a cell.
 
     Raises:
@@ -279,13 +289,13 @@ def build_ours(name: str, inputs: Inputs) -> Contestant:
     return _fine(name, impl, inputs) if group == "fine" else _whole(name, impl, inputs, raster=group == "raster")
 
 
-def _as_asked(inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _as_asked(inputs: CellTensors, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k, v as the choice of an impl must see them: with gradients where those are measured."""
     q, k, v = (tensor.detach().requires_grad_(inputs.cell.backward) for tensor in tensors)
     return q, k, v
 
 
-def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: Inputs) -> None:
+def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: CellTensors) -> None:
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
@@ -295,7 +305,7 @@ def _reason(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
 
 
-def _dense(name: str, impl: str, inputs: Inputs) -> Contestant:
+def _dense(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
     leaves = (inputs.q, inputs.k, inputs.v)
     choice = explain_dense(*_as_asked(inputs, leaves), impl=impl)
     _admit(choice, inputs)
@@ -304,10 +314,10 @@ def _dense(name: str, impl: str, inputs: Inputs) -> Contestant:
         found = dense_attention(*leaves, impl=impl, return_lse=lse)
         return Found(out=found.out, lse=found.lse)
 
-    return Contestant(name=name, kind="dense", impl=choice.impl.name, leaves=leaves, call=call, reason=_reason(choice))
+    return BoundContestant(name=name, kind="dense", impl=choice.impl.name, leaves=leaves, call=call, reason=_reason(choice))
 
 
-def _fine(name: str, impl: str, inputs: Inputs) -> Contestant:
+def _fine(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
     _admit(choice, inputs)
 
@@ -316,12 +326,12 @@ def _fine(name: str, impl: str, inputs: Inputs) -> Contestant:
         found = block_sparse_attention(q, k, v, inputs.selection, impl=impl, return_lse=lse)
         return Found(out=found.out, lse=found.lse)
 
-    return Contestant(
+    return BoundContestant(
         name=name, kind="fine", impl=choice.impl.name, leaves=inputs.tiled, call=call, tiled=True, reason=_reason(choice)
     )
 
 
-def _whole(name: str, impl: str, inputs: Inputs, *, raster: bool) -> Contestant:
+def _whole(name: str, impl: str, inputs: CellTensors, *, raster: bool) -> BoundContestant:
     kind: Kind = "raster" if raster else "tiled"
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
     _admit(choice, inputs)
@@ -350,7 +360,7 @@ def _whole(name: str, impl: str, inputs: Inputs, *, raster: bool) -> Contestant:
 
     leaves = (inputs.q, inputs.k, inputs.v, inputs.gate) if raster else inputs.tiled
     ran, reason = choice.impl.name, _reason(choice)
-    return Contestant(name=name, kind=kind, impl=ran, leaves=leaves, call=call, tiled=not raster, coarse=True, reason=reason)
+    return BoundContestant(name=name, kind=kind, impl=ran, leaves=leaves, call=call, tiled=not raster, coarse=True, reason=reason)
 
 
 BACKWARD_FLOPS: Final = 2.5
@@ -375,7 +385,7 @@ def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Prec
     )
 
 
-def settings(contestant: Contestant, inputs: Inputs) -> record.Variant:
+def settings(contestant: BoundContestant, inputs: CellTensors) -> record.Variant:
     """Return the contestant's record: implementation, sizes and cost; FLOPs count selected token pairs without padding."""
     cell, tiles = inputs.cell, inputs.tiles
     batch, tokens, heads, width = inputs.q.shape
@@ -419,12 +429,12 @@ _RECALL = "share of full attention's mass on the selected keys, mean over the ch
 class _Bound:
     """A contestant that passed its gate."""
 
-    contestant: Contestant
+    contestant: BoundContestant
     run: Run
     speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
 
 
-def measure_cell(inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
+def measure_cell(inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
     """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
     Raises:
@@ -434,7 +444,7 @@ def measure_cell(inputs: Inputs, writer: RunWriter, plan: Request, say: Callable
 
 
 class _Measurement:
-    def __init__(self, inputs: Inputs, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
+    def __init__(self, inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
         self._inputs, self._writer, self._plan, self._say = inputs, writer, plan, say
         self._device = inputs.device
         self._clips = ClipNumbers(inputs.device)
@@ -494,7 +504,7 @@ class _Measurement:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, contestant: Contestant) -> bool:
+    def _passes(self, contestant: BoundContestant) -> bool:
         """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward."""
         inputs = self._inputs
         with torch.no_grad():
@@ -539,13 +549,13 @@ class _Measurement:
         self._writer.sync()
         return gate.passed
 
-    def _rule(self, contestant: Contestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
+    def _rule(self, contestant: BoundContestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
         if contestant.close:
             return close.cosine >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close.cosine:.4g}"
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
         return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
 
-    def _gradients(self, contestant: Contestant) -> Iterator[Tensor]:
+    def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
         """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
         inputs = self._inputs
         upstream = torch.zeros_like(inputs.upstream)
@@ -592,7 +602,7 @@ class _Measurement:
                 self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
             self._writer.sync()
 
-    def _split(self, name: str, contestant: Contestant, watch: Stopwatch) -> None:
+    def _split(self, name: str, contestant: BoundContestant, watch: Stopwatch) -> None:
         with Attempt() as attempt:
             found = split(contestant, self._device, watch)
             clip = self._clips.finish(name, "timed", None, len(found), read_clocks(self._device))
@@ -710,7 +720,7 @@ def _default(name: str, on_gpu: bool) -> bool:
     return impl not in (SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
-def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress: Progress) -> Outcome:
+def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress: Progress) -> CellsOutcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:

@@ -17,10 +17,10 @@ import msgspec
 import torch
 from torch import nn
 
-from strobe.bench.case import Plan as Amount
+from strobe.bench.case import ComparePlan as Amount
 from strobe.bench.case import Progress
 from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
-from strobe.bench.cells import Attempt, Outcome, measure_cells
+from strobe.bench.cells import Attempt, CellsOutcome, measure_cells
 from strobe.bench.runner import VariantError, run_case
 from strobe.cache.policy import check_window
 from strobe.core.device import resolve_device, synchronize
@@ -491,7 +491,7 @@ def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, 
     )
 
 
-def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> Outcome:
+def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> CellsOutcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:

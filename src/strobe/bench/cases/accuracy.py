@@ -29,7 +29,7 @@ SHOWN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class AccuracyFigure:
     """One measured figure.
 
     Args:
@@ -70,7 +70,7 @@ class Trial:
 
 def measure_model(
     model: Model, device: torch.device, trial: Trial, progress: Callable[[int, int, str], None]
-) -> Iterator[Figure]:
+) -> Iterator[AccuracyFigure]:
     """Yield every figure of the model card.
 
     Args:
@@ -87,7 +87,7 @@ def measure_model(
             f"model {model.name!r} is none whose clips the oracle reads; give shapes, or a folder with weights trained like it"
         )
     vae = model.vae.to(device)
-    yield Figure(
+    yield AccuracyFigure(
         name="autoencoder PSNR, dB",
         preset="",
         value=(value := measure(vae, device)),
@@ -98,13 +98,13 @@ def measure_model(
     )
     vae.cpu()
     for preset in trial.presets:
-        run = _Run(model=model, device=device, preset=preset, trial=trial, progress=progress)
+        run = _PresetRun(model=model, device=device, preset=preset, trial=trial, progress=progress)
         yield from _prompts(run)
         yield from _long(run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
+class _PresetRun:
     """One preset under trial."""
 
     model: Model
@@ -128,7 +128,7 @@ class _Run:
         return kept
 
 
-def _prompts(run: _Run) -> Iterator[Figure]:
+def _prompts(run: _PresetRun) -> Iterator[AccuracyFigure]:
     """Measure accuracy on seen, held-out and shuffled prompts, and the frames until a switch shows."""
     rng, count = random.Random(run.trial.seed), run.trial.streams
     for kind in ("seen", "held-out"):
@@ -147,7 +147,7 @@ def _prompts(run: _Run) -> Iterator[Figure]:
             yield _chance(run.preset, [_right(clip, first[1:] + first[:1]) for clip in settled], first)
 
 
-def _long(run: _Run) -> Iterator[Figure]:
+def _long(run: _PresetRun) -> Iterator[AccuracyFigure]:
     """Measure accuracy along one long stream without a switch."""
     rng = random.Random(run.trial.seed + 1)
     scenes = [sample_scene(rng) for _ in range(run.trial.streams)]
@@ -158,7 +158,7 @@ def _long(run: _Run) -> Iterator[Figure]:
     values = [float(_right(clip, scenes).mean()) for clip in clips]
     for block, value in zip(wanted, values, strict=True):
         first = block == wanted[0]
-        yield Figure(
+        yield AccuracyFigure(
             name=f"accuracy at frame block {block}",
             preset=run.preset,
             value=value,
@@ -175,9 +175,9 @@ def _right(clip: Tensor, scenes: Sequence[Scene]) -> Tensor:
     return (oracle.detect(clip).labels == wanted.unsqueeze(1)).all(-1).double()
 
 
-def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goal: float | None) -> Figure:
+def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goal: float | None) -> AccuracyFigure:
     value = float(torch.cat([part.flatten() for part in right]).mean())
-    return Figure(
+    return AccuracyFigure(
         name=name,
         preset=preset,
         value=value,
@@ -188,13 +188,13 @@ def _share(name: str, preset: str, right: Sequence[Tensor], definition: str, goa
     )
 
 
-def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> Figure:
+def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> AccuracyFigure:
     """Measure accuracy against another stream's prompt. Chance is how often two of these prompts ask for the same."""
     value = float(torch.cat([part.flatten() for part in right]).mean())
     pairs = [(a, b) for number, a in enumerate(scenes) for b in scenes[number + 1 :]]
     chance = sum(a == b for a, b in pairs) / max(1, len(pairs))
     limit = chance + 3 * (max(chance, 1 / len(scenes)) / len(scenes)) ** 0.5
-    return Figure(
+    return AccuracyFigure(
         name="prompt accuracy, prompts shuffled",
         preset=preset,
         value=value,

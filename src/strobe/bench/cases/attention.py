@@ -89,7 +89,7 @@ class AttentionVariant:
 
     kernel: Callable[[], Tensor]
     section: Callable[[], Tensor]
-    check: Callable[[], gate.Held]
+    check: Callable[[], gate.GateResult]
     cost: record.SpanCost
     settings: record.Variant
 
@@ -146,7 +146,7 @@ class AttentionCase:
         def run() -> Tensor:
             return dense_attention(q, k, v, impl=impl).out
 
-        def check() -> gate.Held:
+        def check() -> gate.GateResult:
             rows = torch.linspace(0, q.shape[1] - 1, min(_GATE_ROWS, q.shape[1]), device=q.device).round().long()
             expected = dense_attention(q[:, rows].double(), k.double(), v.double(), impl="reference").out
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
@@ -172,7 +172,7 @@ class AttentionCase:
         def kernel() -> Tensor:
             return block_sparse_attention(q, k, v, chosen, impl=impl).out
 
-        def check() -> gate.Held:
+        def check() -> gate.GateResult:
             blocks = torch.linspace(0, tiles.num_tiles - 1, min(_GATE_BLOCKS, tiles.num_tiles), device=q.device).round().long()
             rows = (blocks[:, None] * tiles.block + torch.arange(tiles.block, device=q.device)).flatten()
             part = BlockSelection(
@@ -273,10 +273,10 @@ def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPla
         StrobeError: the records cannot be written.
     """
     with end_line(writer):
-        return _Run(case, writer, plan, progress).measure()
+        return _AttentionRun(case, writer, plan, progress).measure()
 
 
-class _Run:
+class _AttentionRun:
     def __init__(self, case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
         self._case, self._writer, self._plan, self._progress = case, writer, plan, progress
         self._clips = ClipNumbers(case.device)

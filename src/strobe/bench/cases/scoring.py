@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.bench.gate import Held
+from strobe.bench.gate import GateResult
 from strobe.core.errors import ConfigError
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
@@ -126,11 +126,11 @@ def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
         return False
 
 
-def shows_object(frames: Tensor) -> Held:
+def shows_object(frames: Tensor) -> GateResult:
     """Check that an object is visible in most frames, uint8 [F, Y, X, 3]."""
     seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255).valid.double().mean().item()
     rule = f"latents finite, and an object visible in >= {SEEN:.0%} of {len(frames)} frames"
-    return Held(seen >= SEEN, rule, f"{seen:.1%}")
+    return GateResult(seen >= SEEN, rule, f"{seen:.1%}")
 
 
 def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:

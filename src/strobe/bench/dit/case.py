@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from strobe.bench import gate
 from strobe.bench.cases import scoring
 from strobe.bench.dit import fastvideo
-from strobe.bench.gate import Held
+from strobe.bench.gate import GateResult
 from strobe.core import costs
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.spans import (
@@ -223,7 +223,7 @@ def model_named(name: str) -> DitModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A transformer with the arguments of its forward pass.
 
     Args:
@@ -254,7 +254,7 @@ class Loaded:
 
 def load_named(
     name: str, *, shot: Shot | None, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
-) -> Loaded:
+) -> LoadedModel:
     """Load a model of the table from a folder, or draw random weights.
 
     Args:
@@ -293,7 +293,7 @@ def load_named(
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
     label = f"{name}{', tiny' if tiny else ''}{f', {RANDOM}' if weights is None else ''}"
-    return Loaded(
+    return LoadedModel(
         name=label,
         transformer=transformer,
         arguments=on(model.arguments(transformer.config, grid, chosen, draw), device),
@@ -507,7 +507,7 @@ class DitCase:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         variants: Sequence[Attends],
         *,
         steps: int,
@@ -695,7 +695,7 @@ class DitCase:
             self._outputs[key] = self._forward(self._make(variant, eager=eager)).cpu()
         return self._outputs[key]
 
-    def _held(self, variant: Attends) -> Held:
+    def _held(self, variant: Attends) -> GateResult:
         limit = tolerance("latents", self._dtype)
         dtype = str(self._dtype).removeprefix("torch.")
         stock = self._stock_output()
@@ -711,15 +711,15 @@ class DitCase:
             if variant.attention == SPARSE:
                 held = gate.recorded(self._choice(own, attn), self.device)
                 if not held.passed:
-                    return Held(False, f"{layer}: {held.rule}", held.detail)
+                    return GateResult(False, f"{layer}: {held.rule}", held.detail)
             if not self._output(variant).isfinite().all():
-                return Held(False, "the output is finite", "it is not")
+                return GateResult(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
             found, expected = self._forward(whole).cpu(), stock
             what = "with every key tile selected the same as diffusers' own attention"
         error = gate.relative_error(found, expected)
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
-        return Held(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
+        return GateResult(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
 
     def _stock_output(self) -> Tensor:
         if _STOCK not in self._outputs:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from strobe.attention.explain import components_of
-from strobe.bench.dit.case import Loaded, Shot, on
+from strobe.bench.dit.case import LoadedModel, Shot, on
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import family_of
 
 
-def load_pipe(text: str, shot: Shot, device: torch.device) -> Loaded:
+def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
     """Run `module:function`, which is the user's code, and use the transformer and arguments it returns.
 
     The function takes no arguments. It returns the transformer, or a pipeline with one, and a mapping with the arguments of one
@@ -47,7 +47,7 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> Loaded:
         raise ConfigError(f"--pipe {text!r} returned {type(found).__name__}: return (pipeline or transformer, arguments by name)")
     transformer = _transformer(found[0], text).to(device).requires_grad_(False).train(False)
     digest = hashlib.sha256(f"{text}, {sum(value.numel() for value in transformer.parameters())} parameters".encode())
-    return Loaded(
+    return LoadedModel(
         name=f"{type(transformer).__name__} of {text}",
         transformer=transformer,
         arguments=on(found[1], device),

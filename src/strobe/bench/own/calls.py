@@ -21,8 +21,8 @@ import torch
 from msgspec.structs import replace
 
 from strobe.bench.clips import ClipNumbers, trace_line
-from strobe.bench.gate import Held
-from strobe.bench.runner import Outcome, end_line
+from strobe.bench.gate import GateResult
+from strobe.bench.runner import FinishedRun, end_line
 from strobe.core.device import gpus_in_use, resolve_device, synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.spans import E2E, FRAME_BLOCK, recording, span
@@ -39,7 +39,7 @@ MAX_COPIES_BYTES: Final = 256 << 20
 """Copies that are made ahead for the calls of one sample take no more than this."""
 
 
-class Inputs:
+class CallArguments:
     """The arguments of every call.
 
     Tensors, arrays, generators of random numbers, and the containers and dataclasses that hold them, are copied; any other
@@ -72,7 +72,7 @@ class Inputs:
 
 
 def bound(function: Callable[..., object], arguments: Any) -> Callable[[], object]:
-    """Return a call of a function with arguments as `Inputs` has them."""
+    """Return a call of a function with arguments as `CallArguments` has them."""
     if isinstance(arguments, tuple):
         return (lambda: function(*arguments)) if arguments else function
     if isinstance(arguments, dict):
@@ -215,7 +215,7 @@ def _array(output: Any, path: str) -> Any:
     raise ConfigError(f"{path} is an array of {array.dtype}, which cannot be compared; give tolerance=math.inf to compare none")
 
 
-def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> Held:
+def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> GateResult:
     """Hold an output against that of the reference.
 
     The relative error of floating-point numbers is the root mean square of the difference / that of the expected values, in
@@ -229,17 +229,17 @@ def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> H
     places = [leaf.path for leaf in found], [leaf.path for leaf in expected]
     if places[0] != places[1]:
         odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
-        return Held(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
+        return GateResult(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
     worst, at = 0.0, ""
     for own, other in zip(found, expected, strict=True):
         wrong, error = _differ(own.value, other.value, tolerance)
         if wrong:
-            return Held(False, rule, f"{own.path}: {wrong}", exact=True)
+            return GateResult(False, rule, f"{own.path}: {wrong}", exact=True)
         if error > worst:
             worst, at = error, own.path
     if all(leaf.value is None for leaf in expected):
-        return Held(True, "nothing to compare", "neither returns a value")
-    return Held(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
+        return GateResult(True, "nothing to compare", "neither returns a value")
+    return GateResult(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
 
 
 def _limits(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> dict[str, float]:
@@ -365,12 +365,12 @@ def check_functions(functions: Functions) -> None:
 
 def measure_calls(
     functions: Functions, inputs: object, plan: CallsPlan, open_run: Callable[[], RunWriter], *, device: str = "auto"
-) -> Outcome:
+) -> FinishedRun:
     """Hold functions against the first, time and trace them. One whose gate is red gets no numbers.
 
     Args:
         functions: by name; the first is the baseline.
-        inputs: of every call, see `Inputs`.
+        inputs: of every call, see `CallArguments`.
         plan: how much is measured.
         open_run: makes the run folder, once every function has been called.
         device: where the functions work; auto: on a GPU, if the process has used one by the end of the warm-up.
@@ -383,10 +383,10 @@ def measure_calls(
     """
     check_functions(functions)
     named = None if str(device) == "auto" else resolve_device(device)
-    run = _Run(dict(functions), Inputs(inputs), plan)
+    run = _CallsRun(dict(functions), CallArguments(inputs), plan)
     outputs = run.begin(named)
     with open_run() as writer, end_line(writer):
-        return Outcome(folder=writer.folder, red=run.measure(writer, outputs))
+        return FinishedRun(folder=writer.folder, red=run.measure(writer, outputs))
 
 
 class _Blame:
@@ -403,10 +403,10 @@ class _Blame:
             error.add_note(self._note)
 
 
-class _Run:
+class _CallsRun:
     """One comparison under way."""
 
-    def __init__(self, functions: dict[str, Callable[..., object]], inputs: Inputs, plan: CallsPlan) -> None:
+    def __init__(self, functions: dict[str, Callable[..., object]], inputs: CallArguments, plan: CallsPlan) -> None:
         self._functions, self._inputs, self._plan = functions, inputs, plan
         self._own: dict[str, Any] = {}
         self._gpus: tuple[torch.device, ...] = ()

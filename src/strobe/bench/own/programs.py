@@ -159,11 +159,11 @@ def measure_programs(
         StrobeError: the command that prepares failed, or the records cannot be written.
     """
     with open_run() as writer, tempfile.TemporaryDirectory(prefix="strobe-") as scratch, end_line(writer):
-        _Run({each.name: each for each in programs}, plan, writer, progress, Path(scratch)).measure()
+        _ProgramsRun({each.name: each for each in programs}, plan, writer, progress, Path(scratch)).measure()
         return writer.folder
 
 
-class _Run:
+class _ProgramsRun:
     """One comparison under way."""
 
     def __init__(

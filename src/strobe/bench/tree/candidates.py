@@ -15,7 +15,7 @@ from torch import Tensor
 from strobe.attention.tree import KVShards, Links, tree_attention
 from strobe.attention.tree.placement import split
 from strobe.bench.cells import Attempt
-from strobe.bench.tree.request import PEER, Check, Shape
+from strobe.bench.tree.request import PEER, RankedCall, RankErrors
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.libraries import broken
 
@@ -27,7 +27,7 @@ _HALF_LSE: Final = 2.0**-13
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
+class RankShare:
     """One rank's share.
 
     Args:
@@ -40,7 +40,7 @@ class Inputs:
         largest_v: absolute, of all keys.
     """
 
-    shape: Shape
+    shape: RankedCall
     q: Tensor
     k: Tensor
     v: Tensor
@@ -52,7 +52,7 @@ class Inputs:
     largest_v: float
 
 
-def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
+def draw(shape: RankedCall, rank: int, device: torch.device, seed: int) -> RankShare:
     """Draw the tensors, the same on every rank, and keep this rank's share and its expected result."""
     dtype = getattr(torch, shape.dtype)
     generator = torch.Generator(device).manual_seed(seed)
@@ -69,7 +69,7 @@ def draw(shape: Shape, rank: int, device: torch.device, seed: int) -> Inputs:
     expected, lse = exact(q[:, :, rows[0] : rows[1]][:, :, checked], k, v)
     start, stop = split(shape.seq_len, shape.world_size)[rank]
     queries = q[:, :, rows[0] : rows[1]] if spread else q
-    return Inputs(
+    return RankShare(
         shape=shape,
         q=queries.transpose(1, 2).contiguous(),
         k=k[:, :, start:stop].contiguous().transpose(1, 2),
@@ -100,7 +100,7 @@ Run = Callable[[], Tensor]
 """One call; the result in `[B, S, H, D]`."""
 
 
-def bind(name: str, inputs: Inputs, timeout_s: float, links: Links | None = None) -> Run:
+def bind(name: str, inputs: RankShare, timeout_s: float, links: Links | None = None) -> Run:
     """Bind a contestant to this rank's tensors; `auto` chooses by the links.
 
     Raises:
@@ -113,7 +113,7 @@ def bind(name: str, inputs: Inputs, timeout_s: float, links: Links | None = None
 
 
 def _ours(
-    name: str, inputs: Inputs, timeout_s: float, return_lse: bool = False, links: Links | None = None
+    name: str, inputs: RankShare, timeout_s: float, return_lse: bool = False, links: Links | None = None
 ) -> tuple[Tensor, Tensor | None]:
     placement = inputs.shape.placement
     lengths = [stop - start for start, stop in split(inputs.shape.q_len, inputs.shape.world_size)]
@@ -133,7 +133,7 @@ def _ours(
     return found.out, found.lse
 
 
-def _peer(inputs: Inputs) -> Run:
+def _peer(inputs: RankShare) -> Run:
     """Bind `tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
     if why := broken("ring_attention_pytorch.tree_attn_decoding"):
         raise ImplUnavailableError(PEER, why)
@@ -149,7 +149,7 @@ def _peer(inputs: Inputs) -> Run:
     return run
 
 
-def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
+def check(name: str, inputs: RankShare, timeout_s: float) -> RankErrors:
     """Run a contestant once and compare this rank's rows with float64.
 
     The rounding of a weight is that of its lse and grows with it: a flat tolerance would be wrong at both ends.
@@ -161,11 +161,11 @@ def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
         else:
             out, lse = _ours(name, inputs, timeout_s, return_lse=True)
     if attempt.reason:
-        return Check(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
+        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
     shape, expected = inputs.shape, inputs.expected
     wanted = (shape.batch, inputs.rows[1] - inputs.rows[0], shape.heads, shape.dim)
     if tuple(out.shape) != wanted or out.dtype != inputs.q.dtype:
-        return Check(error=float("inf"), limit=0.0)
+        return RankErrors(error=float("inf"), limit=0.0)
     largest = float(inputs.expected_lse.abs().max()) if len(inputs.checked) else 0.0
     lse_error = 8 * 2.0**-24 * max(1.0, largest)
     rounding = 4 * _ROUNDING[inputs.q.dtype]
@@ -173,7 +173,7 @@ def check(name: str, inputs: Inputs, timeout_s: float) -> Check:
     found = None
     if lse is not None and len(inputs.checked):
         found = float((lse[:, :, inputs.checked].double() - inputs.expected_lse).abs().max())
-    return Check(
+    return RankErrors(
         error=float(missed.max()) if missed.numel() else 0.0,
         limit=(lse_error + 2 * rounding) * inputs.largest_v,
         lse_error=found,

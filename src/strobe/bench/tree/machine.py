@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.bench.tree.request import Shape
+from strobe.bench.tree.request import RankedCall
 from strobe.core import main_memory
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.records.record import cpu_cores, cpu_name
@@ -19,7 +19,7 @@ RANK_BYTES: Final = main_memory.GIB // 2
 """Main memory of a rank on a CPU, torch included, beside its tensors."""
 
 
-def check_ranks(shapes: Sequence[Shape]) -> None:
+def check_ranks(shapes: Sequence[RankedCall]) -> None:
     """Refuse cells with more ranks than this machine holds, before any of them starts.
 
     Raises:

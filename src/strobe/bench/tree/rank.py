@@ -23,8 +23,8 @@ from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import Message, StrategyCost
 from strobe.bench.cells import Attempt
-from strobe.bench.tree.candidates import Inputs, Run, bind, check, draw
-from strobe.bench.tree.request import PEER, TASK, Check, How, RankResult, Task
+from strobe.bench.tree.candidates import RankShare, Run, bind, check, draw
+from strobe.bench.tree.request import PEER, TASK, RankErrors, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError, StrobeError
@@ -37,7 +37,9 @@ from strobe.perf.records import record as grids
 from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage, WhatIf
 
 
-def guide_blocks(inputs: Inputs, device: torch.device, how: How, align: Callable[[], None]) -> dict[Mode, dict[str, list[float]]]:
+def guide_blocks(
+    inputs: RankShare, device: torch.device, how: TreeSettings, align: Callable[[], None]
+) -> dict[Mode, dict[str, list[float]]]:
     """Measure every block on this rank, milliseconds by mode and block.
 
     `profiled_tree_attn_decode` takes the whole keys and cuts out its own; queries must be replicated.
@@ -155,7 +157,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def predict(inputs: Inputs, links: Links) -> tuple[dict[str, grids.Prediction], str]:
+def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
     plan = _plan(inputs, links)
     faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
@@ -181,7 +183,7 @@ def predict(inputs: Inputs, links: Links) -> tuple[dict[str, grids.Prediction], 
     return found, plan.strategy
 
 
-def _plan(inputs: Inputs, links: Links) -> TreePlan:
+def _plan(inputs: RankShare, links: Links) -> TreePlan:
     shape = inputs.shape
     return explain(
         inputs.q,
@@ -219,7 +221,7 @@ def _sent(message: Message, links: Links) -> SentMessage:
     )
 
 
-def _bound(inputs: Inputs, links: Links, each: StrategyCost) -> Literal["flop", "memory"]:
+def _bound(inputs: RankShare, links: Links, each: StrategyCost) -> Literal["flop", "memory"]:
     """Return whether local attention is bound by FLOPs or memory: a ring reads all keys, other strategies read a share."""
     shape = inputs.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len / shape.world_size
@@ -293,14 +295,14 @@ class _Rank:
                 result.blocks = guide_blocks(inputs, self._device, how, self._align)
         self._align()
 
-    def _gate(self, inputs: Inputs) -> list[str]:
+    def _gate(self, inputs: RankShare) -> list[str]:
         """Check every contestant on every rank; return those that passed on all ranks."""
         result, passed = self._result, []
         with torch.inference_mode():
             for name in self._how.contestants:
                 self._align()
                 result.checks[name] = check(name, inputs, self._how.timeout_s)
-        everyone: list[dict[str, Check]] = [{} for _ in range(self._shape.world_size)]
+        everyone: list[dict[str, RankErrors]] = [{} for _ in range(self._shape.world_size)]
         dist.all_gather_object(everyone, result.checks)
         for name in self._how.contestants:
             if all(each[name].passed for each in everyone):

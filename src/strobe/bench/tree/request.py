@@ -24,7 +24,7 @@ TOPOLOGY: Final = "topology.txt"
 BUSY: Final = "busy.txt"
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call on some ranks.
 
     Args:
@@ -70,7 +70,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class How(msgspec.Struct, frozen=True, kw_only=True):
+class TreeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the measurement, the same for all cells of a folder.
 
     Args:
@@ -114,11 +114,11 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Task of a rank, in `task.json` of its folder."""
 
-    shape: Shape
-    how: How
+    shape: RankedCall
+    how: TreeSettings
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class RankErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of a contestant on one rank against float64.
 
     Args:
@@ -161,7 +161,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     rank: int
     error: str = ""
     header: Header | None = None
-    checks: dict[str, Check] = {}
+    checks: dict[str, RankErrors] = {}
     laps: dict[str, list[list[int]]] = {}
     free: dict[str, list[RankCall]] = {}
     serialised: dict[str, list[RankCall]] = {}

@@ -13,13 +13,13 @@ import msgspec
 import torch
 
 from strobe.bench.case import Progress
-from strobe.bench.cells import Outcome, claim, finished
+from strobe.bench.cells import CellsOutcome, claim, finished
 from strobe.bench.clips import ClipNumbers, number
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.bench.runner import end_line
 from strobe.bench.tree.machine import check_ranks
-from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, How, RankResult, Shape, Task
+from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
@@ -57,7 +57,7 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         yield from _blocks(ranks, clips)
 
 
-def sizes(shape: Shape) -> dict[str, int]:
+def sizes(shape: RankedCall) -> dict[str, int]:
     """Return the sizes of the call by name."""
     return {
         "world_size": shape.world_size, "tokens": shape.seq_len, "q_tokens": shape.q_len, "heads": shape.heads,
@@ -183,14 +183,14 @@ def cell_of(task: Task, timeout_s: float) -> Cell:
 
 
 def run_cells(
-    shapes: Sequence[Shape],
-    how: How,
+    shapes: Sequence[RankedCall],
+    how: TreeSettings,
     folder: Path,
     progress: Progress,
     *,
     cell_timeout_s: float = 600.0,
     executor: Executor | None = None,
-) -> Outcome:
+) -> CellsOutcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
@@ -226,7 +226,7 @@ def run_cells(
             failed.append(f"{name}: {reason}")
         else:
             measured.append(name)
-    return Outcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+    return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
 
 
 def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:

@@ -27,7 +27,7 @@ MISSING: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class DoctorCheck:
     """One requirement of every stream, and whether it is met.
 
     Args:
@@ -115,37 +115,39 @@ def read_plugins() -> list[dict[str, str]]:
     return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 
-def check_torch() -> Check:
+def check_torch() -> DoctorCheck:
     """Check that torch can be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return Check(name="torch", ok=False, detail=" ".join(str(error).split()), fix="pip install 'torch>=2.9'")
-    return Check(name="torch", ok=True, detail=f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+        return DoctorCheck(name="torch", ok=False, detail=" ".join(str(error).split()), fix="pip install 'torch>=2.9'")
+    return DoctorCheck(name="torch", ok=True, detail=f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
-def check_weights() -> Check:
+def check_weights() -> DoctorCheck:
     """Check that the weights of the bundled model can be read."""
     from strobe.engine.load import load
 
     try:
         model = load("shapes")
     except StrobeError as error:
-        return Check(name="weights", ok=False, detail=str(error), fix=f"install {DISTRIBUTION} again")
-    return Check(name="weights", ok=True, detail=f"shapes, sha256 {model.weights_hash[:12]}")
+        return DoctorCheck(name="weights", ok=False, detail=str(error), fix=f"install {DISTRIBUTION} again")
+    return DoctorCheck(name="weights", ok=True, detail=f"shapes, sha256 {model.weights_hash[:12]}")
 
 
-def check_video() -> Check:
+def check_video() -> DoctorCheck:
     """Check that the encoder library can write every format of a clip."""
     from strobe.engine.video import FORMATS, missing_encoders
 
     try:
         missing = missing_encoders()
     except ImportError as error:
-        return Check(name="video", ok=False, detail=" ".join(str(error).split()), fix="pip install 'av>=14.0'")
+        return DoctorCheck(name="video", ok=False, detail=" ".join(str(error).split()), fix="pip install 'av>=14.0'")
     if missing:
-        return Check(name="video", ok=False, detail=f"no encoder for {', '.join(missing)}", fix="install av from its own wheel")
-    return Check(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
+        return DoctorCheck(
+            name="video", ok=False, detail=f"no encoder for {', '.join(missing)}", fix="install av from its own wheel"
+        )
+    return DoctorCheck(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
 
 
 def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun, ...]]:

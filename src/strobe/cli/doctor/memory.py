@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class AskedStream:
     """A stream whose memory is predicted."""
 
     model: str
@@ -31,7 +31,7 @@ class Asked:
     config: ResolvedConfig
 
 
-def asked(preset: str, model: str, size: str | None, samples: int, device: str) -> Asked:
+def asked(preset: str, model: str, size: str | None, samples: int, device: str) -> AskedStream:
     """Resolve the preset and find the sizes of the model; nothing is loaded.
 
     Raises:
@@ -49,10 +49,10 @@ def asked(preset: str, model: str, size: str | None, samples: int, device: str) 
     parts = model_parts(model, parse_size(size))
     config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     needs = RECIPES[model].needs if model in RECIPES else ""
-    return Asked(model=model, needs=needs, samples=samples, parts=parts, config=config)
+    return AskedStream(model=model, needs=needs, samples=samples, parts=parts, config=config)
 
 
-def predict_memory(stream: Asked) -> dict[str, Any]:
+def predict_memory(stream: AskedStream) -> dict[str, Any]:
     """Predict the memory of a stream, part by part, bytes."""
     from strobe.engine import memory
 
@@ -70,7 +70,7 @@ def predict_memory(stream: Asked) -> dict[str, Any]:
     }
 
 
-def predict_devices(stream: Asked, most: int) -> list[dict[str, Any]]:
+def predict_devices(stream: AskedStream, most: int) -> list[dict[str, Any]]:
     """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
 
     Rank 0 decodes; of the others, rank 1 holds most.

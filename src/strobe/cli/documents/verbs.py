@@ -14,13 +14,13 @@ from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 
 
-class Traced(TraceDocument, frozen=True, kw_only=True):
+class TraceOutput(TraceDocument, frozen=True, kw_only=True):
     """`strobe trace`: tables of profiler traces."""
 
     written: Written
 
 
-class Compared(SpeedupDocument, frozen=True, kw_only=True):
+class SpeedupOutput(SpeedupDocument, frozen=True, kw_only=True):
     """`strobe speedup` of logs and traces: speedup at each level, and the account (ledger) of the difference."""
 
     written: Written
@@ -42,7 +42,7 @@ class Reported(RunDocument, frozen=True, kw_only=True):
     ]
 
 
-class Measured(Reported, frozen=True, kw_only=True):
+class CompareOutput(Reported, frozen=True, kw_only=True):
     """`strobe compare`: the speedups of the run that it measured."""
 
     red: Red
@@ -81,13 +81,13 @@ class Serving(Printed, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="device that streams run on")]
 
 
-class Shown(Measured, frozen=True, kw_only=True):
+class Shown(CompareOutput, frozen=True, kw_only=True):
     """`strobe demo`: the comparison, and the clip made before it."""
 
     clip: Annotated[ClipMade, Meta(description="clip that was made before the comparison")]
 
 
-class ProfiledStream(Measured, frozen=True, kw_only=True):
+class ProfiledStream(CompareOutput, frozen=True, kw_only=True):
     """`strobe profile stream`: the run that profiles one or several presets."""
 
     kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
@@ -109,7 +109,7 @@ class ProfiledAttention(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-class ProfiledDit(Measured, frozen=True, kw_only=True):
+class ProfiledDit(CompareOutput, frozen=True, kw_only=True):
     """`strobe profile dit`: forward passes of one transformer under several kinds of attention."""
 
     kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
@@ -140,7 +140,7 @@ class Presets(Printed, frozen=True, kw_only=True):
     elsewhere: Annotated[dict[str, str], Meta(description="by setting that another page explains: that page")]
 
 
-class Machine(Printed, frozen=True, kw_only=True):
+class DoctorOutput(Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
     checks: Annotated[tuple[dict[str, Any], ...], Meta(description="checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
@@ -157,7 +157,7 @@ class Machine(Printed, frozen=True, kw_only=True):
     ] = UNSET
     machine: Annotated[
         dict[str, Any] | UnsetType,
-        Meta(description="facts of the machine, with the keys of `Machine` in [records.md](records.md#machine)"),
+        Meta(description="facts of the machine, with the keys of `DoctorOutput` in [records.md](records.md#machine)"),
     ] = UNSET
     attention: Annotated[
         Any,
@@ -217,7 +217,7 @@ class Scored(Printed, frozen=True, kw_only=True):
     ]
 
 
-class Loaded(Printed, frozen=True, kw_only=True):
+class BenchServeOutput(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -248,7 +248,7 @@ class Benched(Printed, frozen=True, kw_only=True):
     report: Paths
 
 
-class Judged(Printed, frozen=True, kw_only=True):
+class QualityOutput(Printed, frozen=True, kw_only=True):
     """`strobe quality`: scores of clips against a reference."""
 
     reference: Annotated[str, Meta(description="name of the reference clip")]
@@ -264,7 +264,7 @@ class Judged(Printed, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-class Acceptance(Printed, frozen=True, kw_only=True):
+class AcceptOutput(Printed, frozen=True, kw_only=True):
     """`strobe accept`: checks of a model that need no official code, and its comparison with `quality`."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
@@ -288,20 +288,20 @@ class Acceptance(Printed, frozen=True, kw_only=True):
 
 
 DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
-    "accept": (Acceptance,),
+    "accept": (AcceptOutput,),
     "demo": (Shown,),
     "generate": (Generated,),
     "serve": (Serving,),
-    "compare": (Measured, Varied),
+    "compare": (CompareOutput, Varied),
     "report": (Reported, Varied),
-    "trace": (Traced,),
-    "speedup": (Compared, Reported),
-    "doctor": (Machine,),
+    "trace": (TraceOutput,),
+    "speedup": (SpeedupOutput, Reported),
+    "doctor": (DoctorOutput,),
     "bench shapes": (Scored,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
-    "bench serve": (Loaded,),
+    "bench serve": (BenchServeOutput,),
     "extract stages": (Stages,),
     "extract attention": (Timers,),
     "extract kernels": (Kernels,),
@@ -311,6 +311,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "profile attention": (ProfiledAttention,),
     "profile kernels": (ProfiledKernels,),
     "profile dit": (ProfiledDit,),
-    "quality": (Judged,),
+    "quality": (QualityOutput,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import Figure, failures, parse_requirement
+from strobe.cli.require import GatedFigure, failures, parse_requirement
 from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
 from strobe.cli.tables import table_text
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
-class CallFlags:
+class AttentionFlags:
     """The call that every implementation computes.
 
     Args:
@@ -52,7 +52,7 @@ class CallFlags:
 
 @Parameter(name="*", group="Times and trace")
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class RepeatFlags:
     """Flags of how often to call it, timed and traced.
 
     Args:
@@ -73,8 +73,8 @@ class Measured:
 def attention(
     *,
     impls: tuple[str, ...] = ("sdpa", "reference"),
-    call: CallFlags = CallFlags(),
-    measured: Measured = Measured(),
+    call: AttentionFlags = AttentionFlags(),
+    measured: RepeatFlags = RepeatFlags(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -146,12 +146,12 @@ def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
     return report, paths
 
 
-def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, Figure | None]]:
+def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, GatedFigure | None]]:
     """Return the speedups of every candidate; None for one that was not measured."""
-    figures: dict[str, dict[str, Figure | None]] = {name: {"kernel": None, "section": None} for name in names}
+    figures: dict[str, dict[str, GatedFigure | None]] = {name: {"kernel": None, "section": None} for name in names}
     for each in report.speedups:
         ratio = each.ratio
-        figures[each.candidate][each.level] = Figure(
+        figures[each.candidate][each.level] = GatedFigure(
             value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns
         )
     return figures

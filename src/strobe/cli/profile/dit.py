@@ -17,8 +17,8 @@ from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.settings import read_settings, split_list
 
 if TYPE_CHECKING:
-    from strobe.bench.case import Plan
-    from strobe.bench.dit.case import Loaded
+    from strobe.bench.case import ComparePlan
+    from strobe.bench.dit.case import LoadedModel
 
 MODES: Final = {"on": True, "off": False}
 DTYPES: Final = ("auto", "bfloat16", "float32")
@@ -26,7 +26,7 @@ DTYPES: Final = ("auto", "bfloat16", "float32")
 
 @Parameter(name="*", group="Forward pass")
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class PassFlags:
     """Flags of the forward pass: model, weights, sizes, dtype.
 
     Args:
@@ -99,7 +99,7 @@ class Runs:
 
 def dit(
     *,
-    what: Pass = Pass(),
+    what: PassFlags = PassFlags(),
     variants: Variants = Variants(),
     runs: Runs = Runs(),
     require: tuple[str, ...] = (),
@@ -153,7 +153,7 @@ def dit(
     return code
 
 
-def _loaded(what: Pass) -> Loaded:
+def _loaded(what: PassFlags) -> LoadedModel:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
@@ -186,12 +186,12 @@ def _loaded(what: Pass) -> Loaded:
     )
 
 
-def _plan(runs: Runs) -> Plan:
-    from strobe.bench.case import Plan
+def _plan(runs: Runs) -> ComparePlan:
+    from strobe.bench.case import ComparePlan
     from strobe.perf.measure.profile import Capture
 
     regions = read_settings().profile_regions if runs.regions is None else split_list(runs.regions)
-    return Plan(
+    return ComparePlan(
         palindromes=runs.rounds,
         traced_blocks=runs.active if runs.trace else 0,
         traced_from=None if runs.wait is None or not runs.trace else runs.wait + runs.warmup,

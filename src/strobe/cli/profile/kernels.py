@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strobe.engine.resolve import ResolvedConfig
     from strobe.perf.analysis.runs.breakdown import KernelProfile
     from strobe.perf.report.model import Report
-    from strobe.perf.report.profile_pages import Profiled
+    from strobe.perf.report.profile_pages import ProfileFacts
 
 PROMPTS = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
 FORMATS = (".md", ".html", ".json")
@@ -122,11 +122,11 @@ def _numbers(found: KernelProfile) -> dict[str, object]:
     }
 
 
-def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
+def _described(model: Model, config: ResolvedConfig, cold: bool) -> ProfileFacts:
     """Return the facts of the run for the page."""
     from strobe.bench.operations import dtype_name, steady_pass
     from strobe.perf.measure.machine import describe_machine, utc_now
-    from strobe.perf.report.profile_pages import Profiled
+    from strobe.perf.report.profile_pages import ProfileFacts
 
     one, dit = steady_pass(model, config), model.dit.config
     machine = describe_machine(config.device)
@@ -141,7 +141,7 @@ def _described(model: Model, config: ResolvedConfig, cold: bool) -> Profiled:
         "Device": f"{machine.device}: {machine.device_name}, {machine.threads} threads",
         "torch": machine.torch or "none",
     }
-    return Profiled(
+    return ProfileFacts(
         facts=tuple(facts.items()),
         machine=machine,
         dtype=dtype_name(config),

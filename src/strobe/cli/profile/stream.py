@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
-from strobe.cli.model import ModelFlags, at_least, frame_blocks
+from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
 from strobe.cli.run_folder import chosen_folder, measure, tell_case
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
-    from strobe.bench.case import Plan
+    from strobe.bench.case import ComparePlan
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.perf.measure.profile import Capture
@@ -35,7 +35,7 @@ _PIECES: Final = 60
 
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
-class Profiled(ModelFlags):
+class StreamFlags(ModelFlags):
     """Flags of the stream: attention, repetitions, prompts, model.
 
     Args:
@@ -55,15 +55,15 @@ class Profiled(ModelFlags):
     rounds: int = 2
     prompt: str = "a red circle moving left slowly on a navy background"
     switch: tuple[str, ...] = ()
-    blocks: int = 8
-    seconds: float | None = None
+    blocks: Annotated[int, Parameter(group=("Clip", LENGTH))] = 8
+    seconds: Annotated[float | None, Parameter(group=("Clip", LENGTH))] = None
     seed: int = 0
     device: str = "auto"
 
 
 @Parameter(name="*", group="Trace")
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class TraceFlags:
     """Flags of the traced run, which is separate: no timed clip carries the profiler.
 
     Args:
@@ -86,7 +86,7 @@ class Traced:
 
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
 @dataclass(frozen=True, kw_only=True)
-class Attributed:
+class AttributionFlags:
     """Flags of the attribution run: one more frame block under the profiler, with options that slow it down.
 
     Args:
@@ -106,9 +106,9 @@ class Attributed:
 
 def stream(
     *presets: Annotated[str, Parameter(name="PRESET")],
-    what: Profiled = Profiled(),
-    traced: Traced = Traced(),
-    attributed: Attributed = Attributed(),
+    what: StreamFlags = StreamFlags(),
+    traced: TraceFlags = TraceFlags(),
+    attributed: AttributionFlags = AttributionFlags(),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> int:
@@ -154,6 +154,7 @@ def stream(
         plan = _plan(length, what.rounds, traced, attributed, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
+    tell_length(what.seconds, length, output)
     if recorded < plan.traced_blocks:
         output.note(
             f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
@@ -166,7 +167,7 @@ def stream(
     return code
 
 
-def _config(what: Profiled, name: str) -> EngineConfig:
+def _config(what: StreamFlags, name: str) -> EngineConfig:
     """Return a preset, renamed if torch.compile is forced on or off."""
     from strobe.engine.config import replace_knobs
 
@@ -194,7 +195,7 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
                 raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
 
 
-def _configs(what: Profiled, names: Sequence[str]) -> list[EngineConfig]:
+def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
     """Return every preset with the requested kinds of attention, each once."""
     found = []
     for config in (_config(what, name) for name in names):
@@ -217,15 +218,15 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
-def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, alone: bool) -> Plan:
-    from strobe.bench.case import Plan
+def _plan(blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
+    from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
     regions = traced.regions or read_settings().profile_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
-    return Plan(
+    return ComparePlan(
         palindromes=rounds,
         traced_blocks=traced.active if traced.trace else 0,
         traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
@@ -238,7 +239,7 @@ def _plan(blocks: int, rounds: int, traced: Traced, attributed: Attributed, *, a
     )
 
 
-def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Capture | None:
+def _attribution_capture(attributed: AttributionFlags, regions: tuple[str, ...]) -> Capture | None:
     from strobe.perf.measure.profile import Capture
 
     capture = Capture(
@@ -250,7 +251,7 @@ def _attribution_capture(attributed: Attributed, regions: tuple[str, ...]) -> Ca
     return capture if capture.options else None
 
 
-def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[str]:
+def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> list[str]:
     """Write and show the attribution page, if there was an attribution run."""
     from strobe.core.files import write_whole
     from strobe.perf.records.store import read_run
@@ -269,7 +270,7 @@ def _attribution(folder: Path, attributed: Attributed, output: Output) -> list[s
     return [str(path)]
 
 
-def _attribution_report(run: RunRecords, attributed: Attributed) -> Report:
+def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report:
     from strobe.core.files import file_inside
     from strobe.perf.report.profile_pages import attribution_report
     from strobe.perf.trace import read_trace

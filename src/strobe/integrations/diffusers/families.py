@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class TransformerFamily:
     """One class of transformers.
 
     Args:
@@ -140,21 +140,21 @@ def _hunyuan15(config: Any, given: Arguments) -> Facts:
 
 
 FAMILIES: Final = (
-    Family(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
-    Family(
+    TransformerFamily(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
+    TransformerFamily(
         model=LTX2VideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn1"),),
         processor=LTX2Processor,
         facts=_ltx2,
         gated=True,
     ),
-    Family(
+    TransformerFamily(
         model=HunyuanVideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
         processor=JointProcessor,
         facts=_hunyuan,
     ),
-    Family(
+    TransformerFamily(
         model=HunyuanVideo15Transformer3DModel,
         blocks=(("transformer_blocks", "attn"),),
         processor=JointProcessor,
@@ -163,6 +163,6 @@ FAMILIES: Final = (
 )
 
 
-def family_of(model: object) -> Family | None:
+def family_of(model: object) -> TransformerFamily | None:
     """Return the family of a transformer; None for others, and for subclasses, which may treat tokens differently."""
     return next((family for family in FAMILIES if type(model) is family.model), None)

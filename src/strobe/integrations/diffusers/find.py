@@ -8,7 +8,7 @@ from torch import nn
 
 from strobe.attention.explain import components_of
 from strobe.core.errors import ConfigError
-from strobe.integrations.diffusers.families import FAMILIES, Family, family_of
+from strobe.integrations.diffusers.families import FAMILIES, TransformerFamily, family_of
 
 _MODELS: Final = tuple(family.model for family in FAMILIES)
 _AROUND: Final = ("_orig_mod", "module", "_checkpoint_wrapped_module")
@@ -25,7 +25,7 @@ def bare(component: Any) -> Any:
     return component
 
 
-def find_transformers(pipe: Any) -> dict[str, tuple[nn.Module, Family]]:
+def find_transformers(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily]]:
     """Return a pipeline's transformers that can become sparse, by component; a single transformer has an empty name.
 
     Raises:

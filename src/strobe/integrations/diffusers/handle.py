@@ -17,7 +17,7 @@ from strobe.attention.sparse.coarse import Forced, budget
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.integrations.diffusers.families import Family, Layer
+from strobe.integrations.diffusers.families import Layer, TransformerFamily
 from strobe.integrations.diffusers.find import bare, find_transformers, is_known
 from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
@@ -93,10 +93,10 @@ def sparsify(
             dense_layers=numbers_of("dense_layers", dense_layers, len(layers)),
         )
         plans.append((name, transformer, family, source, options))
-    made: list[_Part] = []
+    made: list[_SparsePart] = []
     try:
         for plan in plans:
-            made.append(_Part(name_of(pipe), *plan))
+            made.append(_SparsePart(name_of(pipe), *plan))
     except StrobeError:
         for part in made:
             part.undo()
@@ -117,7 +117,7 @@ def restore(pipe: Any) -> None:
     """
     given = components_of(pipe).values()
     for each in given:
-        part: _Part | None = getattr(bare(each), _PART, None)
+        part: _SparsePart | None = getattr(bare(each), _PART, None)
         if part is not None:
             part.undo()
     if not any(is_known(each) for each in given):
@@ -146,11 +146,17 @@ def _processor(layer: Layer) -> Any:
     return attn.processor
 
 
-class _Part:
+class _SparsePart:
     """One sparse transformer of a pipeline. It belongs to the transformer: a copy of the model has its own."""
 
     def __init__(
-        self, kind: str, component: str, transformer: Any, family: Family, source: GateSource | None, options: SparseOptions
+        self,
+        kind: str,
+        component: str,
+        transformer: Any,
+        family: TransformerFamily,
+        source: GateSource | None,
+        options: SparseOptions,
     ) -> None:
         self.kind, self.component, self.transformer, self.family, self.options = kind, component, transformer, family, options
         self.layers, self.names = family.layers(transformer), family.names()
@@ -263,7 +269,7 @@ class SparseHandle:
         parts: its transformers.
     """
 
-    def __init__(self, pipe: Any, parts: tuple[_Part, ...]) -> None:
+    def __init__(self, pipe: Any, parts: tuple[_SparsePart, ...]) -> None:
         self.pipe, self._parts = pipe, parts
 
     @property
@@ -393,5 +399,5 @@ def _name(layer: Layer) -> str:
     return layer.name.removesuffix(".processor")
 
 
-def _key(part: _Part, layer: Layer) -> str:
+def _key(part: _SparsePart, layer: Layer) -> str:
     return f"{part.component}.{_name(layer)}" if part.component else _name(layer)

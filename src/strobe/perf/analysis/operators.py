@@ -572,7 +572,7 @@ class _OperatorKeys:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class OperatorRate:
     """Cost and rate of one row of the operators.
 
     Args:
@@ -603,7 +603,7 @@ class Rates:
     device: int
     product: str
     peaks: DevicePeaks | None
-    rows: tuple[Rate, ...]
+    rows: tuple[OperatorRate, ...]
     covered_ns: int
     busy_ns: int
 
@@ -621,7 +621,7 @@ def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
     return Rates(device=times.device, product=product, peaks=peaks, rows=rows, covered_ns=covered, busy_ns=times.busy_ns)
 
 
-def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> Rate:
+def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:
     cost = operator_cost(row.as_calls(device))
     found = None
     if isinstance(cost, OperatorCost):
@@ -629,4 +629,4 @@ def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None)
             found = roofline(Fraction(row.sum_ns, row.calls), cost.cost, peaks, cost.dtype)
         else:
             cost = "it took no time"
-    return Rate(place=place, row=row, cost=cost, found=found)
+    return OperatorRate(place=place, row=row, cost=cost, found=found)

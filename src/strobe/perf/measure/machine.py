@@ -321,7 +321,7 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
 
 
-class Held(NamedTuple):
+class HeldMemory(NamedTuple):
     """Memory that a process holds, bytes: resident on the host, allocated and reserved on the GPU; None if unknown or no GPU."""
 
     resident_bytes: int | None
@@ -329,17 +329,17 @@ class Held(NamedTuple):
     reserved_bytes: int | None
 
 
-def held(device: torch.device) -> Held:
+def held(device: torch.device) -> HeldMemory:
     """Return the memory that this process holds now, without waiting for the device."""
     resident = _status("VmRSS:")
     if device.type != "cuda":
-        return Held(resident, None, None)
+        return HeldMemory(resident, None, None)
     import torch
 
-    return Held(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+    return HeldMemory(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
 
 
-def memory_records(clip: Clip, own: Sequence[Held | None]) -> tuple[Memory, ...]:
+def memory_records(clip: Clip, own: Sequence[HeldMemory | None]) -> tuple[Memory, ...]:
     """Return a record for each frame block of a clip after which the memory was read."""
     return tuple(
         Memory(

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, part_of
-from strobe.perf.analysis.runs.latency import Summary, Switch
+from strobe.perf.analysis.runs.latency import Summary, SwitchCost
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import Interval, Verdict
 from strobe.perf.records.record import CELLS, Plan, PlannedCell, read_plan
@@ -27,12 +27,12 @@ from strobe.perf.report.model import (
     Count,
     Fact,
     Figure,
-    Mark,
     Missing,
     Notes,
     Number,
     Paragraph,
     Plane,
+    PlotPoint,
     Ratio,
     Report,
     Section,
@@ -363,7 +363,7 @@ def batch_table(cells: Sequence[AblationCellRun], base: LogEntry | None) -> Tabl
 def switch_table(cells: Sequence[AblationCellRun]) -> Table:
     """Build the table of prompt switches: times of the frame block before and of the first one after each switch."""
 
-    def of(head: str, get: Callable[[Switch], float]) -> Field[AblationCellRun]:
+    def of(head: str, get: Callable[[SwitchCost], float]) -> Field[AblationCellRun]:
         def ns(row: AblationCellRun) -> float | None:
             found = None if row.entry is None else row.entry.latencies
             return get(found.switches[0]) if found and found.switches else None
@@ -558,12 +558,14 @@ def _measured(entry: LogEntry) -> Ratio:
     return Ratio(entry.e2e.ratio) if interval is None else Ratio(entry.e2e.ratio, interval.low, interval.high)
 
 
-def _mark(point: FrontPoint, number: int) -> Mark:
+def _mark(point: FrontPoint, number: int) -> PlotPoint:
     """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
     ratio, equal = point.measured, point.score == float("inf")
     unproven = point.speed != ratio.value
     low, high = (ratio.low, ratio.high) if unproven else (None, None)
-    return Mark(ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal)
+    return PlotPoint(
+        ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal
+    )
 
 
 def _front(cells: Sequence[AblationCellRun], plan: Plan) -> Section:

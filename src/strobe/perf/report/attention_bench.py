@@ -20,7 +20,7 @@ from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
-from strobe.perf.analysis.runs.grid import Grid, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
+from strobe.perf.analysis.runs.grid import GridCells, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
 from strobe.perf.records.record import (
     COSINE,
     HOST,
@@ -73,11 +73,11 @@ from strobe.perf.report.model import (
     Count,
     Fact,
     Figure,
-    Mark,
     Missing,
     Notes,
     Number,
     Plane,
+    PlotPoint,
     Report,
     Row,
     Section,
@@ -221,7 +221,7 @@ class AttentionCellRun:
         return max(found, default=0.0)
 
 
-def read_cells(folder: Path) -> Grid[AttentionCellRun]:
+def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
     """Read every cell of a run that has records, even one that was cut short.
 
     Raises:
@@ -765,7 +765,7 @@ def against_sparsity(
 
 def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
     """Plot the points of each name in a colour of its own."""
-    marks = tuple(Mark(*point, series) for series, points in enumerate(named.values()) for point in points)
+    marks = tuple(PlotPoint(*point, series) for series, points in enumerate(named.values()) for point in points)
     return Plane(x=x, y=y, marks=marks, series=tuple(named))
 
 

@@ -37,10 +37,10 @@ from strobe.perf.report.model import (
     Figure,
     Headline,
     Headlines,
-    Mark,
     Missing,
     Notes,
     Plane,
+    PlotPoint,
     Ratio,
     Report,
     Section,
@@ -225,7 +225,9 @@ def _samples(found: Sequence[OwnCode]) -> Section | None:
         slow_end(lambda row: row.samples_ns, unit, "samples"),
     )
     marks = tuple(
-        Mark(number, value, series) for series, row in enumerate(timed) for number, value in enumerate(row.samples_ns, start=1)
+        PlotPoint(number, value, series)
+        for series, row in enumerate(timed)
+        for number, value in enumerate(row.samples_ns, start=1)
     )
     plane = Plane(
         x=Axis("sample, in the order they ran", whole=True),

@@ -166,7 +166,7 @@ class Axis(_Node, frozen=True):
     whole: bool = False
 
 
-class Mark(_Node, frozen=True):
+class PlotPoint(_Node, frozen=True):
     """A point; `hollow`: not proven, or without a value; `low`, `high`: interval of `xy`; `above`: its
     `y` is infinite (equal pictures)."""
 
@@ -193,7 +193,7 @@ class Plane(_Node, frozen=True):
 
     x: Axis
     y: Axis
-    marks: tuple[Mark, ...]
+    marks: tuple[PlotPoint, ...]
     levels: tuple[Level, ...] = ()
     series: tuple[str, ...] = ()
 
@@ -309,7 +309,7 @@ class Headlines(_Node, frozen=True):
     table: Table
 
 
-class Video(_Node, frozen=True):
+class VideoLink(_Node, frozen=True):
     """A clip beside the report, by relative path."""
 
     label: str
@@ -320,7 +320,7 @@ class Video(_Node, frozen=True):
 class Videos(_Node, frozen=True):
     """Clips shown side by side."""
 
-    items: tuple[Video, ...]
+    items: tuple[VideoLink, ...]
 
 
 Block = Paragraph | Notes | Table | Figure | Headlines | Videos

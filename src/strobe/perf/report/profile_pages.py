@@ -255,7 +255,7 @@ _Part: TypeAlias = tuple[Text, Fraction, Text]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profiled:
+class ProfileFacts:
     """Facts of a kernel profile for its page: settings, machine, dtype, clocks.
 
     Args:
@@ -277,7 +277,7 @@ class Profiled:
     clocks: Clocks | None = None
 
 
-def kernel_report(found: KernelProfile, what: Profiled) -> Report:
+def kernel_report(found: KernelProfile, what: ProfileFacts) -> Report:
     """Build the page of a kernel profile."""
     peaks = device_peaks(what.machine.device_name)
     details = _Details(profile=found, what=what, peaks=peaks)
@@ -304,7 +304,7 @@ def kernel_report(found: KernelProfile, what: Profiled) -> Report:
     )
 
 
-def _doubts(what: Profiled) -> Iterator[str]:
+def _doubts(what: ProfileFacts) -> Iterator[str]:
     machine, clocks = what.machine, what.clocks
     load = machine.clocks.load
     if load is not None and load > machine.cores:
@@ -325,7 +325,7 @@ def _is_other(each: Operation) -> bool:
 # --------------------------------------------------------------------------------------------------------------- budget
 
 
-def _budget(found: KernelProfile, what: Profiled) -> Section:
+def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
     step = found.step
     fields: tuple[Field[_Part], ...] = (
         Field("component", lambda row: row[0]),
@@ -393,7 +393,7 @@ class _Details:
     """Builder of the tables of operations."""
 
     profile: KernelProfile
-    what: Profiled
+    what: ProfileFacts
     peaks: DevicePeaks | None
 
     def section(self, id: str, title: str, chosen: Callable[[Operation], bool]) -> Section | None:
@@ -459,7 +459,7 @@ class _Details:
 # ------------------------------------------------------------------------------------------------------ decoder, stages
 
 
-def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section:
+def _decoder(found: KernelProfile, what: ProfileFacts, details: _Details) -> Section:
     decode = found.decode
     table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
     fields: tuple[Field[tuple[Text | Code, Fraction]], ...] = (
@@ -482,7 +482,7 @@ def _decoder(found: KernelProfile, what: Profiled, details: _Details) -> Section
     return Section("decoder", "VAE decoder", "", (table, account))
 
 
-def _stages(found: KernelProfile, what: Profiled) -> Section:
+def _stages(found: KernelProfile, what: ProfileFacts) -> Section:
     fields: tuple[Field[tuple[str, Sequence[int]]], ...] = (
         Field("stage", lambda row: row[0], Code),
         Field("what", lambda row: Text(NAMES[row[0]], "muted")),

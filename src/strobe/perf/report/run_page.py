@@ -18,9 +18,9 @@ from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LevelSum, is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
 from strobe.perf.analysis.runs.compare import (
-    Compared,
     Comparison,
     LongClip,
+    PartGrowth,
     SideClocks,
     compare_unpaired,
     growths_of,
@@ -97,11 +97,11 @@ from strobe.perf.report.model import (
     Headline,
     Headlines,
     Kind,
-    Mark,
     Missing,
     Notes,
     Paragraph,
     Plane,
+    PlotPoint,
     Ratio,
     Report,
     Section,
@@ -378,7 +378,7 @@ def _verdict(found: LongClip) -> Table:
     return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
 
 
-def _row(each: Compared, cell: Callable[[int], Cell], change: Callable[[Compared], Cell], kind: str) -> Sequence[object]:
+def _row(each: PartGrowth, cell: Callable[[int], Cell], change: Callable[[PartGrowth], Cell], kind: str) -> Sequence[object]:
     limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
     holds = Text("yes", "good") if each.holds else Text("NO", "bad")
     return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
@@ -397,7 +397,7 @@ def _times_figure(found: LongClip) -> Figure:
     for bucket in buckets:
         own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
         median, longest = percentile(own, 0.5), own[-1]
-        marks += [Mark(bucket.stop - 1, median, 0), Mark(bucket.stop - 1, longest, 1)]
+        marks += [PlotPoint(bucket.stop - 1, median, 0), PlotPoint(bucket.stop - 1, longest, 1)]
         rows.append((_span(bucket), median, longest))
     size = len(buckets[0])
     names = ("median", "max") if size > 1 else ("frame block", "frame block")
@@ -421,7 +421,7 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     rows, marks = [], []
     for bucket in buckets:
         most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
-        marks += [Mark(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
+        marks += [PlotPoint(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
         rows.append((_span(bucket), *most))
     series = tuple(_WORDS[kind] for kind in kinds)
     plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)

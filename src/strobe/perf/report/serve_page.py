@@ -16,10 +16,10 @@ from strobe.perf.report.model import (
     Axis,
     Fact,
     Figure,
-    Mark,
     Notes,
     Number,
     Plane,
+    PlotPoint,
     Report,
     Section,
     Share,
@@ -113,7 +113,7 @@ def _p95(values: Sequence[int]) -> float | None:
 
 def _loads(found: Sequence[LoadFigures]) -> Section:
     table = load_table(found)
-    marks = tuple(Mark(each.load, 100 * each.on_time, 0) for each in found if each.on_time is not None)
+    marks = tuple(PlotPoint(each.load, 100 * each.on_time, 0) for each in found if each.on_time is not None)
     lead = "Each viewer plays with a start buffer and a clock, and says what it painted: nothing is made for one that is ahead."
     if len(marks) < 2:
         return Section("load", "What viewers saw", lead, (table,))

@@ -19,8 +19,8 @@ from strobe.perf.report.model import (
     Kind,
     Lane,
     Level,
-    Mark,
     Plane,
+    PlotPoint,
     Ratio,
     Strip,
     StripLane,
@@ -377,7 +377,7 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
     return "".join(lines), "".join(labels)
 
 
-def _dot(mark: Mark, left: float, up: float) -> str:
+def _dot(mark: PlotPoint, left: float, up: float) -> str:
     """Draw a point as a circle; a point above the axis as an arrow head at its end."""
     look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
     if mark.above:
@@ -386,7 +386,7 @@ def _dot(mark: Mark, left: float, up: float) -> str:
     return f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
 
 
-def _reach(mark: Mark, x: Scale, y: Scale, up: float) -> str:
+def _reach(mark: PlotPoint, x: Scale, y: Scale, up: float) -> str:
     """Draw the intervals of a point as lines under it."""
     lines = ""
     if mark.low is not None and mark.high is not None:
@@ -395,7 +395,7 @@ def _reach(mark: Mark, x: Scale, y: Scale, up: float) -> str:
     return lines
 
 
-def _mark(mark: Mark, place: tuple[float, float], label_y: float | None) -> str:
+def _mark(mark: PlotPoint, place: tuple[float, float], label_y: float | None) -> str:
     left, up = place
     dot = _dot(mark, left, up)
     if label_y is None:

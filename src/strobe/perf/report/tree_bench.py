@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.grid import Grid, names_in, read_grid, recorded
+from strobe.perf.analysis.runs.grid import GridCells, names_in, read_grid, recorded
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, Prediction, SentMessage, Span, Surroundings
@@ -42,10 +42,10 @@ from strobe.perf.report.model import (
     Count,
     Fact,
     Figure,
-    Mark,
     Missing,
     Number,
     Plane,
+    PlotPoint,
     Report,
     Section,
     Share,
@@ -147,7 +147,7 @@ class TreeCellRun:
         return self.run.links
 
 
-def read_cells(folder: Path) -> Grid[TreeCellRun]:
+def read_cells(folder: Path) -> GridCells[TreeCellRun]:
     """Read every cell of a run that has records, even one that failed; of several attempts the last.
 
     Raises:
@@ -530,7 +530,7 @@ def _curves(title: str, kind: str, points: Sequence[ScalingPoint]) -> Iterator[F
 
 def _plane(title: str, x: str, y: str, points: Sequence[tuple[str, int, float]]) -> Figure:
     names = tuple(dict.fromkeys(name for name, _, _ in points))
-    marks = tuple(Mark(at, value, names.index(name)) for name, at, value in points)
+    marks = tuple(PlotPoint(at, value, names.index(name)) for name, at, value in points)
     places = sorted({at for _, at, _ in points})
     values = {(name, at): value for name, at, value in points}
     none = Missing("not measured", "-")

@@ -179,7 +179,7 @@ def _misplaced(events: _Events, keep: Flags) -> Iterator[str]:
     keep[before] = False
 
 
-class _Part(NamedTuple):
+class _DeviceEvents(NamedTuple):
     """Some events of one device: their rows, the ends of all before each, and their own."""
 
     rows: Integers
@@ -187,13 +187,13 @@ class _Part(NamedTuple):
     end: Integers
 
 
-def _devices(events: _Events, keep: Flags) -> Iterator[tuple[int, Callable[[], Iterator[_Part]]]]:
+def _devices(events: _Events, keep: Flags) -> Iterator[tuple[int, Callable[[], Iterator[_DeviceEvents]]]]:
     device = events.of([one.device for one in events.works])
     for number in sorted({one.device for one in events.works}):
         yield number, partial(_parts, events, keep & (device == number))
 
 
-def _parts(events: _Events, mine: Flags) -> Iterator[_Part]:
+def _parts(events: _Events, mine: Flags) -> Iterator[_DeviceEvents]:
     reached: int | None = None
     for block in blocks(len(mine)):
         rows = block.start + np.flatnonzero(mine[block])
@@ -202,7 +202,7 @@ def _parts(events: _Events, mine: Flags) -> Iterator[_Part]:
             ends = np.concatenate(([start[0] if reached is None else reached], start + events.duration[rows]))
             ends = np.maximum.accumulate(ends)
             reached = int(ends[-1])
-            yield _Part(rows, ends[:-1], ends[1:])
+            yield _DeviceEvents(rows, ends[:-1], ends[1:])
 
 
 def _strays(events: _Events, keep: Flags) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from strobe.perf.analysis.ledger.account import Part, part_of
-from strobe.perf.analysis.runs.timeline import DeviceTimeline, Label, Pass, named, passes_of, timeline_of
+from strobe.perf.analysis.runs.timeline import DeviceTimeline, EagerPass, Label, named, passes_of, timeline_of
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
@@ -65,7 +65,7 @@ def regions_of(found: DeviceTimeline) -> list[tuple[str, str]]:
     return [(events.names[number], (path or ("",))[-1]) for number, path in zip(found.work.name.tolist(), paths, strict=True)]
 
 
-def eager_passes() -> tuple[Pass, ...]:
+def eager_passes() -> tuple[EagerPass, ...]:
     return passes_of(trace(2, 2, compiled=False))
 
 

@@ -17,7 +17,7 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import Part, part_of
 from strobe.perf.analysis.runs.timeline import (
     DeviceTimeline,
-    Pass,
+    EagerPass,
     encode_passes,
     partition_of,
     passes_of,
@@ -37,7 +37,7 @@ def device_timeline(trace: Trace) -> DeviceTimeline:
     return timeline
 
 
-def parts(trace: Trace, passes: tuple[Pass, ...]) -> Counter[Part]:
+def parts(trace: Trace, passes: tuple[EagerPass, ...]) -> Counter[Part]:
     """Busy time by part."""
     timeline, _ = relabelled(device_timeline(trace), passes, layers=False)
     found: Counter[Part] = Counter()
@@ -86,7 +86,7 @@ def test_a_file_that_holds_no_passes_is_refused(tmp_path: Path, data: bytes) -> 
 
 
 @st.composite
-def branched(draw: st.DrawFn) -> tuple[Trace, Pass, dict[int, Regions]]:
+def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
     """A pass of equal layers as a graph, each layer's branch on a stream of its own and its trunk on one of a few, and where each
     of the graph's kernels (by its start) belongs. Some kernels of the pass lie outside of the graph."""
     layer = draw(st.lists(st.sampled_from("abcdef"), min_size=3, max_size=8))
@@ -111,11 +111,11 @@ def branched(draw: st.DrawFn) -> tuple[Trace, Pass, dict[int, Regions]]:
     )
     rows = DeviceEvents.from_rows(events)
     trace = Trace(path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=regions, device_events=rows)
-    return trace, Pass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
+    return trace, EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
 
 
 @given(branched())
-def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, Pass, dict[int, Regions]]) -> None:
+def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, EagerPass, dict[int, Regions]]) -> None:
     """A driver spreads the branches of a graph: each stream alone fits the pass in many places."""
     trace, one, places = made
     timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)

@@ -52,7 +52,7 @@ OVERLAP: Final = Fraction(21, 20)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class LevelTimes:
     """Measurements of one level of one side.
 
     Args:
@@ -82,7 +82,7 @@ class TimedSide:
     name: Literal["baseline", "candidate"]
     traced: tuple[TracedSide, ...] | str
     timings: Timings
-    host_step: Measured | str = "no ProfilerStep#N range in its traces"
+    host_step: LevelTimes | str = "no ProfilerStep#N range in its traces"
 
     @property
     def chosen(self) -> TracedSide | None:
@@ -94,7 +94,7 @@ class TimedSide:
             return None
         return max(self.traced, key=lambda traced: (not isinstance(traced.steps, NoSteps), traced.own_ns, traced.mean_ns))
 
-    def kernel(self) -> Measured | str:
+    def kernel(self) -> LevelTimes | str:
         """Return the time of one focal kernel, or the reason why there is none."""
         own = self.chosen
         if own is None:
@@ -103,9 +103,9 @@ class TimedSide:
         if not n:
             return f"every focal call of {own.label} lies in a step that is left out" if own.focal_names else NO_FOCAL[self.name]
         groups = tuple(sum(calls) / len(calls) for calls in own.focal if calls)
-        return Measured(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
+        return LevelTimes(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
 
-    def section(self) -> Measured | str:
+    def section(self) -> LevelTimes | str:
         """Return the time of one section, or the reason why there is none."""
         own = self.chosen
         if own is None or own.sections is None:
@@ -116,7 +116,7 @@ class TimedSide:
         groups = [[s.length_ns for s in found if t.start_ns <= s.start_ns < t.end_ns] for t in own.tiles]
         means = tuple(sum(lengths) / len(lengths) for lengths in groups if lengths)
         mean = Fraction(sum(section.length_ns for section in found), len(found))
-        return Measured(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
+        return LevelTimes(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
 
     def focal_in_section(self) -> Fraction | None:
         """Return the focal time in one section; `None` without sections. It differs from the kernel's mean if focal calls lie in
@@ -130,7 +130,7 @@ class TimedSide:
         stage, whole = self.timings.stage, self.timings.e2e
         return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds), len(whole.rounds))
 
-    def call(self) -> Measured | str:
+    def call(self) -> LevelTimes | str:
         """Return the time of one attention call of the log, or the reason why there is none."""
         own = self.timings.attention
         if isinstance(own, str):
@@ -140,9 +140,9 @@ class TimedSide:
         rounds = [[values[index] for index in each if index in kept] for each in self.timings.rounds]
         groups = tuple(sum(each) / len(each) for each in rounds if each)
         what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
-        return Measured(mean_ns=Fraction(own.calls.sum_ns, own.calls.n), groups_ns=groups, n=own.calls.n, what=what)
+        return LevelTimes(mean_ns=Fraction(own.calls.sum_ns, own.calls.n), groups_ns=groups, n=own.calls.n, what=what)
 
-    def traced_step(self) -> Measured | str:
+    def traced_step(self) -> LevelTimes | str:
         """Return the time of one step of the trace, or the reason why there is none."""
         own = self.chosen
         if own is None:
@@ -150,13 +150,13 @@ class TimedSide:
         if isinstance(own.steps, NoSteps):
             return f"{own.label}: {own.steps.reason}"
         groups = tuple(float(tile.end_ns - tile.start_ns) for tile in own.tiles)
-        return Measured(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
+        return LevelTimes(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
 
-    def timed_stage(self) -> Measured | str:
+    def timed_stage(self) -> LevelTimes | str:
         """Return the time of one stage of the log without warm-up, or the reason why there is none."""
         return _rounds(self.timings.stage)
 
-    def whole(self) -> Measured | str:
+    def whole(self) -> LevelTimes | str:
         """Return the time of a whole run of the log, or the reason why there is none."""
         return _rounds(self.timings.e2e)
 
@@ -254,7 +254,7 @@ class TimedSide:
         )
 
 
-def host_step(traces: Sequence[Trace]) -> Measured | str:
+def host_step(traces: Sequence[Trace]) -> LevelTimes | str:
     """Return the time of one `ProfilerStep#N` on the host over all traces of a side, or the reason why there is none."""
     spans = [
         float(end - start)
@@ -265,7 +265,9 @@ def host_step(traces: Sequence[Trace]) -> Measured | str:
     if not spans:
         return "no ProfilerStep#N range in its traces"
     mean = sum(map(Fraction, spans)) / len(spans)
-    return Measured(mean_ns=Fraction(mean), groups_ns=tuple(spans), n=len(spans), what=f"{len(spans)} ProfilerStep#N on the host")
+    return LevelTimes(
+        mean_ns=Fraction(mean), groups_ns=tuple(spans), n=len(spans), what=f"{len(spans)} ProfilerStep#N on the host"
+    )
 
 
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
@@ -278,7 +280,7 @@ def _busy(own: TracedSide) -> Fraction:
     return Fraction(sum(ns for label, ns in own.owned.items() if label.busy), len(own.tiles))
 
 
-def _mean(measured: Measured | str) -> Fraction | None:
+def _mean(measured: LevelTimes | str) -> Fraction | None:
     return None if isinstance(measured, str) else measured.mean_ns
 
 
@@ -286,7 +288,7 @@ def _counted(n: int, what: str, own: TracedSide) -> str:
     return f"{n} {what}{'s' if n != 1 else ''} of {own.label}"
 
 
-def _rounds(rounds: StageRounds | str) -> Measured | str:
+def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     if isinstance(rounds, str):
         return rounds
     mean = rounds.avg_excl_warmup_ns
@@ -294,7 +296,7 @@ def _rounds(rounds: StageRounds | str) -> Measured | str:
         return f"{rounds.name}: no round is left without warm-up"
     kept = rounds.kept_ns
     what = f"{len(kept)} of {len(rounds.rounds)} rounds of {rounds.name!r}"
-    return Measured(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
+    return LevelTimes(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
 
 
 # ---------------------------------------------------------------------------------------------------------------- levels
@@ -316,8 +318,8 @@ class LevelFigure:
     """
 
     level: LevelName
-    baseline: Measured | str
-    candidate: Measured | str
+    baseline: LevelTimes | str
+    candidate: LevelTimes | str
     ratio: Fraction | None
     interval: Interval | None
     verdict: Verdict | None
@@ -349,12 +351,12 @@ def level_figures(
     """
     sides = (baseline, candidate)
     sections = [_section(side, unlike) for side in sides]
-    steps: list[Measured | str] = [side.traced_step() for side in sides]
+    steps: list[LevelTimes | str] = [side.traced_step() for side in sides]
     if any(side.traced == HOST_ONLY for side in sides):
         steps = [side.host_step for side in sides]
     if not alike_steps and not any(isinstance(step, str) for step in steps):
         steps = ["the repetitions found on both sides hold different numbers of focal calls: give --steps"] * 2
-    measured: dict[LevelName, Sequence[Measured | str]] = {
+    measured: dict[LevelName, Sequence[LevelTimes | str]] = {
         "kernel": [side.kernel() for side in sides],
         "section": sections,
         "attention": [side.call() for side in sides],
@@ -369,7 +371,7 @@ def level_figures(
     return tuple(found)
 
 
-def _section(side: TimedSide, unlike: str) -> Measured | str:
+def _section(side: TimedSide, unlike: str) -> LevelTimes | str:
     """Return the section, or the kernel where an unlike comparison was asked for and the side has no section."""
     found = side.section()
     return side.kernel() if unlike and isinstance(found, str) else found
@@ -377,7 +379,7 @@ def _section(side: TimedSide, unlike: str) -> Measured | str:
 
 def _figure(
     level: LevelName,
-    measured: Sequence[Measured | str],
+    measured: Sequence[LevelTimes | str],
     kernel: LevelFigure | None,
     sides: tuple[TimedSide, TimedSide],
     unlike: str,
@@ -409,7 +411,7 @@ def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tup
     return saved / moved
 
 
-def _focal_inside(level: LevelName, side: TimedSide, kernel: Measured) -> Fraction | None:
+def _focal_inside(level: LevelName, side: TimedSide, kernel: LevelTimes) -> Fraction | None:
     """Return the focal time in one unit of a level; `None` if its number of focal calls is not known."""
     calls: Fraction | int | None = 1
     if level == "section":

@@ -383,7 +383,7 @@ def mean(times_ns: Sequence[int]) -> Fraction:
     return Fraction(sum(times_ns), len(times_ns))
 
 
-BudgetBudgetLine = Literal[
+BudgetName = Literal[
     "attention kernels", "attention projections", "feed-forward", "key-value cache", "norms, modulation, RoPE",
     "gated residuals", "embedding, head, schedule", "decoder",
 ]  # fmt: skip
@@ -415,7 +415,7 @@ class Operation:
 
     name: str
     what: str
-    kind: BudgetBudgetLine
+    kind: BudgetName
     inside: str
     calls: int
     times_ns: tuple[int, ...]

@@ -433,7 +433,7 @@ _MOST: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class PartGrowth:
     """One figure of the first part and of the last part.
 
     Args:
@@ -481,8 +481,8 @@ class LongClip:
     switches: frozenset[int]
     first: tuple[int, ...]
     last: tuple[int, ...]
-    times: tuple[Compared, ...]
-    held: tuple[Compared, ...]
+    times: tuple[PartGrowth, ...]
+    held: tuple[PartGrowth, ...]
     drift: float | None
 
 
@@ -539,23 +539,23 @@ def _switches(work: Workload) -> frozenset[int]:
     return frozenset(prompt.frame_block for prompt in work.prompts if prompt.frame_block)
 
 
-def _times(blocks: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[Compared]:
+def _times(blocks: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[PartGrowth]:
     sides = [sorted(blocks[index] for index in part) for part in (first, last)]
     median, longest = [percentile(side, 0.5) for side in sides], [side[-1] for side in sides]
     return [
-        Compared(what="median", first=median[0], last=median[1], may_grow=MEDIAN_MAY_GROW * median[0]),
-        Compared(what="max", first=longest[0], last=longest[1], may_grow=MAX_MAY_GROW * longest[0]),
+        PartGrowth(what="median", first=median[0], last=median[1], may_grow=MEDIAN_MAY_GROW * median[0]),
+        PartGrowth(what="max", first=longest[0], last=longest[1], may_grow=MAX_MAY_GROW * longest[0]),
     ]
 
 
-def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -> list[Compared]:
+def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -> list[PartGrowth]:
     of_block = {line.frame_block: line for line in memory}
     found = []
     for kind, may_grow in MAY_GROW_BYTES.items():
         sides = [[getattr(of_block[index], f"{kind}_bytes") for index in part if index in of_block] for part in (first, last)]
         if all(side and None not in side for side in sides):
             most = [max(side) for side in sides]
-            found.append(Compared(what=kind, first=most[0], last=most[1], may_grow=may_grow))
+            found.append(PartGrowth(what=kind, first=most[0], last=most[1], may_grow=may_grow))
     return found
 
 

@@ -116,7 +116,7 @@ def recorded(run: RunRecords, name: str, rounds: Mapping[int, Sequence[int]]) ->
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid(Generic[C]):
+class GridCells(Generic[C]):
     """Cells of a grid's folder.
 
     Args:
@@ -128,7 +128,7 @@ class Grid(Generic[C]):
     unread: tuple[str, ...]
 
 
-def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str) -> Grid[C]:
+def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str) -> GridCells[C]:
     """Read every cell of a grid that has records, including incomplete ones; of several attempts the last.
 
     Args:
@@ -156,7 +156,7 @@ def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], orde
     if not found:
         told = f": {unread[0]}" if unread else ""
         raise DataError(f"no cell in {folder / CELLS} has records{told}; run `{verb} --out {folder}`")
-    return Grid(cells=tuple(sorted(found, key=order)), unread=tuple(unread))
+    return GridCells(cells=tuple(sorted(found, key=order)), unread=tuple(unread))
 
 
 def names_in(run: RunRecords) -> Sequence[str]:

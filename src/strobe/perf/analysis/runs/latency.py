@@ -34,7 +34,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Switch:
+class SwitchCost:
     """Cost of one prompt switch.
 
     Args:
@@ -85,7 +85,7 @@ class Latencies:
     first_frame_ns: float
     e2e_ns: float
     stalled_frames: int
-    switches: tuple[Switch, ...]
+    switches: tuple[SwitchCost, ...]
     switch_block: Summary | None
     block_joules: float | None = None
     video_second_joules: float | None = None
@@ -208,14 +208,14 @@ def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
     return sum(-(-each // NS) for each in late if each > 0)
 
 
-def _switches(work: Workload, clips: list[_ClipTimes]) -> tuple[Switch, ...]:
+def _switches(work: Workload, clips: list[_ClipTimes]) -> tuple[SwitchCost, ...]:
     found = []
     for prompt in work.prompts:
         at = prompt.frame_block
         if 0 < at < work.frame_blocks:
             before, after = ([clip.blocks_ns[index] for clip in clips] for index in (at - 1, at))
             found.append(
-                Switch(
+                SwitchCost(
                     frame_block=at,
                     mode=prompt.mode,
                     before_ns=statistics.median(before),

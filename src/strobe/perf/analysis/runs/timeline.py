@@ -571,7 +571,7 @@ class Replays:
     unlabelled: frozenset[str] = frozenset()
 
 
-class Pass(msgspec.Struct, frozen=True):
+class EagerPass(msgspec.Struct, frozen=True):
     """One pass launched kernel by kernel: the key to the kernels of a graph of that pass.
 
     Args:
@@ -589,8 +589,8 @@ class Pass(msgspec.Struct, frozen=True):
     launches: tuple[str, ...] = ()
 
 
-Passes: TypeAlias = tuple[Pass, ...]
-_decoder: Final = msgspec.json.Decoder(tuple[Pass, ...])
+Passes: TypeAlias = tuple[EagerPass, ...]
+_decoder: Final = msgspec.json.Decoder(tuple[EagerPass, ...])
 
 
 def encode_passes(passes: Passes) -> bytes:
@@ -617,7 +617,7 @@ _Streams = tuple[tuple[str, ...], ...]
 class _Match(NamedTuple):
     """For each kernel of a replay, stream by stream, its number in a pass (None if it is not there), and the matched share."""
 
-    of: Pass
+    of: EagerPass
     places: Sequence[int | None]
     share: Fraction
 
@@ -640,7 +640,7 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     launches = _graph_launches(timeline)
     if not launches:
         return timeline, None
-    of_stage: defaultdict[Path, list[Pass]] = defaultdict(list)
+    of_stage: defaultdict[Path, list[EagerPass]] = defaultdict(list)
     for one in passes:
         of_stage[one.stage,].append(one)
     path, entered = timeline.path.copy(), Counter[Path]()
@@ -740,7 +740,7 @@ def passes_of(trace: Trace) -> Passes:
         at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
         if at >= 0 and call.start_ns < around[at][1]:
             launched[around[at][2]].append((call.start_ns, row))
-    passes: dict[tuple[str, tuple[str, ...]], Pass] = {}
+    passes: dict[tuple[str, tuple[str, ...]], EagerPass] = {}
     for number, calls in sorted(launched.items()):
         region, path = stages[number]
         order = [row for _, row in sorted(calls)]
@@ -753,7 +753,7 @@ def passes_of(trace: Trace) -> Passes:
                 for name, path in zip(names, paths, strict=True)
             ]
             launches = launches_of(timeline, order)
-            passes[path[0], names] = Pass(
+            passes[path[0], names] = EagerPass(
                 stage=path[0],
                 names=names,
                 paths=paths,
@@ -794,7 +794,7 @@ def _starts(work: EventView, rows: Sequence[int], streams: _Streams) -> list[lis
     return found
 
 
-def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _Match:
+def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: EagerPass) -> _Match:
     """Walk a pass in order: each kernel matches the next one of a stream of equal name; of several streams the earliest.
 
     A driver may put the branches of one graph on dozens of streams, of which each alone fits the pass in many places.
@@ -817,7 +817,7 @@ def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: Pass) -> _M
     return _Match(of=one, places=flat, share=Fraction(sum(place is not None for place in flat), len(flat)))
 
 
-def _matched(streams: _Streams, one: Pass) -> _Match:
+def _matched(streams: _Streams, one: EagerPass) -> _Match:
     """Match the kernels of each stream of a replay with the unmatched ones of a pass, both in their order."""
     places: list[int | None] = []
     left = list(range(len(one.names)))
@@ -893,7 +893,7 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     return replace(timeline, paths=tuple(numbers), path=path)
 
 
-def _told_apart(passes: Iterable[Pass]) -> frozenset[str]:
+def _told_apart(passes: Iterable[EagerPass]) -> frozenset[str]:
     """Return the names of kernels that only attention operators launch."""
     stood: defaultdict[str, set[str]] = defaultdict(set)
     for one in passes:
@@ -902,7 +902,7 @@ def _told_apart(passes: Iterable[Pass]) -> frozenset[str]:
     return frozenset(name for name, regions in stood.items() if regions <= ATTENTION_KERNELS)
 
 
-def _key(one: Pass, names: frozenset[str]) -> list[_Kernel]:
+def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
     """Return the attention kernels of an uncompiled pass in order of launch."""
     launches = one.launches or ("",) * len(one.names)
     kernels = zip(one.names, one.paths, launches, strict=True)

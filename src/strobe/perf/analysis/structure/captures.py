@@ -58,7 +58,7 @@ class _Capture(NamedTuple):
         return _UNKNOWN not in self.order
 
 
-class _Match(NamedTuple):
+class _CaptureMatch(NamedTuple):
     """The path of each kernel of a replay (empty: not known), the captures that gave them, and why some have none."""
 
     paths: Sequence[str]
@@ -82,7 +82,7 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
     if not replays:
         return trace, ""
     keys = {one.key for one in replays if one.bare}
-    given, found = list[_Capture](), dict[_Key, _Match]()
+    given, found = list[_Capture](), dict[_Key, _CaptureMatch]()
     for source in chain((trace,), captures):
         if keys <= found.keys():
             break
@@ -213,7 +213,7 @@ class _PathsOf:
         return tuple(found)
 
 
-def _exact(key: _Key, given: Sequence[_Capture]) -> _Match | None:
+def _exact(key: _Key, given: Sequence[_Capture]) -> _CaptureMatch | None:
     """Return the paths by the captures that hold exactly these kernels; what they do not agree on is left out."""
     fits = [(one.file, paths) for one in given for paths in _placed(key, one)]
     if not fits:
@@ -222,7 +222,7 @@ def _exact(key: _Key, given: Sequence[_Capture]) -> _Match | None:
     for _, other in fits[1:]:
         paths = tuple(map(_common, paths, other)) if other != paths else paths
     differs = "" if all(paths) else "the captures that hold these kernels name them differently"
-    return _Match(paths, tuple(dict.fromkeys(file for file, _ in fits)), differs)
+    return _CaptureMatch(paths, tuple(dict.fromkeys(file for file, _ in fits)), differs)
 
 
 def _placed(key: _Key, one: _Capture) -> Iterator[tuple[str, ...]]:
@@ -272,16 +272,16 @@ def _run(order: Sequence[str], queue: Iterable[int], captured: Iterable[str]) ->
     return sum(takewhile(bool, same))
 
 
-def _nearest(key: _Key, given: Sequence[_Capture]) -> _Match:
+def _nearest(key: _Key, given: Sequence[_Capture]) -> _CaptureMatch:
     """Return the paths by the capture that holds most of the kernels; without one that holds enough, none and why."""
     order, none = key.order, ("",) * len(key.order)
     told = [one for one in given if one.told and one.whole]
     if not given:
-        return _Match(none, (), "no trace of their capture was given, or lies in capture_traces/ beside the file")
+        return _CaptureMatch(none, (), "no trace of their capture was given, or lies in capture_traces/ beside the file")
     if not told:
         several = len(set(key.streams)) > 1
         how = "these ran on several streams" if several else f"none has {len(order)} of the same kinds in that order"
-        return _Match(none, (), f"the captures do not name their kernels and {how}")
+        return _CaptureMatch(none, (), f"the captures do not name their kernels and {how}")
     wanted = Counter(order)
     best = max(told, key=lambda one: ((wanted & Counter(one.order)).total() / max(len(order), len(one.order)), -len(one.order)))
     share = (wanted & Counter(best.order)).total() / max(len(order), len(best.order))
@@ -289,9 +289,11 @@ def _nearest(key: _Key, given: Sequence[_Capture]) -> _Match:
         share, paths = _aligned(order, best)
         if share >= _LEAST:
             left = paths.count("")
-            return _Match(paths, (best.file,), f"{left} of {len(order)} have no certain place in {best.file}" if left else "")
+            return _CaptureMatch(
+                paths, (best.file,), f"{left} of {len(order)} have no certain place in {best.file}" if left else ""
+            )
     has = f"{best.file} is nearest, {100 * share:.0f} % alike"
-    return _Match(none, (), f"their graph of {len(order)} kernels is in no capture in this order ({has})")
+    return _CaptureMatch(none, (), f"their graph of {len(order)} kernels is in no capture in this order ({has})")
 
 
 def _aligned(order: tuple[str, ...], one: _Capture) -> tuple[float, tuple[str, ...]]:
@@ -335,7 +337,7 @@ def _common(one: str, other: str) -> str:
     return ".".join(parts)
 
 
-def _sentence(trace: Trace, replays: Sequence[_Replay], paths: Mapping[int, str], found: Mapping[_Key, _Match]) -> str:
+def _sentence(trace: Trace, replays: Sequence[_Replay], paths: Mapping[int, str], found: Mapping[_Key, _CaptureMatch]) -> str:
     events = trace.device_events
     length = column(events.end_ns) - column(events.start_ns)
     rows = np.concatenate([one.rows for one in replays])

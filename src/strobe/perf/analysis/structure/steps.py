@@ -721,7 +721,7 @@ class LayerTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
+class LayerCalls:
     """The calls at one place in the enclosing calls, counted from 0; `label` is their name if all have the same."""
 
     place: int
@@ -749,7 +749,7 @@ class LayerGroup:
     by_kernels: bool
     enclosing: int
     sum_ns: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCalls, ...]
     later: LayerTimes
     inside: bool
 
@@ -864,7 +864,7 @@ def _group(
         enclosing=int(np.count_nonzero(calls.place == 0)),
         sum_ns=int(calls.device.sum()),
         layers=tuple(
-            Layer(place=place, label=min(label) if len(label) == 1 else "", times=times[place])
+            LayerCalls(place=place, label=min(label) if len(label) == 1 else "", times=times[place])
             for place, label in enumerate(labels)
         ),
         later=calls.times(later, np.zeros(len(later), np.int64), 1)[0],

@@ -41,12 +41,12 @@ from strobe.perf.report.model import (
     Count,
     Figure,
     Level,
-    Mark,
     Missing,
     Notes,
     Number,
     Paragraph,
     Plane,
+    PlotPoint,
     Ratio,
     Section,
     Table,
@@ -409,7 +409,7 @@ def _clips(subject: Subject, stage: str, *, warmup: bool = True) -> _Clips:
 def _runs_figure(study: RunStudy, totals: Sequence[_Clips], title: str, table: Table) -> Figure:
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
-        marks += [Mark(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
+        marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
         timed = [ns for clip, ns, _ in own if clip.phase != "warmup"]
         if timed:
             levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
@@ -756,7 +756,7 @@ def _picture(
     if any(value is None for _, _, value in points):
         title += " An arrow at the upper edge: the frames equal the reference's, and the metric has no finite value."
     marks = tuple(
-        Mark(latency, 0.0 if value is None else value, subject.series, subject.label, above=value is None)
+        PlotPoint(latency, 0.0 if value is None else value, subject.series, subject.label, above=value is None)
         for subject, latency, value in points
     )
     plane = Plane(Axis("steady frame block, mean", "ms", True), y, marks)

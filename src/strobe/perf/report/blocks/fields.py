@@ -38,7 +38,7 @@ from strobe.perf.report.model import (
     Text,
     Time,
     Tone,
-    Video,
+    VideoLink,
     Videos,
 )
 from strobe.perf.report.study import Profile, RunStudy, Subject
@@ -503,7 +503,7 @@ def clips_section(study: RunStudy) -> Section | None:
         for video in subject.run.videos:
             path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
             if path is not None:
-                items.append(Video(subject.label, _relative(path, study.folder), video.caption))
+                items.append(VideoLink(subject.label, _relative(path, study.folder), video.caption))
     if not items:
         return None
     return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))

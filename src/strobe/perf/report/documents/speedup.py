@@ -13,7 +13,7 @@ from msgspec import Meta
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.comparable import Value
 from strobe.perf.analysis.device.intervals import Distribution
-from strobe.perf.analysis.ledger.speedup import LevelFigure, Measured
+from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelTimes
 from strobe.perf.analysis.ledger.traces import Account, Node, TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
@@ -24,7 +24,7 @@ from strobe.perf.report.blocks.logs import round_label
 from strobe.perf.report.blocks.rows import DocumentPart, PartT, part_of
 from strobe.perf.report.documents.runs import Document, ends
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
-from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
@@ -473,7 +473,7 @@ def _level(figure: LevelFigure) -> LevelPart:
     )
 
 
-def _measured(measured: Measured | str) -> MeasuredPart | None:
+def _measured(measured: LevelTimes | str) -> MeasuredPart | None:
     return None if isinstance(measured, str) else _exact(MeasuredPart, [measured], groups=len(measured.groups_ns))
 
 
@@ -518,7 +518,7 @@ def _interval(saved: Interval | None) -> dict[str, float | None]:
     return {name: None if end is None else round(end, 3) for name, end in found.items()}
 
 
-def _side(side: Loaded) -> SidePart:
+def _side(side: LoadedSide) -> SidePart:
     timings, traced, section = side.side.timings, side.side.traced, side.request.section
     return SidePart(
         focal=side.request.focal,

@@ -39,7 +39,7 @@ from strobe.perf.report.model import (
     shorten,
     significant,
 )
-from strobe.perf.report.speedup_page.study import Loaded, SpeedupStudy
+from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
     LEVEL_TITLES,
     flame_section,
@@ -165,7 +165,7 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
             )
 
 
-def _side_notes(side: Loaded) -> Iterator[str]:
+def _side_notes(side: LoadedSide) -> Iterator[str]:
     own, name = side.side, side.request.name
     if side.log is not None and side.log.similar:
         first = side.log.similar[0]
@@ -236,7 +236,7 @@ def settings_section(study: SpeedupStudy) -> Section:
     return Section("settings", "Experiment settings", lead, (table,))
 
 
-_READ: Final[dict[str, Callable[[Loaded], str]]] = {
+_READ: Final[dict[str, Callable[[LoadedSide], str]]] = {
     "log": lambda side: "" if side.log is None else str(side.log.path),
     "traces": lambda side: ", ".join(str(trace.path) for trace in side.traces),
     "focal kernel": lambda side: side.request.focal or "",

@@ -128,7 +128,7 @@ class SpeedupRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
+class LoadedSide:
     """Log and traces of one side, as read.
 
     Args:
@@ -179,8 +179,8 @@ class SpeedupStudy:
     """
 
     request: SpeedupRequest
-    baseline: Loaded
-    candidate: Loaded
+    baseline: LoadedSide
+    candidate: LoadedSide
     comparability: Comparability
     common: CommonKernels | None
     unlike: str
@@ -197,7 +197,7 @@ class SpeedupStudy:
         return not self.comparability.obstacles
 
     @property
-    def sides(self) -> tuple[Loaded, Loaded]:
+    def sides(self) -> tuple[LoadedSide, LoadedSide]:
         """Baseline and candidate, in this order."""
         return self.baseline, self.candidate
 
@@ -299,7 +299,7 @@ def _with_focal(sides: Sequence[SideRequest], read: Sequence[Sequence[Trace]]) -
     return [replace(side, focal=name) for side, name in zip(sides, found, strict=True)] if all(found) else sides
 
 
-def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> Loaded:
+def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...], progress: Progress | None) -> LoadedSide:
     labels = trace_labels(traces) if traces else ()
     of_host = tuple(label for trace, label in zip(traces, labels, strict=True) if not len(trace.device_events))
     on_host = host_step(traces)
@@ -325,7 +325,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
     timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
     own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
     found = _facts(side, traces, own)
-    return Loaded(
+    return LoadedSide(
         request=side,
         log=log,
         traces=traces,

@@ -12,7 +12,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
-from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, Measured
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, LevelTimes
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
@@ -79,7 +79,7 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.speedup_page.study import NO_TRACE, Loaded, SpeedupStudy
+from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
 from strobe.perf.trace import Trace
 
 # Speedups at every level, and the account from one kernel to the stage.
@@ -210,7 +210,7 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _mean(side: Measured | str) -> Fraction | None:
+def _mean(side: LevelTimes | str) -> Fraction | None:
     return None if isinstance(side, str) else side.mean_ns
 
 
@@ -503,7 +503,7 @@ def _saved(account: Account, group: str) -> Fraction:
 
 def _waiting(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
-    fields: tuple[Field[tuple[Loaded, MemberTime]], ...] = (
+    fields: tuple[Field[tuple[LoadedSide, MemberTime]], ...] = (
         Field("side", lambda row: row[0].request.name),
         Field("trace", lambda row: row[0].labels[row[1].trace]),
         count("collectives", lambda row: row[1].n, "found on all ranks, in which all wait for all"),

@@ -60,9 +60,9 @@ from strobe.perf.report.model import (
     Figure,
     Kind,
     KindStyle,
-    Mark,
     Notes,
     Plane,
+    PlotPoint,
     Section,
     Strip,
     StripLane,
@@ -642,8 +642,8 @@ def _course(name: str, use: MemoryUse) -> Figure:
     )
 
 
-def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> Mark:
-    return Mark(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
+def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> PlotPoint:
+    return PlotPoint(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
 
 
 def _memory_table(name: str, use: MemoryUse) -> Table:
