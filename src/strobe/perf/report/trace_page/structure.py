@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ from strobe.perf.analysis.operators import (
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.structure.collectives import (
-    CollectiveKind,
     CollectiveSkew,
     Communication,
     MemberTime,
@@ -82,7 +81,6 @@ from strobe.perf.report.model import (
     Share,
     Table,
     Text,
-    bytes_cell,
     exact_ms,
     time_text,
 )
@@ -681,7 +679,6 @@ def _kernels_notes(found: KernelTable) -> Iterator[str]:
 
 # Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.
 
-T = TypeVar("T")
 _OF_UNION: Final = "share of the union"
 
 
@@ -715,21 +712,6 @@ def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
         exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
     )
     return table_of("Communication of each device.", fields, list(zip(names, found, strict=True)))
-
-
-def _kind_fields(kind: Callable[[T], CollectiveKind]) -> tuple[Field[T], ...]:
-    """Return the columns that identify a kind of collective."""
-    none, message = "not recorded", "the larger of input and output of one rank"
-    return (
-        Field("collective", lambda row: kind(row).name, Code),
-        Field("group", lambda row: kind(row).group or None, Code, missing=none),
-        count("ranks", lambda row: len(kind(row).ranks) or None, missing=none),
-        numeric("message", lambda row: kind(row).message_bytes, message, show=_megabytes, missing=none),
-    )
-
-
-def _megabytes(num_bytes: int) -> Number:
-    return bytes_cell(num_bytes, "MB", 3)
 
 
 def _kinds(study: TraceStudy) -> Table:
@@ -816,8 +798,12 @@ def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
 
 
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
+    none, message = "not recorded", "the larger of input and output of one rank"
     fields: tuple[Field[SkewKind], ...] = (
-        *_kind_fields(lambda one: one.kind),
+        Field("collective", lambda one: one.kind.name, Code),
+        Field("group", lambda one: one.kind.group or None, Code, missing=none),
+        count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
+        numeric("message", lambda one: one.kind.message_bytes, message, show=tables.megabytes, missing=none),
         count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
         time("skew p50", lambda one: one.skew.p50_ns, "µs"),

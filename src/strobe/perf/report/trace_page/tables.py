@@ -209,7 +209,7 @@ _NOT_RECORDED: Final = "not recorded"
 _NOTHING_LEFT: Final = "nothing is left"
 _NO_FLOPS: Final = "no matrix products"
 _TIMES: Final = partial(Number, digits=3, unit="x")
-_MEGABYTES: Final = partial(bytes_cell, unit="MB", digits=3)
+megabytes: Final = partial(bytes_cell, unit="MB", digits=3)
 _NO_CALL: Final = "no call of its own"
 _NO_NAME: Final = "differs from call to call, or there is none"
 _NO_RANGE: Final = "no range was open"
@@ -226,7 +226,7 @@ def mib(value: int) -> Number:
 
 def recorded(value: int) -> Cell:
     """Return the cell of a size that is 0 where it was not recorded."""
-    return mib(value) if value else Missing("not recorded", "-")
+    return mib(value) if value else Missing(_NOT_RECORDED, "-")
 
 
 def _bad(value: int) -> Cell:
@@ -654,7 +654,7 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
     collective: A[str, col("name of the collective, e.g. `allreduce`", "collective", Code)]
     group: A[str, col("name of the process group", "group", Code, where="group", missing=_NOT_RECORDED)]
     ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
-    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", _MEGABYTES, missing=_NOT_RECORDED)]
+    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
     dtype: A[str, col("dtype of the elements")]
     exposed_ns: A[int, col("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
 
