@@ -198,13 +198,14 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 
 
 def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterator[Text | str]:
-    """Yield what fits a screen: the answer, the banners and the tables that were asked for; with details the main tables."""
+    """Yield what fits a screen: what voids figures, the answer, other warnings and the tables that were asked for; with details the main tables."""
     from strobe.perf.report.model import Notes, Table
     from strobe.perf.report.trace_page.build import ANSWER
 
     first = [section for section in report.sections if section.id == ANSWER]
+    yield from banner_texts(report.banners, ("stop",))
     yield from (item for section in first for block in section.blocks if isinstance(block, Notes) for item in (*block.items, ""))
-    yield from banner_texts(report.banners)
+    yield from banner_texts(report.banners, ("caution",))
     asked = {name for name, given in (("sections", analysis.section), ("steps", analysis.steps)) if given}
     rest = [section for section in report.sections if section.id != ANSWER]
     shown = rest if output.details or not first else [section for section in rest if section.id in asked]
