@@ -198,7 +198,7 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 
 
 def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterator[Text | str]:
-    """Yield what fits a screen: what voids figures, the answer, other warnings, what was asked for; with details the main tables."""
+    """Yield what fits a screen: what voids figures, the answer, other warnings, what was asked for; with details the tables."""
     from strobe.perf.report.model import Notes, Table
     from strobe.perf.report.trace_page.build import ANSWER
 
