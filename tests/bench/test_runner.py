@@ -210,11 +210,11 @@ from pathlib import Path
 spec = importlib.util.spec_from_file_location("fakes", sys.argv[1])
 fakes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fakes)
-from strobe.bench.case import Plan
+from strobe.bench.case import ComparePlan
 from strobe.bench.runner import run_case
 case = fakes.FakeCase("a", "b", "c")
 say = lambda done, total, what: print(done, flush=True)
-run_case(case, root=Path(sys.argv[2]), plan=Plan(palindromes=100_000), progress=say)
+run_case(case, root=Path(sys.argv[2]), plan=ComparePlan(palindromes=100_000), progress=say)
 """
 
 

@@ -94,7 +94,7 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
         (["--warmup", "0"], "smallest: 1"),
         (["ultr"], "did you mean 'ultra'"),
         (["--rounds", "0"], "--rounds 0: give 1 or more"),
-        (["--seconds", "inf"], "--seconds inf: give more than 0, and an end"),
+        (["--seconds", "3"], "Give --seconds or --blocks, not both"),
         (["--switch", "block=9:a blue square moving up"], "never take effect"),
     ],
 )

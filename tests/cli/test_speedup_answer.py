@@ -13,6 +13,7 @@ import pytest
 
 from artefacts import FA, FA_STAGES_MS, SECTION, VSA, VSA_STAGES_MS, fa_layers, vsa_layers, write_guide, write_trace
 from model_traces import write_model_trace
+from source import ROOT
 from terminal import Result, Strobe
 
 Event = dict[str, Any]
@@ -139,6 +140,11 @@ def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_
     assert "model checkpoint" not in result.out and result.out.count("not recorded") <= 3
     line = "Not measured on both sides: section (no section was asked for: give --section); attention, stage, e2e (no log given)."
     assert result.out.count(line) == 1 and "Missing," not in result.out
+    assert "Traces hold no clocks: " in result.out
+    logs = strobe("speedup", ROOT / "examples/vsa_case/fa.log", ROOT / "examples/vsa_case/vsa.log", "--details")
+    assert logs.code == 0 and "no clocks" not in logs.out
+    short = strobe("speedup", plain, plain)
+    assert short.code == 0 and "not recorded on both sides" not in short.out and "no clocks" not in short.out
     report = json.loads((tmp_path / "page" / "report.json").read_text())
     assert "banners" not in report or not any("recorded" in item for each in report["banners"] for item in each["items"])
     settings = next(section for section in report["sections"] if section["id"] == "settings")
@@ -174,6 +180,14 @@ def test_a_coincidence_is_a_caution_above_the_answer(strobe: Strobe, tmp_path: P
     said = "the baseline's kernel equals the candidate's attention call to 4e-05: a copy or a coincidence"
     assert result.out.count(said) == 1 and result.out.index(said) < result.out.index("What a step is spent on.")
     assert "1.25x [1.25, 1.25] for the stage; 1.51x [1.51, 1.51] for the traced step" in result.out
+
+
+def test_the_case_of_the_tutorial_is_answered_on_a_narrow_screen(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    case = ROOT / "examples" / "vsa_case"
+    files = [case / f"{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz")]
+    result = strobe("speedup", *files)
+    assert result.code == 0 and 20 < result.out.count("\n") <= 40 and max(map(len, result.out.splitlines())) <= 80
 
 
 def test_the_first_line_is_the_answer(strobe: Strobe, tmp_path: Path) -> None:

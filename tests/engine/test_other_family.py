@@ -21,7 +21,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family
-from strobe.engine.model import Model, Parts
+from strobe.engine.model import Model, ModelParts
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.text import TextKV
@@ -103,7 +103,7 @@ def load(name, given):
 def parts(name, size):
     with torch.device("meta"):
         made = load(name, None)
-    return Parts(dit=made.dit, vae=made.vae, defaults=DEFAULTS)
+    return ModelParts(dit=made.dit, vae=made.vae, defaults=DEFAULTS)
 
 
 FAMILY = Family(

@@ -74,6 +74,9 @@ _COMPARING: Final = Comparing()
 _LOGS: Final = LogFlags()
 _RESULT: Final = Result()
 
+OPTIONAL: Final = frozenset(("section", "e2e"))
+"""Levels whose absence alone is told by --details."""
+
 
 def speedup(
     *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
@@ -276,7 +279,7 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
     """Print the answer: what became faster and why not more, the levels, the parts of the time; with details all tables."""
     from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER, limit
-    from strobe.perf.report.speedup_page.build import story
+    from strobe.perf.report.speedup_page.build import not_known, not_measured, story
 
     details = output.details
     blocks = {section.id: section.blocks for section in report.sections}
@@ -300,7 +303,9 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
     output.show(*(table_text(table, notes=details) for table in answer[rungs:]))
     if study.answer is not None and study.comparable and not details:
         output.show(limit("candidate", study.answer))
-    _show_texts(blocks[ANSWER], output)
+    left = model.Notes(tuple(not_known(study)))
+    said = [block for block in blocks[ANSWER] if details or block != left]
+    _show_texts([*said, *([] if details else [model.Notes(tuple(not_measured(study, OPTIONAL)))])], output)
     output.show(*(styled(("not met", "red"), " ", line) for line in failed), *([" ".join(written)] if written else []))
     if not (details or written):
         output.show("Accounts and notes: --details prints them, -o FOLDER writes them as a page.")

@@ -343,8 +343,7 @@ def answer_section(study: SpeedupStudy) -> Section:
         blocks += [ladder(study)] if study.comparable else []
         blocks.append(_figure(study, found) if study.comparable else _table(study, found))
         blocks += [Notes((most,))] if (most := changed_most(study)) else []
-    unknown = tuple(not_known(study))
-    blocks += [Notes(unknown)] if unknown else []
+    blocks += [Notes(said) for said in (tuple(calls_said(study)), tuple(not_known(study))) if said]
     title = "Where the saving comes from" if study.comparable else "What each side took"
     return Section(ANSWER, title, lead, tuple(blocks))
 
@@ -562,25 +561,41 @@ def not_of_the_stage(study: SpeedupStudy) -> str:
     return f"{known}, as the calls in a stage are not: {why}.{each} --calls-per-stage N makes the account above one of the stage."
 
 
-def not_known(study: SpeedupStudy) -> Iterator[str]:
-    """Yield short notes on the calls in a stage, on facts that were not recorded and on levels that were not measured."""
-    if unreached := not_of_the_stage(study):
-        yield unreached
-    counted = {side.side.timings.calls: side.side.timings.calls_from for side in study.sides}
-    if None not in counted and study.request.calls is None:
-        yield f"Focal calls in a stage: {'; '.join(f'{calls} ({source})' for calls, source in counted.items())}."
-    unknown = study.comparability.unknown
-    if unknown:
-        many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
-        yield f"{many} not recorded on both sides: Experiment settings and --json list them, --fact states them."
+def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield a note on the levels that were not measured, each with the reason; none if only levels in `beside` were not."""
     missing: dict[str, list[str]] = {}
     for figure in study.levels:
         if figure.missing:
             reason = figure.baseline if figure.baseline == figure.candidate else figure.missing
             missing.setdefault(str(reason), []).append(figure.level)
-    if missing:
+    if any(not beside.issuperset(levels) for levels in missing.values()):
         groups = [f"{', '.join(levels)} ({why})" for why, levels in missing.items()]
         yield f"Not measured on both sides: {'; '.join(groups)}."
+
+
+NO_CLOCKS: Final = (
+    "Traces hold no clocks: what a change of the GPU's clock did is part of each line; strobe compare tells it apart."
+)
+
+
+def calls_said(study: SpeedupStudy) -> Iterator[str]:
+    """Yield where the number of calls in a stage is from, or what its absence leaves open."""
+    if unreached := not_of_the_stage(study):
+        yield unreached
+    counted = {side.side.timings.calls: side.side.timings.calls_from for side in study.sides}
+    if None not in counted and study.request.calls is None:
+        yield f"Focal calls in a stage: {'; '.join(f'{calls} ({source})' for calls, source in counted.items())}."
+
+
+def not_known(study: SpeedupStudy) -> Iterator[str]:
+    """Yield short notes on facts that were not recorded and on levels that were not measured."""
+    unknown = study.comparability.unknown
+    if unknown:
+        many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
+        yield f"{many} not recorded on both sides: Experiment settings and --json list them, --fact states them."
+    yield from not_measured(study)
+    if any(side.traces for side in study.sides):
+        yield NO_CLOCKS
 
 
 # Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness.

@@ -613,7 +613,8 @@ def roofline_section(study: TraceStudy) -> Section | None:
     lead = (
         "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
         "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
-        "Kernels without an operator (Triton outside of it, graphs) are left out."
+        "Kernels without an operator (Triton outside of it, graphs) are left out. A trace holds no clocks, so shares are of the "
+        "peak at boost clock."
     )
     return peaks_section(blocks, lead, folded=True)
 
