@@ -305,15 +305,15 @@ def _owner(study: LintStudy, figure: LintFigure) -> str:
 RULES: Final = (
     Rule(
         id="two-decompositions",
-        meaning="One measured value is not made up in two ways that exclude each other.",
+        meaning="One measured value does not have two compositions that exclude each other.",
         check=decompositions,
     ),
     Rule(
         id="superlative",
-        meaning="What is called the largest or the fastest has the largest or smallest figure of its chapter.",
+        meaning='The "largest" or "fastest" has the largest or smallest figure of its chapter.',
         check=superlative,
     ),
-    Rule(id="memory-fit", meaning="What is recommended for a GPU of some size has a peak that fits into it.", check=memory_fit),
+    Rule(id="memory-fit", meaning="A setting advised for a GPU has a peak that fits its memory.", check=memory_fit),
     Rule(
         id="delta-disagrees",
         meaning="A difference in a sentence is that of the two figures in the table.",
@@ -321,7 +321,7 @@ RULES: Final = (
     ),
     Rule(
         id="value-of-another",
-        meaning="A measured value belongs to the number of steps that the tables give it.",
+        meaning="A sentence gives a value the number of steps that the tables give it.",
         check=value_of_another,
     ),
 )

@@ -478,7 +478,7 @@ RULES: Final = (
     ),
     Rule(
         id="total-sum",
-        meaning="A total is the sum of its rows; what it holds beyond them has a row of its own.",
+        meaning="A total is the sum of its rows.",
         check=total_sum,
     ),
     Rule(id="group-sum", meaning="A total in printed output is the sum of the group of lines it names.", check=group_sums),

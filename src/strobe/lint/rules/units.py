@@ -282,7 +282,7 @@ RULES: Final = (
     Rule(id="no-unit", meaning="A time or a memory size has a unit, in its cell, its head or its caption.", check=no_unit),
     Rule(
         id="label-admitted",
-        meaning="Figures are not left under a unit that the text itself calls wrong.",
+        meaning="No figure stands under a unit that the text calls wrong.",
         check=label_admitted,
     ),
     Rule(
