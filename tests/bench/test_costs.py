@@ -123,7 +123,8 @@ def test_the_decoder_is_what_torch_counts(tiny: Model) -> None:
     latents = torch.zeros(1, 3, 4, 4, 4)
     with FlopCounterMode(display=False) as counter:
         tiny.vae.decode_groups(latents)
-    counted = {name.removeprefix(f"{type(tiny.vae.decoder).__name__}."): sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
+    root, flops = f"{type(tiny.vae.decoder).__name__}.", counter.get_flop_counts()
+    counted = {name.removeprefix(root): sum(each.values()) for name, each in flops.items()}
     for name, cost in decoder_stages(tiny, "float32"):
         assert cost.flops == counted[name], name
     assert sum(cost.flops for _, cost in decoder_stages(tiny, "float32")) == counter.get_total_flops()
