@@ -451,6 +451,20 @@ def ratio_text(ratio: Ratio) -> str:
     return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
+def verdict_words(ratio: Ratio, verdict: str, reference: str) -> str:
+    """Return a speedup as a practitioner says it: `1.27x [1.25, 1.29] faster than plain`, or `15 % [13, 17] slower than plain`."""
+    low, high = ratio.low, ratio.high
+    if verdict != "slower":
+        interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        times = f"{ratio.value:.2f}x{interval}"
+        return f"{times} faster than {reference}" if verdict == "faster" else f"{times} of {reference}'s speed, {verdict}"
+    if ratio.value <= 0.5:
+        interval = "" if low is None or high is None else f" [{1 / high:.2f}, {1 / low:.2f}]"
+        return f"{1 / ratio.value:.2f}x{interval} slower than {reference}"
+    interval = "" if low is None or high is None else f" [{100 / high - 100:.0f}, {100 / low - 100:.0f}]"
+    return f"{100 / ratio.value - 100:.0f} %{interval} slower than {reference}"
+
+
 def _number_text(cell: Number) -> str:
     text = f"{cell.value:.{cell.digits}f}"
     return f"{text} {cell.unit}" if cell.unit else text

@@ -100,6 +100,17 @@ class Comparison:
     paired: bool
 
     @property
+    def median_pair_ns(self) -> tuple[float, float]:
+        """Times of a clip of the baseline and of the candidate in the pair whose ratio is the median; their quotient is `ratio`.
+
+        Of an even number of pairs it is the mean of the middle two, in which both have the same weight in the ratio.
+        """
+        order, half = sorted(range(len(self.ratios)), key=self.ratios.__getitem__), (len(self.ratios) - 1) // 2
+        middle = order[half : len(order) - half]
+        candidate = statistics.harmonic_mean([sum(self.candidate.ns[2 * pair : 2 * pair + 2]) / 2 for pair in middle])
+        return self.ratio * candidate, candidate
+
+    @property
     def ratio_of_sums(self) -> float:
         """Ratio of the summed times that the ledger accounts for."""
         return _ratio(self.baseline, self.candidate, per_call=self.per_call)
@@ -347,6 +358,7 @@ class OwnCode:
         failures: timed runs whose exit status was not 0.
         gate: its output against the baseline's; None: not compared, or the baseline itself.
         speedup: baseline time / its own; None for the baseline, and where either was not timed.
+        pair_ns: one call of the baseline and one of its own, in the pair of samples that `speedup` is the ratio of.
         device_speedup: the same between CUDA events; None on a CPU.
     """
 
@@ -363,6 +375,7 @@ class OwnCode:
     failures: int
     gate: Gate | None
     speedup: Comparison | None
+    pair_ns: tuple[float, float] | None
     device_speedup: Comparison | None
 
 
@@ -384,12 +397,13 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
     logs = [math.log(value) for value in samples]
     peaks = [clip.peak_bytes for clip in clips if clip.peak_bytes is not None]
     added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]
+    speedup, calls = _against(run, name, E2E), clips[0].calls if clips else 1
     timed_on_device = any(span.variant == name and span.name == FRAME_BLOCK and span.clock == "cuda_event" for span in run.spans)
     return OwnCode(
         name=name,
         command=next((variant.command for variant in run.variants if variant.name == name), ""),
         samples_ns=samples,
-        calls_per_sample=clips[0].calls if clips else 1,
+        calls_per_sample=calls,
         mean_ns=math.exp(statistics.fmean(logs)) if logs else None,
         interval=paired_interval(logs),
         user_ns=_mean([clip.user_ns for clip in clips]),
@@ -398,7 +412,8 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
         added_bytes=max(0, *added) if added and len(added) == len(clips) else None,
         failures=sum(bool(clip.exit_status) for clip in clips),
         gate=gate,
-        speedup=_against(run, name, E2E),
+        speedup=speedup,
+        pair_ns=None if speedup is None else (speedup.median_pair_ns[0] / calls, speedup.median_pair_ns[1] / calls),
         device_speedup=_against(run, name, FRAME_BLOCK) if timed_on_device else None,
     )
 

@@ -222,6 +222,12 @@ class CallsRow(DocumentPart, frozen=True, kw_only=True):
     ]
     ratio_low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
     ratio_high: Annotated[float | None, Meta(description="upper end of the 95 % interval of the ratio; null: no interval")]
+    pair_baseline_ns: Annotated[
+        float | None, Meta(description="time of the baseline in the median pair of samples, whose ratio is `ratio`")
+    ]
+    pair_candidate_ns: Annotated[
+        float | None, Meta(description="time of this row in that pair: `pair_baseline_ns / pair_candidate_ns` is `ratio`")
+    ]
     verdict: Annotated[str, Meta(description="`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
     device_ratio: Annotated[float | None, Meta(description="the same ratio by CUDA events; null on a CPU")]
     user_ns: Annotated[float | None, Meta(description="mean CPU time of a program in user mode; null for a function")]
@@ -344,6 +350,8 @@ def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
         max_ns=max(found.samples_ns, default=None),
         ratio=None if speedup is None else speedup.ratio,
         **ends(None if speedup is None else speedup.interval, "ratio_low", "ratio_high"),
+        pair_baseline_ns=None if found.pair_ns is None else found.pair_ns[0],
+        pair_candidate_ns=None if found.pair_ns is None else found.pair_ns[1],
         verdict="" if speedup is None else speedup.verdict,
         device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
         equal_output=None if found.gate is None else found.gate.passed,
