@@ -152,9 +152,14 @@ def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[S
     ):
         if len(found) not in (0, 2) or (found and flagged):
             named = ", ".join(map(str, found))
-            raise ConfigError(
-                f"{named}: give two {kind}s, the baseline's first, or --baseline-{kind} A --candidate-{kind} B, not both"
-            )
+            if flagged:
+                raise ConfigError(
+                    f"{named}: a {kind} is given by a flag too; give both {kind}s as files, the baseline's first, or both by "
+                    f"--baseline-{kind} and --candidate-{kind}"
+                )
+            if len(found) == 1:
+                raise ConfigError(f"{named} is the only {kind}: add the other side's; the baseline's comes first")
+            raise ConfigError(f"{named}: these are {len(found)} {kind}s; give two, the baseline's first")
     if logs:
         sides = replace(sides, baseline_log=logs[0], candidate_log=logs[1])
     if traces:

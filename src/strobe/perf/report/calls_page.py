@@ -93,9 +93,7 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     fields: list[Field[OwnCode]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
         numeric("speedup", lambda row: _speedup(head, row), "baseline time / its own: median of the pairs, 95 % interval"),
-        numeric(
-            f"median pair, {unit}", lambda row: _pair(row, unit), "the baseline's time -> its own; the quotient is the speedup"
-        ),
+        numeric(f"median pair, {unit}", lambda row: _pair(row, unit), "baseline -> its own; their quotient is the speedup"),
         Field("verdict", _verdict),
         time("mean", lambda row: row.mean_ns, unit, "geometric mean of the samples", missing=_NOT_TIMED),
         numeric("95 % interval", lambda row: _interval(row, unit), f"of the mean, {unit}", missing=_NOT_TIMED),

@@ -452,7 +452,7 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def verdict_words(ratio: Ratio, verdict: str, reference: str) -> str:
-    """Return a speedup as a practitioner says it: `1.27x [1.25, 1.29] faster than plain`, or `15 % [13, 17] slower than plain`."""
+    """Return a speedup as one says it: `1.27x [1.25, 1.29] faster than plain`, or `15 % [13, 17] slower than plain`."""
     low, high = ratio.low, ratio.high
     if verdict != "slower":
         interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"

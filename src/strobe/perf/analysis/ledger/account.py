@@ -82,28 +82,13 @@ MEANING: Final[dict[Part, str]] = {
     Part.ENDS: "from the call to the first frame block, and from the last one to the end",
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
-LIMITS: Final[dict[Part, str]] = {
-    Part.ATTENTION_KERNEL: "attention FLOPs",
-    Part.ATTENTION_AROUND: "the work around the attention kernel",
-    Part.CROSS_ATTENTION: "cross-attention",
-    Part.FEED_FORWARD: "the matrix products of the feed-forward",
-    Part.NORMS: "memory traffic of norms and glue",
-    Part.FOCAL: "the focal kernel",
-    Part.SECTION: "the work around the focal kernel",
-    Part.OTHER_ATTENTION: "attention kernels",
-    Part.MATRIX: "matrix products",
-    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
-    Part.COPIES: "memory copies",
-    Part.COMMUNICATION: "communication between devices",
-    Part.GAPS: "gaps between kernels",
-    Part.DECODING: "decoding",
-}
-"""Names of what limits a frame block or step whose largest part this is; the other parts are no limit by themselves."""
+NO_LARGEST: Final = frozenset({Part.PASS, Part.WAITING, Part.REST, Part.ENDS, Part.UNNAMED})
+"""Parts that an answer does not name as the largest one: waiting for the host is told apart, the others say nothing."""
 TOGETHER: Final[dict[tuple[Part, Part], str]] = {
     (Part.FOCAL, Part.SECTION): "the focal kernel and the section around it",
     (Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND): "attention and the work around its kernel",
 }
-"""Parts of one thing, which limits together where no part of it is the largest of all."""
+"""Parts of one thing, which count together where no part of it is the largest of all."""
 BY_THE_CLOCK: Final = frozenset({Part.ATTENTION_KERNEL, Part.OTHER_ATTENTION, Part.FEED_FORWARD, Part.MATRIX})
 """Parts of large matrix products, whose time is taken to go with the SM clock; the others also wait for memory or the host."""
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})

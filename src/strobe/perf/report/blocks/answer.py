@@ -14,8 +14,8 @@ from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
 from strobe.perf.analysis.ledger.account import (
     BY_THE_CLOCK,
-    LIMITS,
     MEANING,
+    NO_LARGEST,
     TOGETHER,
     AccountLevel,
     CallsEffect,
@@ -360,6 +360,8 @@ SHORT_NS: Final = 100_000_000
 """Times below this are printed with four significant digits, ns."""
 HOST_BOUND: Final = 0.2
 """Share of a frame block from which waiting for the host counts as the limit."""
+COMPUTE_BOUND: Final = 0.7
+"""Share of the peak FLOP rate, at the clock that ran where it is known, from which a kernel counts as bound by its FLOPs."""
 
 
 def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -380,7 +382,7 @@ def told_last(findings: Sequence[Finding]) -> list[Finding]:
 def bound_of(finding: Finding) -> str:
     """Return the sentence on what limits the candidate of a finding now; empty without an account."""
     found, candidate = finding.answer, finding.candidate
-    return "" if found is None else limit(candidate.label, found, _attention_rate(candidate, found))
+    return "" if found is None else limit(candidate.label, found, *_attention_rate(candidate, found))
 
 
 def change_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -558,13 +560,14 @@ def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer)
     return tuple(said)
 
 
-def limit(label: str, found: Answer, attention_rate: str = "") -> str:
-    """Return one sentence on what limits a side now, with the figure.
+def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 0.0) -> str:
+    """Return one sentence on what a side spends most of its time on now, with the figure; on what bounds it where that is known.
 
     Args:
         label: of the candidate.
         found: the answer.
-        attention_rate: what is added if that is the attention kernel.
+        attention_rate: FLOP rate of the attention kernel in words, added if that is the largest part.
+        of_peak: that rate / the peak at the clock that ran.
     """
     whole = float(found.candidate_ns) or 1.0
     times = {line.parts[0]: float(line.candidate_ns) for line in found.lines if len(line.parts) == 1}
@@ -574,16 +577,19 @@ def limit(label: str, found: Answer, attention_rate: str = "") -> str:
             f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
             f"({_of(times[Part.WAITING], whole)})."
         )
-    largest = max((part for part in times if part in LIMITS), key=lambda part: times[part], default=None)
+    largest = max((part for part in times if part not in NO_LARGEST), key=lambda part: times[part], default=None)
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:
-        return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
-    took, name = times[largest], LIMITS[largest]
+        return f"{label}: {100 * nameless / whole:.0f} % of a {found.unit} is unexplained, more than any part of it takes."
+    took, name = times[largest], largest.value
     for parts, both in TOGETHER.items():
         if largest not in parts and (together := sum(times.get(part, 0.0) for part in parts)) > took:
             took, name = together, both
     rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
-    return f"{label} is bound by {name} now, {100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}."
+    share = f"{100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}"
+    if rate and of_peak >= COMPUTE_BOUND:
+        return f"{label} is bound by attention FLOPs now, {share}."
+    return f"{label}'s largest part is {name} now, {share}."
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
@@ -593,27 +599,32 @@ def _of(part_ns: float, whole_ns: float) -> str:
     return f"{part} of {whole} ms"
 
 
-def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
-    """Return the attention kernel's FLOP rate in a steady frame block, as text; empty if the records give no FLOPs."""
+def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
+    """Return the attention kernel's FLOP rate in a steady frame block: in words, and as a share of the peak at the clock that ran.
+
+    Empty and 0 if the records give no FLOPs; 0 if the peak is not known.
+    """
     costs = {cost.span: cost for cost in subject.settings.costs}
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
     if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
-        return ""
+        return "", 0.0
     if not took_ns or not found.num_steady:
-        return ""
+        return "", 0.0
     flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
     if not flops:
-        return ""
+        return "", 0.0
     rate = flops / took_ns * 1e9
     peaks = device_peaks(subject.run.header.machine.device_name)
     kernel = costs.get(spans.ATTENTION_KERNEL)
     dtype = kernel.dtype if kernel is not None and kernel.dtype else subject.settings.dtype
     peak = peaks.peak_flops_per_s(dtype) if peaks is not None else None
-    share = f", {100 * rate / peak:.0f} % of the device's {dtype} peak" if peak else ""
+    of_peak = rate / peak if peak else 0.0
+    share = f", {100 * of_peak:.0f} % of the device's {dtype} peak" if peak else ""
     clocks = side_clocks(subject.run, subject.name)
     if peak and peaks is not None and peaks.clock_mhz and clocks is not None:
-        share += f" and {100 * rate * peaks.clock_mhz / (peak * clocks.sm_mhz):.0f} % of what {clocks.sm_mhz:,} MHz allow"
-    return f" at {rate / 1e12:.3g} TFLOP/s{share}"
+        of_peak *= peaks.clock_mhz / clocks.sm_mhz
+        share += f" and {100 * of_peak:.0f} % of what {clocks.sm_mhz:,} MHz allow"
+    return f" at {rate / 1e12:.3g} TFLOP/s{share}", of_peak
 
 
 def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
+from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, Part, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, LevelTimes
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
@@ -522,8 +522,8 @@ def _waiting(study: SpeedupStudy) -> Table:
 
 def _group(line: LedgerLine) -> str:
     """Return the column of the table of ranks that a line belongs to."""
-    if not line.path:
-        return "outside the trace"
+    if trace_part(Label(line.path, line.activity)) in NAMELESS:
+        return Part.UNNAMED.value
     if line.path[0] != "step":
         return "focal" if line.path[0] == "focal" else "rest of section"
     return "idle" if line.activity in IDLE else _COLUMNS[line.activity]
@@ -535,7 +535,7 @@ _COLUMNS: Final = {
     "comm": "communication",
     "memcpy": "copies",
 }
-_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", "outside the trace")
+_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", Part.UNNAMED.value)
 
 
 # The focal kernels, and of the sections around them with their boundaries.
