@@ -35,9 +35,7 @@ def test_a_label_that_the_kernel_refutes_gives_way_to_the_only_unit_left(tmp_pat
     resolved = resolve_units(series(tmp_path, "0.009534198 ms", "0.0095 ms", "0.0096 ms"), [KERNEL, STAGE])
     (choice,) = resolved.choices
     assert (choice.unit, choice.source, choice.proven, choice.differs) == ("s", "inferred", True, True)
-    assert choice.text == (
-        "labelled ms, but only s fits (9.53 ms): 9.53 µs would be shorter than the 2.76 ms kernel inside it"
-    )
+    assert choice.text == ("labelled ms, but only s fits (9.53 ms): 9.53 µs would be shorter than the 2.76 ms kernel inside it")
     assert list(resolved.values_ns) == [9_534_198, 9_500_000, 9_600_000]
     assert resolved.prominent and resolved.notes == (f"t: {choice.text}",)
 

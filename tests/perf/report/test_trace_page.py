@@ -80,6 +80,15 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     assert report.subtitle.endswith("host-bound") and "Host-bound" not in titles(report), "the answer says it"
 
 
+def test_a_page_explains_its_own_terms_and_not_what_everybody_knows() -> None:
+    report = build_trace_report(study_of(busy_trace()))
+    blocks = [block.table if isinstance(block, Figure) else block for section in report.sections for block in section.blocks]
+    heads = [column for block in blocks if isinstance(block, Table) for column in block.columns]
+    assert {"exclusive", "union", "verdict", "idle because"} <= {head.title for head in heads if head.hint}
+    assert {"kernel", "calls", "span", "min", "p50", "mean", "max", "kind"} <= {head.title for head in heads if not head.hint}
+    assert sum(bool(head.hint) for head in heads) < len(heads) / 3
+
+
 def test_what_weakens_the_numbers_stands_above_them() -> None:
     counts = ReadCounts(events=90, lost=10, mended=5, truncated=True)
     overlapping = [

@@ -600,7 +600,7 @@ def _of(part_ns: float, whole_ns: float) -> str:
 
 
 def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
-    """Return the attention kernel's FLOP rate in a steady frame block: in words, and as a share of the peak at the clock that ran.
+    """Return the attention kernel's FLOP rate in a steady frame block, in words and as a share of the peak at the clock that ran.
 
     Empty and 0 if the records give no FLOPs; 0 if the peak is not known.
     """

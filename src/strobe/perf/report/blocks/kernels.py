@@ -37,7 +37,7 @@ from strobe.perf.report.blocks.fields import (
     table_of,
     time,
 )
-from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of
+from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of, term
 from strobe.perf.report.model import (
     GAPS,
     Block,
@@ -271,7 +271,7 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
     calls: A[int, col("number of calls", "calls", Count, total=sum)]
     exclusive_ns: A[
-        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
     ]
     sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
     min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
@@ -279,7 +279,7 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
     p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_max_of)]
     max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
-    unlinked_calls: A[int, col("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
+    unlinked_calls: A[int, term("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
 
 
 class KernelNameRow(OnDevice, frozen=True, kw_only=True):

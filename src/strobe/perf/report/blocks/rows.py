@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
@@ -61,23 +61,29 @@ def col(
     total: Total = None,
     missing: Reason[Any] = "",
     of: Mapping[str, str] = {},
+    hint: bool = False,
 ) -> Meta:
     """Describe a field of a row class.
 
     Args:
-        meaning: explains the head on a page, and the key in the manual of the documents.
+        meaning: of the key, in the manual of the documents.
         head: of its column; empty: it is in documents alone.
         show: cell of a value.
         get: what the column shows of a row; by default the value of the field.
         where: field without which, or with 0 in which, a row has nothing to show here.
         total: as in `Field`; `missing` likewise.
         of: heads of the columns of shares that follow, with the name of what each is a share of.
+        hint: the meaning explains the head on a page too: it is a word of ours, or others use it for something else.
     """
     if not head:
         return Meta(description=meaning)
-    hint = meaning.replace("`", "")
-    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, hint, total, missing)
+    said = meaning.replace("`", "") if hint else ""
+    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, said, total, missing)
     return Meta(description=meaning, extra={"field": field, "where": where if get is None else None, "of": of})
+
+
+term: Final = partial(col, hint=True)
+"""Describe a field whose head is a term that the page must explain."""
 
 
 @cache
