@@ -344,7 +344,7 @@ class Fact(_Node, frozen=True):
 
 
 class Banner(_Node, frozen=True):
-    """A warning: `stop` voids some numbers and stands above them, `caution` weakens them and stands below the first section."""
+    """A warning: `stop` voids some numbers and stands above them, `caution` weakens them and stands below the answer."""
 
     level: Literal["stop", "caution"]
     title: str

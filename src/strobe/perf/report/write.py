@@ -99,9 +99,10 @@ class _Page:
             case _:
                 assert_never(block)
 
-    def section(self, number: int, section: Section) -> str:
+    def section(self, number: int, section: Section, cautions: str) -> str:
         lead = f'<p class="lead">{esc(section.lead)}</p>' if section.lead else ""
-        body = lead + "".join(self.block(block) for block in section.blocks)
+        blocks = [self.block(block) for block in section.blocks]
+        body = "".join((lead, *blocks[:1], cautions, *blocks[1:]))
         head = f'<h2 id="h-{esc(section.id)}"><span class="num">{number}</span>{esc(section.title)}</h2>'
         if section.folded:
             body, head = f'<details class="fold"><summary>{head}</summary>{body}</details>', ""
@@ -178,9 +179,11 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
     contents = "".join(f'<li><a href="#{esc(section.id)}">{esc(section.title)}</a></li>' for section in report.sections)
-    stops, cautions = ("".join(map(_html_banner, banners)) for banners in _banners(report))
-    own_text = [page.section(number, section) for number, section in enumerate(report.sections, start=1)]
-    sections = "".join([*own_text[:1], cautions, *own_text[1:]])
+    stops, cautions, more = ("".join(map(_html_banner, banners)) for banners in _banners(report))
+    if more:
+        cautions += f'<details class="fold"><summary>More to keep in mind</summary><div>{more}</div></details>'
+    numbered = list(enumerate(report.sections, start=1))
+    sections = "".join(page.section(number, section, cautions if number == 1 else "") for number, section in numbered)
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>{esc(report.title)}</title><link rel="icon" href="data:,"><style>\n{style}</style>'
@@ -195,14 +198,26 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{hatch_patterns()}{nav}'
-        f"<main>{header}{stops}\n{sections}\n{footer}</main><script>\n{script}</script></body></html>\n"
+        f"<main>{header}{stops}\n{sections or cautions}\n{footer}</main><script>\n{script}</script></body></html>\n"
     )
 
 
-def _banners(report: Report) -> tuple[list[Banner], list[Banner]]:
-    """Return the banners that void figures, which stand above the first section, and the others, which stand below it."""
-    stops = [banner for banner in report.banners if banner.level == "stop"]
-    return stops, [banner for banner in report.banners if banner.level != "stop"]
+MAX_CAUTIONS: Final = 3
+"""Lines of caution that stand below the answer of a page, the first block of its first section; more are folded."""
+
+
+def _banners(report: Report) -> tuple[list[Banner], list[Banner], list[Banner]]:
+    """Return the banners that void figures, which stand above all sections, and the others: those below the answer, and more."""
+    stops, below, more = [], [], []
+    left = MAX_CAUTIONS
+    for banner in report.banners:
+        if banner.level == "stop":
+            stops.append(banner)
+            continue
+        below += [msgspec.structs.replace(banner, items=banner.items[:left])] if left else []
+        more += [msgspec.structs.replace(banner, items=banner.items[left:])] if banner.items[left:] else []
+        left = max(0, left - len(banner.items))
+    return stops, below, more
 
 
 def _html_banner(banner: Banner) -> str:
@@ -272,9 +287,12 @@ def render_markdown(report: Report) -> str:
     lines = [f"# {escape(report.title)}", "", escape(report.subtitle), ""]
     lines += [f"* {escape(fact.name)}: {_markdown_cell(fact.value, Column(''))}" for fact in report.facts]
     lines.append("")
-    stops, cautions = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
-    own = [_section(number, section) for number, section in enumerate(report.sections, start=1)]
-    lines += [line for part in (stops, *own[:1], cautions, *own[1:]) for line in part]
+    stops, cautions, more = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
+    if more:
+        cautions += ["<details><summary>More to keep in mind</summary>", "", *more, "</details>", ""]
+    lines += stops if report.sections else stops + cautions
+    for number, section in enumerate(report.sections, start=1):
+        lines += _section(number, section, cautions if number == 1 else [])
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -283,13 +301,12 @@ def _markdown_banner(banner: Banner) -> list[str]:
     return [*lines, *(f"> * {escape(item)}" for item in banner.items), ""]
 
 
-def _section(number: int, section: Section) -> list[str]:
+def _section(number: int, section: Section, cautions: list[str]) -> list[str]:
     lines = [f"## {number}. {escape(section.title)}", ""]
     if section.lead:
         lines += [escape(section.lead), ""]
-    for block in section.blocks:
-        lines += _block(block)
-    return lines
+    blocks = [_block(block) for block in section.blocks]
+    return [line for part in (lines, *blocks[:1], cautions, *blocks[1:]) for line in part]
 
 
 def _block(block: Block) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
@@ -61,7 +61,6 @@ def col(
     total: Total = None,
     missing: Reason[Any] = "",
     of: Mapping[str, str] = {},
-    hint: bool = False,
 ) -> Meta:
     """Describe a field of a row class.
 
@@ -73,17 +72,18 @@ def col(
         where: field without which, or with 0 in which, a row has nothing to show here.
         total: as in `Field`; `missing` likewise.
         of: heads of the columns of shares that follow, with the name of what each is a share of.
-        hint: the meaning explains the head on a page too: it is a word of ours, or others use it for something else.
     """
     if not head:
         return Meta(description=meaning)
-    said = meaning.replace("`", "") if hint else ""
-    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, said, total, missing)
+    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, "", total, missing)
     return Meta(description=meaning, extra={"field": field, "where": where if get is None else None, "of": of})
 
 
-term: Final = partial(col, hint=True)
-"""Describe a field whose head is a term that the page must explain."""
+def term(meaning: str, head: str, show: Callable[[Any], Cell] = Text, **given: Any) -> Meta:
+    """Describe a field, as `col` does, whose head the page explains: a word of ours, or one that others use otherwise."""
+    described = col(meaning, head, show, **given).extra or {}
+    field = replace(described["field"], hint=meaning.replace("`", ""))
+    return Meta(description=meaning, extra={**described, "field": field})
 
 
 @cache
