@@ -73,7 +73,7 @@ def test_parts_worked_out_by_hand(strobe: Strobe, tmp_path: Path) -> None:
     assert parts(result) == {"focal kernel": (60, 20), "matrix products": (30, 10), "gaps between kernels": (10, 70)}
     answer = result.document["answer"]
     assert answer["unit"] == "step" and answer["levels"] == ["step"] and answer["missing"] == ""
-    assert answer["limit"] == "candidate's largest part is gaps between kernels now, 70 % of a step (0.07000 of 0.1000 ms)."
+    assert answer["limit"] == "candidate's largest part now: gaps between kernels, 70 % of a step (0.07000 of 0.1000 ms)."
 
 
 def test_a_renamed_kernel_changes_the_account(strobe: Strobe, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe
     at = result.out.index("candidate against baseline: 1.00x")
     for earlier in ("Speedups.", "Ledger for one step.", "every interval is unpaired"):
         assert result.out.index(earlier) < at
-    for later in ("focal kernel", "Explained: ", "candidate's largest part is", "facts are not recorded on both sides"):
+    for later in ("focal kernel", "Explained: ", "candidate's largest part now", "facts are not recorded on both sides"):
         assert later in result.out[at:]
     report = json.loads((tmp_path / "page" / "report.json").read_text())
     assert [section["id"] for section in report["sections"]][:2] == ["answer", "settings"]

@@ -580,7 +580,7 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
     largest = max((part for part in times if part not in NO_LARGEST), key=lambda part: times[part], default=None)
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:
-        return f"{label}: {100 * nameless / whole:.0f} % of a {found.unit} is unexplained, more than any part of it takes."
+        return f"{label}: {100 * nameless / whole:.0f} % of a {found.unit} is unexplained, more than any named part takes."
     took, name = times[largest], largest.value
     for parts, both in TOGETHER.items():
         if largest not in parts and (together := sum(times.get(part, 0.0) for part in parts)) > took:
@@ -589,7 +589,7 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
     share = f"{100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}"
     if rate and of_peak >= COMPUTE_BOUND:
         return f"{label} is bound by attention FLOPs now, {share}."
-    return f"{label}'s largest part is {name} now, {share}."
+    return f"{label}'s largest part now: {name}, {share}."
 
 
 def _of(part_ns: float, whole_ns: float) -> str:

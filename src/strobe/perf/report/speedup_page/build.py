@@ -248,7 +248,7 @@ _READ: Final[dict[str, Callable[[LoadedSide], str]]] = {
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
     found = study.comparability
-    doubts = [*_same_files(study), *(f"{check} differ" for check in found.doubts)]
+    doubts = [*_same_files(study), *map(str, found.doubts)]
     doubts += _unlike_kernels(study)
     for side in study.sides:
         doubts += [

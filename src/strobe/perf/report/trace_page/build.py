@@ -166,7 +166,8 @@ def answer_section(study: TraceStudy) -> Section | None:
 def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.launch.activity, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
-    yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms; {one.launch.verdict}."
+    verdict = "" if one.launch.verdict == "busy" else f"; {one.launch.verdict}"
+    yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row in one.hot.rows:
         classes[_class(row)] += row.exclusive_ns or 0
@@ -175,7 +176,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield f"Most time: {', '.join(most)}."
     host = host_work(one.view)
     if sum(host.before.values()) > _LITTLE * done.span_ns:
-        yield f"Before the first kernel {_ms(sum(host.before.values()))} ms passed on the host: {_spent(host.before)}."
+        yield f"Before the first kernel the host spent {_ms(sum(host.before.values()))} ms: {_spent(host.before)}."
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
@@ -213,7 +214,7 @@ def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
     if len(lengths) == 1:
         return
-    said = f"{len(lengths)} steps of {_ms(median)} ms, the median"
+    said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
         if _whole_ns(slowest) > slowest.length_ns:
@@ -350,9 +351,9 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
     if not views:
         return
     found = integrity(trace, views)
-    unanswered = ", ".join(f"{shorten(name)} {missing} of {n}" for name, (n, missing) in found.unanswered.items())
+    unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in found.unanswered.items())
     if unanswered:
-        yield f"{label}: launch calls that no device event answers to: {unanswered}"
+        yield f"{label}: no device event belongs to these launch calls: {unanswered}"
     for graph in found.short_graphs:
         yield (
             f"{label}: {len(graph.short)} of {graph.n} {shorten(graph.call)} calls of the graph that starts with "
@@ -395,7 +396,7 @@ def _uneven(study: TraceStudy) -> Iterator[str]:
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
     found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
     if found:
-        yield f"{label}: recorded with {', '.join(found)}, which holds up the host at every operator: check against a timed run"
+        yield f"{label}: {', '.join(found)} slowed the host at every operator; check against a run without the profiler"
 
 
 # Top of the page: the files read, and each device on one line.

@@ -87,7 +87,7 @@ CLASS_KINDS: Final = {
 
 CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
-    LAUNCH_LATENCY: "the launch call had started and its event had not",
+    LAUNCH_LATENCY: "the launch call had started, but not yet its event",
     QUEUED: "the event, launched before the gap or part of a graph, waited for another event, a copy or a synchronisation",
     PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
     UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
