@@ -399,17 +399,6 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     assert ("Nothing says that both windows hold the same work." in answer) is not focal
 
 
-def test_a_file_too_many_or_too_few_is_counted(strobe: Strobe, tmp_path: Path) -> None:
-    a, b, c = (bars(tmp_path / f"{name}.log", FA_STAGES_MS, 9, "0.62") for name in "abc")
-    for files, said in (
-        ((a,), f"{a} is the only log: add the other side's; the baseline's comes first"),
-        ((a, b, c), f"{a}, {b}, {c}: these are 3 logs; give two, the baseline's first"),
-        ((a, "--candidate-log", b), f"{a}: a log is given by a flag too; give both logs as files, the baseline's first, or both"),
-    ):
-        refused = strobe("speedup", *files)
-        assert refused.code == 2 and refused.err.startswith(f"error: {said}"), refused.err
-
-
 def test_the_first_sentence_adds_up(strobe: Strobe) -> None:
     """What is saved less what is taken back is the difference of the stage, as far as its figures are printed."""
     case = ROOT / "examples" / "vsa_case"

@@ -130,8 +130,9 @@ def explain(error: BaseException, place: str = "") -> tuple[int, str]:
             verb = " ".join(("strobe", *(error.command_chain or ())))
             if isinstance(error, UnknownOptionError) and (error.token.keyword or "").startswith(GUIDANCE):
                 return USAGE, f"Unknown option: {error.token.keyword}. {UNGUIDED} See {verb} --help"
-            of_several = isinstance(error, ValidationError) and error.argument is None  # the name of their group says nothing
-            return USAGE, f"{error.exception_message if of_several else error} See {verb} --help"
+            if isinstance(error, ValidationError) and error.argument is None:  # of a group, whose name says nothing
+                return USAGE, f"{error.exception_message} See {verb} --help"
+            return USAGE, f"{error} See {verb} --help"
         case ConfigError() | DataError() | SessionError() | ShapeError():
             return USAGE, str(error)
         case StrobeError():

@@ -374,9 +374,9 @@ def story(study: SpeedupStudy) -> str:
     took = _ms(found.baseline_ns)
     article = "an" if re.match(r"8|1[18](?!\d)", took) else "a"
     unit = f"{article} {took} ms {found.unit}"
-    whole = found.baseline_ns - found.candidate_ns
-    rest = whole - sum(item.saved_ns for item in (*gains, *losses))
-    others = f"other changes {'save' if rest > 0 else 'take'} {_ms(abs(rest))} ms" if abs(rest) > _REST_SHARE * abs(whole) else ""
+    net = found.baseline_ns - found.candidate_ns
+    rest = net - sum(item.saved_ns for item in (*gains, *losses))
+    others = f"other changes {'save' if rest > 0 else 'take'} {_ms(abs(rest))} ms" if abs(rest) > _REST_SHARE * abs(net) else ""
     after = ", ".join(filter(None, (_taken(losses), others)))
     if not gains:
         slower = f"No large part of {unit} became faster" if rest > 0 else f"Nothing in {unit} became faster"
