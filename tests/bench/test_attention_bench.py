@@ -32,7 +32,6 @@ from strobe.bench.cells import Attempt, CellsOutcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
-from strobe.perf.measure.timing import Speed
 from strobe.perf.records.record import Clocks
 from strobe.perf.records.store import read_run
 
@@ -192,15 +191,15 @@ def test_contestants_are_named_by_kind_impl_or_both() -> None:
 
 
 def test_laps_follow_the_budget() -> None:
-    slow = Speed(device_ns=500_000_000, host_ns=1)
-    fast = Speed(device_ns=1_000_000, host_ns=2_000_000)
+    slow = 500_000_000, 1
+    fast = 1_000_000, 2_000_000
     tight = running.plan_interleave({"a": slow, "b": fast}, 0.1)
     assert tight == (running.MIN_ROUNDS, {"a": 1, "b": 1})
     wide = running.plan_interleave({"a": slow, "b": fast}, 100.0)
     assert wide[0] == running.MAX_ROUNDS and wide[1]["b"] == running.MAX_CALLS
     between = running.plan_interleave({"a": slow, "b": fast}, 5.1)
     assert between[0] == 5 and between[1]["a"] == 1
-    even = Speed(device_ns=1_000_000_000, host_ns=1)
+    even = 1_000_000_000, 1
     most = running.MAX_ROUNDS
     for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
         spare_s = (calls - 1 + 0.5) * 2 * most

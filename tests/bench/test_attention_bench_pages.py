@@ -227,7 +227,7 @@ def row(table: Table, *words: object) -> dict[str, object]:
 
 
 def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -> None:
-    cells = read_cells(run(tmp_path)).cells
+    cells = read_cells(run(tmp_path))[0]
     assert [(cell.grid.block, cell.grid.direction, cell.grid.budget) for cell in cells] == [
         (64, "forward", "s0.5"), (64, "forward", "s0.9"), (256, "forward", "k16"), (64, "backward", "s0.9"),
     ]  # fmt: skip
@@ -242,7 +242,7 @@ def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -
 
 
 def test_a_speedup_is_the_median_over_palindromes_with_a_paired_interval(tmp_path: Path) -> None:
-    cell = read_cells(run(tmp_path)).cells[1]
+    cell = read_cells(run(tmp_path))[0][1]
     fine = next(entry for entry in cell.measured if entry.name == "fine:x")
     assert cell.reference is not None
     found = speedup(cell.reference, fine)
@@ -320,7 +320,7 @@ def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None
 
 def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    found = choose(tuple(settings_of(read_cells(folder).cells)))
+    found = choose(tuple(settings_of(read_cells(folder)[0])))
     picked = {scenario: setting and setting.cell.grid.budget for scenario, (setting, _) in found.items()}
     # k16 is the fastest and smallest, but keeps 60 % of the mass; s0.5 keeps most, and is 10 / (4 * 1.2) = 2.08 times dense
     assert picked == {"memory-limited": "s0.9", "maximum performance": "s0.9", "quality-critical": "s0.5"}
@@ -340,7 +340,7 @@ def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
     cell.measured("dense:a", [(1, 1)] * 3)
     cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
     cell.end()
-    found = choose(tuple(settings_of(read_cells(tmp_path).cells)))
+    found = choose(tuple(settings_of(read_cells(tmp_path)[0])))
     assert {setting for setting, _ in found.values()} == {None}
     section: Section = advice_report(tmp_path).sections[0]
     assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
@@ -352,9 +352,9 @@ def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_pa
     cut.writer.close()
     earlier = CellWriter(folder, cell_of(0.9), ("dense:a",), attempt=".1")
     earlier.end()
-    names = [cell.name for cell in read_cells(folder).cells]
+    names = [cell.name for cell in read_cells(folder)[0]]
     assert "shape_s0.7_b64_forward" in names and "shape_s0.9_b64_forward.1" not in names
-    entry = next(cell for cell in read_cells(folder).cells if cell.grid.budget == "s0.7").entries[0]
+    entry = next(cell for cell in read_cells(folder)[0] if cell.grid.budget == "s0.7").entries[0]
     assert entry.reason == "not reached: the cell was cut short"
     assert bench_report(folder).sections
 
@@ -364,9 +364,9 @@ def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None
     broken = folder / "cells" / "shape_s0.8_b64_forward"
     broken.mkdir()
     (broken / "records.jsonl").write_text("{}\n")
-    found = read_cells(folder)
-    assert len(found.cells) == 4 and len(found.unread) == 1 and found.unread[0].startswith("shape_s0.8_b64_forward: ")
-    assert "no header" in found.unread[0] and "Some cells could not be read" in render_markdown(bench_report(folder))
+    cells, (unread,) = read_cells(folder)
+    assert len(cells) == 4 and unread.startswith("shape_s0.8_b64_forward: ")
+    assert "no header" in unread and "Some cells could not be read" in render_markdown(bench_report(folder))
 
 
 def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_cells_that_no_machine_takes_fail_one_by_one_and_in_words(tmp_path: Path
     for shape in shapes:
         end = read_run(tmp_path / "cells" / shape.name).end
         assert end is not None and (end.status, end.message) == ("failed", "no such machine")
-    assert [cell.failure for cell in read_cells(tmp_path).cells] == ["no such machine"] * 2
+    assert [cell.failure for cell in read_cells(tmp_path)[0]] == ["no such machine"] * 2
 
 
 def test_a_cell_whose_processes_do_not_listen_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     outcome = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert outcome.measured == (shape.name,), outcome.failed
     assert alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path).cells
+    (cell,) = read_cells(tmp_path)[0]
     ours = [entry for entry in cell.entries if entry.name != PEER]
     assert not any(entry.reason for entry in ours)
     for entry in ours:
@@ -92,7 +92,7 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     shape, executor = RankedCall(world_size=2, seq_len=16), Watched()
     (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
     assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path).cells
+    (cell,) = read_cells(tmp_path)[0]
     assert not cell.measured and "ended after 0.5 s" in cell.failure
 
 

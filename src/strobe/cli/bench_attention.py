@@ -169,7 +169,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: 
         from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
-        runs = list(read_cells(out).cells)
+        runs = list(read_cells(out)[0])
         report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
         shown = shown_tables(runs)

@@ -194,7 +194,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling:
         from strobe.perf.report.tree_bench import read_cells, shown_tables, tree_report
         from strobe.perf.report.write import write_report
 
-        runs = read_cells(out).cells
+        runs = read_cells(out)[0]
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -215,7 +215,7 @@ def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> tuple[int, M
         Palindromes, never fewer than `MIN_ROUNDS`, and by contestant its calls in each of its two places of one.
     """
     budget_ns = seconds * 1e9
-    cost = {name: max(speed.device_ns, speed.host_ns, 1) for name, speed in speeds.items()}
+    cost = {name: max(*speed, 1) for name, speed in speeds.items()}
     round_ns = 2 * sum(cost.values())
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ns / max(1, round_ns))))
     spare_ns = max(0.0, budget_ns - rounds * round_ns) / max(1, len(cost))
@@ -242,7 +242,7 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
         speed = watch.probe(contestant.forward)
         for _ in range(CALLS):
             recorder.start_clip()
-            watch.hold(speed.host_ns)
+            watch.hold(speed[1])
             with span(WHOLE):
                 contestant.forward()
             for name, total in _sums(recorder.finish_clip()).items():
@@ -431,7 +431,7 @@ class _Bound:
 
     contestant: BoundContestant
     run: Run
-    speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
+    speed: Speed = (0, 0)
 
 
 def measure_cell(inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
@@ -593,13 +593,13 @@ class _Measurement:
             taken = []
             for name in palindrome(first, rest):
                 with ClockSampler(self._device, lap=True) as sampler:
-                    lap = watch.lap(runs[name], calls[name], speeds[name].host_ns)
+                    lap = watch.lap(runs[name], calls[name], speeds[name][1])
                 taken.append((name, lap, sampler.sampled()))
             at_end = read_clocks(self._device)  # of laps that were not sampled
-            for name, lap, clocks in taken:
-                clip = self._clips.finish(name, "timed", index, len(lap.times_ns) + len(lap.hosts_ns), clocks or at_end)
-                times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
-                self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
+            for name, (times_ns, hosts_ns, clock), clocks in taken:
+                clip = self._clips.finish(name, "timed", index, len(times_ns) + len(hosts_ns), clocks or at_end)
+                times = call_spans(clip, spans[name], times_ns, clock)
+                self._writer.append(*times, *call_spans(clip, HOST, hosts_ns, "perf_counter"), clip)
             self._writer.sync()
 
     def _split(self, name: str, contestant: BoundContestant, watch: Stopwatch) -> None:

@@ -20,7 +20,7 @@ from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
-from strobe.perf.analysis.runs.grid import GridCells, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
+from strobe.perf.analysis.runs.grid import GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
 from strobe.perf.records.record import (
     COSINE,
     HOST,
@@ -221,7 +221,7 @@ class AttentionCellRun:
         return max(found, default=0.0)
 
 
-def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
+def read_cells(folder: Path) -> tuple[tuple[AttentionCellRun, ...], tuple[str, ...]]:
     """Read every cell of a run that has records, even one that was cut short.
 
     Raises:
@@ -578,7 +578,7 @@ def advice_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells = read_cells(folder).cells
+    cells = read_cells(folder)[0]
     sections = [_section(shape, settings) for shape, settings in _settings_by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
@@ -869,8 +869,7 @@ def bench_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    found = read_cells(folder)
-    cells = found.cells
+    cells, unread = read_cells(folder)
     study = load_study([cell.run.folder for cell in cells], into=folder)
     machine = cells[0].run.header.machine
     sections = [*_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
@@ -886,7 +885,7 @@ def bench_report(folder: Path) -> Report:
             Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
             Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
         ),
-        banners=(*((stop,) if serialised else ()), *unread_banners(found.unread), *banners(study, gather=True)),
+        banners=(*((stop,) if serialised else ()), *unread_banners(unread), *banners(study, gather=True)),
         sections=(*sections, environment),
     )
 

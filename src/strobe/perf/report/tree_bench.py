@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.grid import GridCells, names_in, read_grid, recorded
+from strobe.perf.analysis.runs.grid import names_in, read_grid, recorded
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, Prediction, SentMessage, Span, Surroundings
@@ -147,7 +147,7 @@ class TreeCellRun:
         return self.run.links
 
 
-def read_cells(folder: Path) -> GridCells[TreeCellRun]:
+def read_cells(folder: Path) -> tuple[tuple[TreeCellRun, ...], tuple[str, ...]]:
     """Read every cell of a run that has records, even one that failed; of several attempts the last.
 
     Raises:
@@ -867,8 +867,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    found = read_cells(folder)
-    cells = found.cells
+    cells, unread = read_cells(folder)
     first = cells[0].run.header
     sections = [*(scaling_sections(cells) if scaling else ()), *(_cell_section(cell) for cell in cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
@@ -880,7 +879,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
             Fact("ranks", Text(", ".join(str(each) for each in sorted({cell.run.header.world_size for cell in cells})))),
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
-        banners=(*_banners(cells), *unread_banners(found.unread)),
+        banners=(*_banners(cells), *unread_banners(unread)),
         sections=(*sections, environment),
     )
 

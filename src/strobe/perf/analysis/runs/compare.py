@@ -86,7 +86,6 @@ class Comparison:
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
         interval: 95 % interval of the ratio; None for fewer than two pairs.
         verdict: conclusion that ratio and interval allow.
-        paired: False: taken at different times, drift unknown.
     """
 
     stage: str
@@ -97,7 +96,6 @@ class Comparison:
     ratio: float
     interval: Interval | None
     verdict: Verdict
-    paired: bool
 
     @property
     def median_pair_ns(self) -> tuple[float, float]:
@@ -183,7 +181,6 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
         ratio=ratio,
         interval=interval,
         verdict=judge(ratio, interval, delta_ns),
-        paired=True,
     )
 
 
@@ -229,7 +226,6 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
         ratio=ratio,
         interval=interval,
         verdict=judge(ratio, interval, delta_ns),
-        paired=False,
     )
 
 
@@ -258,7 +254,6 @@ class SideClocks:
         sm_mhz: median SM clock of the clip that kernel times come from: the traced one where it was sampled, else timed ones.
         clips_mhz: median SM clock of each sampled clip.
         max_mhz: highest clock that the GPU supports; None: not recorded.
-        watts, limit_watts: mean power of the timed clips, and the limit; None: not recorded.
         power_capped: a reading said that the power limit held the clock down.
         clip_joules: energy of a timed clip, mean; by the GPU's counter, or mean power times the clip's length; None: neither.
     """
@@ -266,8 +261,6 @@ class SideClocks:
     sm_mhz: int
     clips_mhz: tuple[int, ...]
     max_mhz: int | None
-    watts: float | None
-    limit_watts: float | None
     power_capped: bool
     clip_joules: float | None
 
@@ -285,7 +278,6 @@ def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
     if not chosen:
         return None
     gpu = run.header.machine.gpu
-    watts = [each.power_mw / 1000 for each in sampled if each.power_mw is not None]
     lasted = {span.order: span.value_ns for span in run.spans if span.name == spans.E2E}
     energies = [_joules(clip.clocks, lasted[clip.order]) for clip in timed if clip.clocks and clip.order in lasted]
     known = [each for each in energies if each is not None]
@@ -293,8 +285,6 @@ def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
         sm_mhz=round(statistics.median(each.sm_mhz for each in chosen if each.sm_mhz)),
         clips_mhz=tuple(each.sm_mhz for each in (*sampled, *traced) if each.sm_mhz),
         max_mhz=None if gpu is None else gpu.max_sm_mhz,
-        watts=statistics.fmean(watts) if watts else None,
-        limit_watts=gpu.power_limit_mw / 1000 if gpu is not None and gpu.power_limit_mw else None,
         power_capped=any(POWER_CAP in each.throttle for each in (*sampled, *traced)),
         clip_joules=statistics.fmean(known) if known else None,
     )

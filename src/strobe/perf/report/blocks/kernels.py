@@ -380,9 +380,8 @@ def run_kernels(study: RunStudy, calls: bool = False) -> Section:
                 top=MAX_ROWS if subject.is_reference else MAX_CANDIDATE_ROWS,
                 word=word,
                 notes=[
-                    f"Beside, thread {item.thread}, {' / '.join(item.path) or 'no section'}: "
-                    f"{time_text(item.busy_ns)} ms busy, not counted."
-                    for item in found.overlap
+                    f"Beside, thread {thread}, {' / '.join(path) or 'no section'}: {time_text(busy_ns)} ms busy, not counted."
+                    for thread, path, busy_ns in found.overlap
                 ],
                 collapsed=not subject.is_reference,
             )

@@ -104,18 +104,18 @@ def coincidences(study: SpeedupStudy) -> Iterator[str]:
 
 def _remarks(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
-    implied = study.implied
-    if implied is not None:
+    if study.implied is not None:
+        calls, candidates = study.implied
         known = [side.side.timings.calls for side in study.sides]
-        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in implied.candidates)
+        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in candidates)
         if None in known:
-            said = "is a whole number" if implied.whole else "is no integer"
+            said = "is a whole number" if calls.denominator == 1 else "is no integer"
             yield (
                 f"Calls per stage were not recorded. If the attention calls were all that changed in the stage, "
-                f"N = {float(implied.calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
+                f"N = {float(calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
             )
-        elif known[0] == known[1] and implied.calls != known[0]:
-            yield f"The attention calls explain the stage's saving if there were {float(implied.calls):.2f} of them: {rests}."
+        elif known[0] == known[1] and calls != known[0]:
+            yield f"The attention calls explain the stage's saving if there were {float(calls):.2f} of them: {rests}."
     for side in study.sides:
         if side.silent:
             yield f"{side.request.name.capitalize()}, {side.silent}."
@@ -193,7 +193,7 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
 
 
 def _compared(steps: Steps) -> str:
-    causes = "; ".join(f"{steps.steps[each.index].label} ({each.cause})" for each in steps.steady.excluded)
+    causes = "; ".join(f"{steps.steps[index].label} ({cause})" for index, cause in steps.steady.excluded.items())
     kept = len(steps.steady.kept)
     if not kept:
         return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"

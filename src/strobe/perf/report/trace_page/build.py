@@ -174,13 +174,13 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot.rows[:_MOST]]
     yield f"Most time: {', '.join(most)}."
-    host = host_work(one.view)
-    if sum(host.before.values()) > _LITTLE * done.span_ns:
-        yield f"Before the first kernel the host spent {_ms(sum(host.before.values()))} ms: {_spent(host.before)}."
+    late_on, before = host_work(one.view)
+    if sum(before.values()) > _LITTLE * done.span_ns:
+        yield f"Before the first kernel the host spent {_ms(sum(before.values()))} ms: {_spent(before)}."
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        late = f" In that time the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        late = f" In that time the host spent {_spent(late_on)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
@@ -354,10 +354,10 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
     unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in found.unanswered.items())
     if unanswered:
         yield f"{label}: no device event belongs to these launch calls: {unanswered}"
-    for graph in found.short_graphs:
+    for call, first, n, num_nodes, short in found.short_graphs:
         yield (
-            f"{label}: {len(graph.short)} of {graph.n} {shorten(graph.call)} calls of the graph that starts with "
-            f"{shorten(graph.first)} recorded fewer than its {graph.num_nodes} events (the fewest: {graph.short[0]})"
+            f"{label}: {len(short)} of {n} {shorten(call)} calls of the graph that starts with {shorten(first)} recorded fewer "
+            f"than its {num_nodes} events (the fewest: {short[0]})"
         )
     if found.past_end_ns > _NOTHING_NS:
         late = f"{found.past_end_ns / 1e6:.3f} ms after the recorded window"

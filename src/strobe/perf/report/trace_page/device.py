@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
     BUSY,
     CAUSES,
-    CLASSES,
     HOST_LATE,
     LAUNCH_LATENCY,
     PROFILER_OVERHEAD,
@@ -83,7 +83,7 @@ CLASS_KINDS: Final = {
     QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
     PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
 }  # fmt: skip
-"""Label and style of each of `activity.CLASSES`."""
+"""Label and style of each of `activity.ACTIVITIES`."""
 
 CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
@@ -228,22 +228,20 @@ def _picture(seen: SeenActivity) -> Iterator[Figure]:
     drawn = [(name, view) for name, view, _ in seen if view.span_ns]
     if not drawn:
         return
-    strip = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(CLASSES)) if any(any(lane[number]) for lane in strip.lanes)]
+    aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
+    present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
     picture = Strip(
-        length_ns=strip.length_ns,
-        kinds=tuple(CLASS_KINDS[CLASSES[number]] for number in present),
+        length_ns=edges_ns[-1],
+        kinds=tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(permille(strip.edges_ns, lane[number]) for number in present))
-            for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+            StripLane(name, tuple(permille(edges_ns, lane[number]) for number in present))
+            for (name, _), lane in zip(drawn, every, strict=True)
         ),
     )
-    clock = "one clock" if strip.aligned else "each device's own clock: the traces have no moment in common"
+    clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
     alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    named = (
-        (name, strip.edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, strip.lanes, strict=True)
-    )
+    named = ((name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True))
     labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
     table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
@@ -433,10 +431,9 @@ def _signs(study: TraceStudy) -> Table | None:
         found = integrity(trace, tables.whole_views(study, trace))
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
-        for graph in found.short_graphs:
-            fewer = f"{len(graph.short)} of {graph.n} launches have {graph.short[0]} to {graph.short[-1]} events"
-            what = f"{fewer}, most have {graph.num_nodes}"
-            rows.append((label, "graph launches with fewer events than their like", graph.first, what))
+        for _, first, n, num_nodes, short in found.short_graphs:
+            what = f"{len(short)} of {n} launches have {short[0]} to {short[-1]} events, most have {num_nodes}"
+            rows.append((label, "graph launches with fewer events than their like", first, what))
         if found.past_end_ns:
             rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
         for device, stream, excess in found.impossible:

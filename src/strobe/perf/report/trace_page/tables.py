@@ -28,7 +28,6 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import GapTable, Launch, Queue, gap_table, graph_calls, launch, queues
-from strobe.perf.analysis.device.roofline import OperatorCost
 from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
@@ -469,7 +468,7 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for label, tiled in zip(study.labels, seen_steps(study), strict=True):
             for found in (each for each in tiled if isinstance(each, Steps)):
-                causes = {each.index: each.cause for each in found.steady.excluded}
+                causes = found.steady.excluded
                 for place, step in enumerate(found.steps):
                     told = {"step": step.label, "left_out": causes.get(place, "")}
                     yield part_of(cls, step, trace=label, device=found.device, **told)
@@ -685,8 +684,8 @@ class OperatorRow(_Timed, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for label, found in seen_host(study):
-            for row in found.rows if found else ():
-                yield part_of(cls, row, row.calls, trace=label, operator=row.name, calls=row.calls.n)
+            for name, calls, self_ns in found.rows if found else ():
+                yield part_of(cls, calls, trace=label, operator=name, calls=calls.n, self_ns=self_ns)
 
 
 class _OfOperator(OnDevice, frozen=True, kw_only=True):
@@ -777,12 +776,12 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
         for one, found in seen_rates(study):
             for rate in found.rows:
-                row, cost = rate.row, rate.cost if isinstance(rate.cost, OperatorCost) else None
+                row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
                 yield part_of(
-                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost.dtype,
+                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
                     call_ns=row.sum_ns / row.calls if row.calls else None,
-                    call_flops=None if cost is None else cost.cost.flops,
-                    call_bytes=None if cost is None else cost.cost.moved_bytes,
+                    call_flops=None if cost is None else cost[0].flops,
+                    call_bytes=None if cost is None else cost[0].moved_bytes,
                     unknown=rate.cost if isinstance(rate.cost, str) else "",
                     **{name: None if rate.found is None else getattr(rate.found, name) for name in rates},
                 )  # fmt: skip
