@@ -16,10 +16,9 @@ from strobe.core.printable import clean
 from strobe.perf.analysis.comparable import compare_variants
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import OwnCode, is_own_code, own_code
-from strobe.perf.measure.stats import Interval
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import level_word, line_word
-from strobe.perf.report.blocks.rows import DocumentPart, part_of
+from strobe.perf.report.blocks.rows import DocumentPart, ends, part_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 
@@ -30,11 +29,6 @@ SCHEMA_VERSION: Final = 1
 
 BRIEF_ROWS: Final = 5
 """Rows of each table that `print` shows."""
-
-
-def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
-    """Return the ends of an interval under the names of their fields; None where there is no interval."""
-    return {low: None, high: None} if interval is None else {low: interval.low, high: interval.high}
 
 
 class Document(DocumentPart, frozen=True, kw_only=True):

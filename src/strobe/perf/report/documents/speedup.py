@@ -13,19 +13,17 @@ from msgspec import Meta
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.comparable import Value
 from strobe.perf.analysis.device.intervals import Distribution
-from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelTimes
-from strobe.perf.analysis.ledger.traces import Account, Node, TracedSide
+from strobe.perf.analysis.ledger.traces import TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log, Resolved
-from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.blocks.rows import DocumentPart, PartT, part_of
-from strobe.perf.report.documents.runs import Document, ends
+from strobe.perf.report.blocks.rows import DocumentPart, part_of
+from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
-from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account
+from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, Saved, no_account
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
 
@@ -93,9 +91,6 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
 
 # The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
-Exact = Annotated[str, Meta(description="time in ns as exact text: an integer, or a fraction such as `12345/7`")]
-OrExact = Annotated[str | None, Meta(description="time in ns as exact text, such as `12345/7`; null: not known")]
-
 
 class FactPart(DocumentPart, frozen=True, kw_only=True):
     """One fact that the comparison depends on."""
@@ -122,88 +117,13 @@ class CommonPart(DocumentPart, frozen=True, kw_only=True):
     names: Annotated[tuple[str, ...], Meta(description="normalised names of the common kernels")]
 
 
-class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
-    """Time of one side at one level."""
-
-    mean_ns: Exact
-    n: Annotated[int, Meta(description="number of measurements")]
-    groups: Annotated[int, Meta(description="number of independent groups of measurements: steps or rounds")]
-    what: Annotated[str, Meta(description="description of the measurements")]
-
-
-class LevelPart(DocumentPart, frozen=True, kw_only=True):
-    """Times of both sides and speedup at one level."""
-
-    ratio: Annotated[float | None, Meta(description="baseline time / candidate time; null if not comparable or not measured")]
-    low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
-    high: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    verdict: Annotated[str | None, Meta(description="`faster`, `slower`, `no difference`, `inconclusive`; null without a ratio")]
-    baseline: Annotated[MeasuredPart | None, Meta(description="time of the baseline; null: not measured")]
-    candidate: Annotated[MeasuredPart | None, Meta(description="time of the candidate; null: not measured")]
-    saved_ns: OrExact
-    realised: Annotated[float | None, Meta(description="saving / saving of the focal calls in it; null: unknown or too small")]
-    unlike: Annotated[str, Meta(description="difference between the quantities that the two sides measure; empty: none")]
-    missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
-
-
-class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
-    """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
-
-    steps: Annotated[tuple[int, ...], Meta(description="number of compared steps of the baseline and of the candidate")]
-    none_because: Annotated[str, Meta(description="reason why there are no intervals; empty if there are some")]
-
-
-class LinePart(DocumentPart, frozen=True, kw_only=True):
-    """One line of an account; its lines add up exactly."""
-
-    level: Annotated[str, Meta(description="lowest level that contains the time")]
-    line: Annotated[str, Meta(description="region or activity that the time was spent on")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    share: Annotated[float | None, Meta(description="`saved_ns` / saving of all lines; null if that is 0")]
-
-
-class EffectPart(DocumentPart, frozen=True, kw_only=True):
-    """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
-
-    kernel: Annotated[str, Meta(description="normalised name of the kernel")]
-    calls: Annotated[tuple[str, str], Meta(description="calls per unit of the baseline and of the candidate, exact text")]
-    saved_ns: Exact
-    by_calls_ns: Annotated[str, Meta(description="saving by fewer calls, ns as exact text")]
-    by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
-
-
-class LedgerPart(DocumentPart, frozen=True, kw_only=True):
-    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
-
-    ranks: Annotated[str, Meta(description="ranks that the account compares; empty if each side is one trace")] = ""
-    unit: Annotated[str, Meta(description="unit of the times: stage, step, call or window")]
-    why: Annotated[str, Meta(description="reason for the choice of the unit")]
-    missing: Annotated[dict[str, str], Meta(description="by level that is not in the account: the reason")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    intervals: Annotated[IntervalsPart, Meta(description="number of steps behind the intervals")]
-    kernel_saved_ns: Annotated[str, Meta(description="saving of the focal kernel in one unit, ns as exact text")]
-    ideal_ns: Annotated[str, Meta(description="time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
-    realised_share: Annotated[float | None, Meta(description="`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]
-    lost_ns: Annotated[str, Meta(description="sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]
-    lines: Annotated[tuple[LinePart, ...], Meta(description="all lines of the account")]
-    kernels: Annotated[tuple[EffectPart, ...], Meta(description="saving of each kernel, largest first")]
-
-
 class AnswerLine(DocumentPart, frozen=True, kw_only=True):
     """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
     part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
     share: Annotated[float | None, Meta(description="`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
@@ -214,8 +134,8 @@ class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
     missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
     unit: Annotated[str, Meta(description="`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
-    baseline_ns: OrExact
-    candidate_ns: OrExact
+    baseline_ns: Annotated[str | None, Meta(description="time of the baseline, ns as exact text; null: no account")]
+    candidate_ns: Annotated[str | None, Meta(description="time of the candidate, ns as exact text; null: no account")]
     explained_time_share: Annotated[float | None, Meta(description="share of a unit in named parts, 0 to 1; null: no account")]
     explained_saving_share: Annotated[float | None, Meta(description="share of its saving in named parts; null: there is none")]
     limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
@@ -266,23 +186,13 @@ class SidesPart(DocumentPart, frozen=True, kw_only=True):
     candidate: Annotated[SidePart, Meta(description="side whose speedup is computed")]
 
 
-class NodePart(DocumentPart, frozen=True, kw_only=True):
-    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
-
-    path: Annotated[tuple[str, ...], Meta(description="names from the outermost inwards; causes of idle time lie below `idle`")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    leaf: Annotated[bool, Meta(description="true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
-
-
 class TreePart(DocumentPart, frozen=True, kw_only=True):
     """Tree of both sides by path of modules, operators and kernels."""
 
     unit: Annotated[str, Meta(description="unit of the times: step, call or window")]
     operators: Annotated[bool, Meta(description="true: the paths include operators; false: a file was too large to read them")]
-    baseline_ns: Exact
-    candidate_ns: Exact
+    baseline_ns: Before
+    candidate_ns: After
     nodes: Annotated[tuple[NodePart, ...], Meta(description="all nodes below the root, each before the nodes below it")]
 
 
@@ -325,10 +235,20 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         tables: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
             "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
-            "levels": lambda: (_level_row(name, level) for name, level in self.levels.items()),
-            "kernels": lambda: (_kernel_row(of, each) for of in self.ledgers for each in of.kernels),
+            "levels": lambda: map(_numbers, self.levels.values()),
+            "kernels": lambda: (
+                {"ranks": of.ranks, "unit": of.unit, "kernel": each.kernel}
+                | {f"{side}_calls": float(Fraction(n)) for side, n in zip(("baseline", "candidate"), each.calls, strict=True)}
+                | _numbers(each)
+                for of in self.ledgers
+                for each in of.kernels
+            ),
             "facts": lambda: map(msgspec.structs.asdict, self.facts),
-            "tree": lambda: (_node_row(self.tree, node) for node in (self.tree.nodes if self.tree else ())),
+            "tree": lambda: (
+                {"unit": of.unit, "path": " / ".join(node.path), "depth": len(node.path)} | _numbers(node)
+                for of in ([self.tree] if self.tree else [])
+                for node in of.nodes
+            ),
         }
         chosen = table or self.MAIN
         if chosen not in tables:
@@ -343,36 +263,12 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         return f"candidate against baseline: {', '.join(found) or 'no level was measured on both sides'}"
 
 
-def _number(exact: str) -> float:
-    return float(Fraction(exact))
-
-
 def _numbers(part: DocumentPart) -> dict[str, Any]:
-    """Return the fields of a part; its exact times become numbers."""
-    fields = msgspec.structs.asdict(part).items()
-    return {name: _number(value) if name.endswith("_ns") and isinstance(value, str) else value for name, value in fields}
-
-
-def _times(part: DocumentPart) -> dict[str, float]:
-    """Return the times of a part as numbers."""
-    return {name: value for name, value in _numbers(part).items() if name.endswith("_ns")}
-
-
-def _level_row(name: str, level: LevelPart) -> dict[str, Any]:
-    sides = {"baseline_ns": level.baseline, "candidate_ns": level.candidate}
-    means = {key: None if side is None else _number(side.mean_ns) for key, side in sides.items()}
-    row = {"level": name} | _numbers(level) | means
-    return {key: row[key] for key in ("level", "ratio", "low", "high", "verdict", *means, "saved_ns", "missing")}
-
-
-def _kernel_row(of: LedgerPart, kernel: EffectPart) -> dict[str, Any]:
-    calls = {f"{side}_calls": _number(n) for side, n in zip(("baseline", "candidate"), kernel.calls, strict=True)}
-    return {"ranks": of.ranks, "unit": of.unit, "kernel": kernel.kernel, **calls, **_times(kernel)}
-
-
-def _node_row(of: TreePart | None, node: NodePart) -> dict[str, Any]:
-    place = {"path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf}
-    return {"unit": of.unit if of else "", **place, **_times(node)}
+    """Return the plain fields of a part; its exact times become numbers."""
+    nested = ("baseline", "candidate", "calls", "covers_ns", "path")
+    fields = {name: value for name, value in msgspec.structs.asdict(part).items() if name not in nested}
+    exact = {name: float(Fraction(value)) for name, value in fields.items() if name.endswith("_ns") and isinstance(value, str)}
+    return fields | exact
 
 
 # Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
@@ -396,33 +292,17 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         else CommonPart(
             baseline_share=float(common.baseline_share), candidate_share=float(common.candidate_share), names=tuple(common.names)
         ),
-        levels={figure.level: _level(figure) for figure in study.levels},
-        call_ledger=None if study.call_account is None else _account(study.call_account),
-        ledgers=tuple(_account(account, name) for name, account in study.accounts),
+        levels={row.level: row for row in LevelPart.of(study)},
+        call_ledger=None if study.call_account is None else LedgerPart.of(study.call_account),
+        ledgers=tuple(LedgerPart.of(account, name) for name, account in study.accounts),
         answer=_answer(study),
         tree=None
         if study.tree is None
-        else _exact(TreePart, (study.tree.root, study.tree), nodes=tuple(_nodes(study.tree.root))),
+        else part_of(TreePart, study.tree.root, study.tree, nodes=tuple(NodePart.of(study.tree.root))),
         contradictions=tuple(contradictions(study)),
         anomalies=tuple(anomalies(study)),
         sides=SidesPart(baseline=baseline, candidate=candidate),
     )
-
-
-def _exact(
-    kind: type[PartT], sources: Sequence[object], per_unit: Callable[[int | Fraction], Fraction] = Fraction, /, **given: object
-) -> PartT:
-    """Build a part; a field that is not given is the first source's attribute, times of one unit as exact text: `12345/7`.
-
-    What a source has no attribute for is baseline minus candidate.
-    """
-    for name in kind.__struct_fields__:
-        if name not in given:
-            source = next((each for each in sources if hasattr(each, name)), None)
-            sides = [] if source else [getattr(sources[0], side) for side in ("baseline_ns", "candidate_ns")]
-            value = getattr(source, name) if source else sides[0] - sides[1]
-            given[name] = str(per_unit(value)) if name.endswith("_ns") and isinstance(value, int | Fraction) else value
-    return kind(**given)
 
 
 def _answer(study: SpeedupStudy) -> AnswerPart:
@@ -431,18 +311,18 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     if found is None:
         nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
         return part_of(AnswerPart, **said, **nothing, missing=no_account(study), unit="", limit="", parts=())
-    return _exact(
+    return part_of(
         AnswerPart,
-        [found],
+        found,
         **said,
         missing="",
         explained_time_share=found.explained_time,
         explained_saving_share=found.explained_saving if study.comparable else None,
         limit=limit("candidate", found),
         parts=tuple(
-            _exact(
+            part_of(
                 AnswerLine,
-                [line],
+                line,
                 part=", ".join(part.value for part in line.parts),
                 share=line.share if study.comparable else None,
             )
@@ -451,71 +331,8 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     )
 
 
-def _nodes(node: Node, above: tuple[str, ...] = ()) -> Iterator[NodePart]:
-    for child in node.children:
-        path = (*above, child.name)
-        yield _exact(NodePart, [child], path=path, leaf=not child.children)
-        yield from _nodes(child, path)
-
-
 def _value(found: Value | None) -> str | tuple[str, ...] | None:
     return tuple(sorted(found)) if isinstance(found, frozenset) else found
-
-
-def _level(figure: LevelFigure) -> LevelPart:
-    return _exact(
-        LevelPart,
-        [figure],
-        **ends(figure.interval),
-        **{name: None if (value := getattr(figure, name)) is None else float(value) for name in ("ratio", "realised")},
-        baseline=_measured(figure.baseline),
-        candidate=_measured(figure.candidate),
-    )
-
-
-def _measured(measured: LevelTimes | str) -> MeasuredPart | None:
-    return None if isinstance(measured, str) else _exact(MeasuredPart, [measured], groups=len(measured.groups_ns))
-
-
-def _account(account: Account, ranks: str = "") -> LedgerPart:
-    ledger, spread, per_unit = account.ledger, account.ledger.spread, account.per_unit
-    return _exact(
-        LedgerPart,
-        [account, ledger],
-        per_unit,
-        ranks=ranks,
-        missing=dict(account.missing),
-        **_interval(spread.total),
-        intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
-        realised_share=ledger.realised_share if kernel_moved(account) else None,
-        lines=tuple(
-            _exact(
-                LinePart,
-                [line],
-                per_unit,
-                level=LINE_LEVELS[line.level],
-                line=line_title(line),
-                **_interval(spread.lines.get(line.name)),
-            )
-            for line in ledger.lines
-        ),
-        kernels=tuple(
-            EffectPart(
-                kernel=effect.name,
-                calls=(str(per_unit(effect.baseline_calls)), str(per_unit(effect.candidate_calls))),
-                saved_ns=str(per_unit(effect.saved_ns)),
-                by_calls_ns=str(per_unit(effect.calls_effect_ns)),
-                by_speed_ns=str(per_unit(effect.speed_effect_ns)),
-            )
-            for effect in ledger.effects
-        ),
-    )
-
-
-def _interval(saved: Interval | None) -> dict[str, float | None]:
-    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
-    found = ends(saved, "saved_low_ns", "saved_high_ns")
-    return {name: None if end is None else round(end, 3) for name, end in found.items()}
 
 
 def _side(side: LoadedSide) -> SidePart:
