@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -31,6 +30,7 @@ from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import (
     Field,
     both_sides,
+    count,
     heads,
     level_word,
     line_word,
@@ -46,7 +46,6 @@ from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Count,
     Figure,
     LevelName,
     Missing,
@@ -310,31 +309,6 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     )
 
 
-def effect_fields(
-    names: tuple[str, str, str],
-    calls: Callable[[int], Cell],
-    time: Callable[[int | Fraction], Cell],
-    named: Callable[[str], str] = str,
-) -> tuple[Field[CallsEffect], ...]:
-    """Return the columns of a table of effects; all but the name add up.
-
-    Args:
-        names: what has the calls, the baseline, the candidate.
-        calls: cell of a number of calls.
-        time: cell of what they saved.
-        named: what the page calls an effect.
-    """
-    what, baseline, candidate = names
-    return (
-        Field(what, lambda effect: named(effect.name), Code),
-        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
-        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
-        Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),
-    )
-
-
 def _ledger_time(ns: int | Fraction) -> Cell:
     return Time(ns if isinstance(ns, int) else float(ns))
 
@@ -342,8 +316,13 @@ def _ledger_time(ns: int | Fraction) -> Cell:
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.effects:
         return Paragraph("No kernel or operator calls in the traced windows.")
-    fields = effect_fields(
-        ("kernel or operator", reference.label, candidate.label), Count, _ledger_time, partial(line_word, calls=calls)
+    fields: tuple[Field[CallsEffect], ...] = (
+        Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
+        count(f"calls, {reference.label}", lambda effect: effect.baseline_calls, total=sum),
+        count(f"calls, {candidate.label}", lambda effect: effect.candidate_calls, total=sum),
+        Field("saved", lambda effect: effect.saved_ns, _ledger_time, "ms", total=lambda each: Fraction(sum(each))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _ledger_time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, _ledger_time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated as A
+from typing import Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
 
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.comparable import Value
@@ -19,7 +19,7 @@ from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log, Resolved
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.blocks.rows import DocumentPart, part_of
+from strobe.perf.report.blocks.rows import DocumentPart, col, part_of
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
@@ -95,105 +95,105 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
 class FactPart(DocumentPart, frozen=True, kw_only=True):
     """One fact that the comparison depends on."""
 
-    name: Annotated[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
-    title: Annotated[str, Meta(description="title of the fact in words")]
-    baseline: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
-    candidate: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
-    verdict: Annotated[
+    name: A[str, col("name of the fact, as --fact and --allow-different take it")]
+    title: A[str, col("title of the fact in words")]
+    baseline: A[str | tuple[str, ...] | None, col("value or values of the baseline; null: not known")]
+    candidate: A[str | tuple[str, ...] | None, col("value or values of the candidate; null: not known")]
+    verdict: A[
         Literal["same", "differs", "allowed", "unknown"],
-        Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it"),
+        col("result of the check; `allowed`: the values differ and --allow-different permits it"),
     ]
-    weight: Annotated[
+    weight: A[
         Literal["must", "should", "told"],
-        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
+        col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
     ]
 
 
 class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
-    baseline_share: Annotated[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
-    candidate_share: Annotated[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
-    names: Annotated[tuple[str, ...], Meta(description="normalised names of the common kernels")]
+    baseline_share: A[float, col("share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: A[float, col("share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: A[tuple[str, ...], col("normalised names of the common kernels")]
 
 
 class AnswerLine(DocumentPart, frozen=True, kw_only=True):
     """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
-    part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
+    part: A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
     baseline_ns: Before
     candidate_ns: After
     saved_ns: Saved
-    share: Annotated[float | None, Meta(description="`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
+    share: A[float | None, col("`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
 class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     """Summary of the account: headline, largest parts and explained shares."""
 
-    headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
-    levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
-    missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
-    unit: Annotated[str, Meta(description="`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
-    baseline_ns: Annotated[str | None, Meta(description="time of the baseline, ns as exact text; null: no account")]
-    candidate_ns: Annotated[str | None, Meta(description="time of the candidate, ns as exact text; null: no account")]
-    explained_time_share: Annotated[float | None, Meta(description="share of a unit in named parts, 0 to 1; null: no account")]
-    explained_saving_share: Annotated[float | None, Meta(description="share of its saving in named parts; null: there is none")]
-    limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
-    parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
+    headline: A[str, col("speedups in words, or the reason why there are none")]
+    levels: A[tuple[str, ...], col("levels of the speedups in `headline`; empty if there is none")]
+    missing: A[str, col("reason why there is no account; empty if there is one")]
+    unit: A[str, col("`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
+    baseline_ns: A[str | None, col("time of the baseline, ns as exact text; null: no account")]
+    candidate_ns: A[str | None, col("time of the candidate, ns as exact text; null: no account")]
+    explained_time_share: A[float | None, col("share of a unit in named parts, 0 to 1; null: no account")]
+    explained_saving_share: A[float | None, col("share of its saving in named parts; null: there is none")]
+    limit: A[str, col("current bottleneck of the candidate in words; empty without an account")]
+    parts: A[tuple[AnswerLine, ...], col("parts of one unit, at most eight, largest saving first")]
 
 
 class SectionsPart(DocumentPart, frozen=True, kw_only=True):
     """Sections of one trace; a section is the time between two boundaries around a focal event."""
 
-    definition: Annotated[str, Meta(description="definition of the section by its boundaries")]
-    found: Annotated[int, Meta(description="number of sections")]
-    length_ns: Annotated[tuple[int, ...], Meta(description="length of each section")]
-    busy_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which at least one of its events ran")]
-    focal_inside_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which a focal event ran")]
-    skipped: Annotated[dict[str, int], Meta(description="by reason: number of focal calls without a section")]
-    merged: Annotated[int, Meta(description="number of focal calls that share the section of an earlier focal call")]
-    overlapping: Annotated[int, Meta(description="number of sections that start before an earlier one ends")]
+    definition: A[str, col("definition of the section by its boundaries")]
+    found: A[int, col("number of sections")]
+    length_ns: A[tuple[int, ...], col("length of each section")]
+    busy_ns: A[tuple[int, ...], col("time in each section in which at least one of its events ran")]
+    focal_inside_ns: A[tuple[int, ...], col("time in each section in which a focal event ran")]
+    skipped: A[dict[str, int], col("by reason: number of focal calls without a section")]
+    merged: A[int, col("number of focal calls that share the section of an earlier focal call")]
+    overlapping: A[int, col("number of sections that start before an earlier one ends")]
 
 
 class TracePart(DocumentPart, frozen=True, kw_only=True):
     """One trace of a side."""
 
-    trace: Annotated[str, Meta(description="label of the trace: its rank, or the name of the file")]
-    device: Annotated[int, Meta(description="number of the device that was compared")]
-    compared_ns: Annotated[int, Meta(description="total length of the compared steps")]
-    steps: Annotated[int, Meta(description="number of compared steps")]
-    focal_ns: Annotated[tuple[tuple[int, ...], ...], Meta(description="durations of the focal calls, one list per compared step")]
-    sections: Annotated[SectionsPart | None, Meta(description="sections of the trace; null: none were requested")]
+    trace: A[str, col("label of the trace: its rank, or the name of the file")]
+    device: A[int, col("number of the device that was compared")]
+    compared_ns: A[int, col("total length of the compared steps")]
+    steps: A[int, col("number of compared steps")]
+    focal_ns: A[tuple[tuple[int, ...], ...], col("durations of the focal calls, one list per compared step")]
+    sections: A[SectionsPart | None, col("sections of the trace; null: none were requested")]
 
 
 class SidePart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of one side: focal kernel, section, log, timers, stage, traces."""
 
-    focal: Annotated[str | None, Meta(description="regular expression of the focal kernel; null: none was given")]
-    section: Annotated[str | None, Meta(description="definition of the section; null: none was given")]
-    calls_per_stage: Annotated[int | None, Meta(description="number of focal calls in a stage; null: not known")]
-    calls_from: Annotated[str, Meta(description="source of `calls_per_stage`, or the reason why it is not known")]
-    log: Annotated[dict[str, Any] | None, Meta(description="path, counts of lines, damage, lines like timings, rejected values")]
-    attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers of the log: [Timers](#timers)")]
-    stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage in the log: [Stages](#stages); null: none")]
-    traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
+    focal: A[str | None, col("regular expression of the focal kernel; null: none was given")]
+    section: A[str | None, col("definition of the section; null: none was given")]
+    calls_per_stage: A[int | None, col("number of focal calls in a stage; null: not known")]
+    calls_from: A[str, col("source of `calls_per_stage`, or the reason why it is not known")]
+    log: A[dict[str, Any] | None, col("path, counts of lines, damage, lines like timings, rejected values")]
+    attention: A[tuple[dict[str, Any], ...], col("attention timers of the log: [Timers](#timers)")]
+    stage: A[dict[str, Any] | None, col("rounds of the stage in the log: [Stages](#stages); null: none")]
+    traces: A[tuple[TracePart, ...], col("traces with device events")]
 
 
 class SidesPart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of both sides."""
 
-    baseline: Annotated[SidePart, Meta(description="side that the candidate is compared with")]
-    candidate: Annotated[SidePart, Meta(description="side whose speedup is computed")]
+    baseline: A[SidePart, col("side that the candidate is compared with")]
+    candidate: A[SidePart, col("side whose speedup is computed")]
 
 
 class TreePart(DocumentPart, frozen=True, kw_only=True):
     """Tree of both sides by path of modules, operators and kernels."""
 
-    unit: Annotated[str, Meta(description="unit of the times: step, call or window")]
-    operators: Annotated[bool, Meta(description="true: the paths include operators; false: a file was too large to read them")]
+    unit: A[str, col("unit of the times: step, call or window")]
+    operators: A[bool, col("true: the paths include operators; false: a file was too large to read them")]
     baseline_ns: Before
     candidate_ns: After
-    nodes: Annotated[tuple[NodePart, ...], Meta(description="all nodes below the root, each before the nodes below it")]
+    nodes: A[tuple[NodePart, ...], col("all nodes below the root, each before the nodes below it")]
 
 
 class SpeedupDocument(Document, frozen=True, kw_only=True):
@@ -207,21 +207,21 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("parts", "levels", "lines")
     BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {"parts": ("part", "baseline_ns", "candidate_ns", "saved_ns", "share")}
 
-    comparable: Annotated[bool, Meta(description="true: the sides are comparable; false: the document has no ratios")]
-    obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that prevent the comparison")]
-    not_comparable_because: Annotated[tuple[str, ...], Meta(description="differences that prevent the comparison, in words")]
-    allowed_different: Annotated[tuple[str, ...], Meta(description="facts that differ and that --allow-different permits")]
-    unlike: Annotated[str, Meta(description="difference between the sections of the two sides; empty: none")]
-    facts: Annotated[tuple[FactPart, ...], Meta(description="all facts that the comparison depends on")]
-    common_kernels: Annotated[CommonPart | None, Meta(description="kernels that both sides ran; null if a side ran no kernel")]
-    levels: Annotated[dict[str, LevelPart], Meta(description="times and speedup, by level from `kernel` to `e2e`")]
-    call_ledger: Annotated[LedgerPart | None, Meta(description="account from a focal kernel to the stage; null: not measured")]
-    ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="accounts of traces: of the slowest ranks, then of every rank")]
-    answer: Annotated[AnswerPart, Meta(description="summary of the account of the slowest ranks")]
-    tree: Annotated[TreePart | None, Meta(description="time by module, operator and kernel; null unless both sides have traces")]
-    contradictions: Annotated[tuple[str, ...], Meta(description="figures that contradict each other; `anomalies` has them too")]
-    anomalies: Annotated[tuple[str, ...], Meta(description="figures that are impossible or doubtful")]
-    sides: Annotated[SidesPart, Meta(description="inputs and findings of each side")]
+    comparable: A[bool, col("true: the sides are comparable; false: the document has no ratios")]
+    obstacles: A[tuple[str, ...], col("names of the facts that prevent the comparison")]
+    not_comparable_because: A[tuple[str, ...], col("differences that prevent the comparison, in words")]
+    allowed_different: A[tuple[str, ...], col("facts that differ and that --allow-different permits")]
+    unlike: A[str, col("difference between the sections of the two sides; empty: none")]
+    facts: A[tuple[FactPart, ...], col("all facts that the comparison depends on")]
+    common_kernels: A[CommonPart | None, col("kernels that both sides ran; null if a side ran no kernel")]
+    levels: A[dict[str, LevelPart], col("times and speedup, by level from `kernel` to `e2e`")]
+    call_ledger: A[LedgerPart | None, col("account from a focal kernel to the stage; null: not measured")]
+    ledgers: A[tuple[LedgerPart, ...], col("accounts of traces: of the slowest ranks, then of every rank")]
+    answer: A[AnswerPart, col("summary of the account of the slowest ranks")]
+    tree: A[TreePart | None, col("time by module, operator and kernel; null unless both sides have traces")]
+    contradictions: A[tuple[str, ...], col("figures that contradict each other; `anomalies` has them too")]
+    anomalies: A[tuple[str, ...], col("figures that are impossible or doubtful")]
+    sides: A[SidesPart, col("inputs and findings of each side")]
 
     def rows(self, table: str = "") -> list[dict[str, Any]]:
         """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.
