@@ -48,7 +48,6 @@ from strobe.perf.report.model import (
     Code,
     Figure,
     LevelName,
-    Missing,
     Notes,
     Paragraph,
     Ratio,
@@ -61,8 +60,6 @@ from strobe.perf.report.model import (
     Time,
     Tone,
     Waterfall,
-    Whisker,
-    Whiskers,
     exact_ms,
     significant,
 )
@@ -150,45 +147,6 @@ _GATE_NAMES: Final[dict[AccountLevel, LevelName]] = {
     AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.STEP: "step",
     AccountLevel.BLOCK: "block", AccountLevel.E2E: "e2e",
 }  # fmt: skip
-
-
-class LevelRow(NamedTuple):
-    """One level of one comparison as the table and the figure show it.
-
-    `times` are those of the reference, of the candidate, and what was saved; `detail`, `group` and `series` are of the figure.
-    """
-
-    candidate: str
-    level: Text
-    ratio: Ratio | Missing
-    verdict: Text
-    times: tuple[Cell, Cell, Cell]
-    realised: Cell
-    source: str
-    detail: str = ""
-    group: str = ""
-    series: int = 0
-
-
-def level_times(reference: str) -> tuple[Field[LevelRow], ...]:
-    """Return the columns of the times of both sides and of what was saved."""
-    return (
-        Field(reference, lambda row: row.times[0], unit="ms"),
-        Field("candidate", lambda row: row.times[1], unit="ms"),
-        Field("saved", lambda row: row.times[2], unit="ms"),
-    )
-
-
-def levels_figure(
-    title: str, reference: str, rows: Sequence[LevelRow], fields: Sequence[Field[LevelRow]], caption: str, notes: Sequence[str]
-) -> Figure | Table:
-    """Build the figure of the speedup of each level with its table; the table alone where no level has a speedup."""
-    table = table_of(caption, fields, rows, notes=notes)
-    known = [(row, row.ratio) for row in rows if isinstance(row.ratio, Ratio)]
-    if not known:
-        return table
-    whiskers = tuple(Whisker(row.level.text, ratio, row.group, row.detail, row.series) for row, ratio in known)
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers(reference, whiskers), table)
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:

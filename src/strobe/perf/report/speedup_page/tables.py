@@ -40,7 +40,6 @@ from strobe.perf.report.blocks.fields import (
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
-    LaneSlices,
     Listed,
     MeasuredSections,
     Piece,
@@ -733,8 +732,8 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         trace, own = side.chosen
         tile, what = median_tile(own)
         label = f"{side.request.name}, {what}"
-        lanes.append(LaneSlices(label=label, series=number, pieces=merged(_pieces(trace, own, tile))))
-    if not all(lane.pieces for lane in lanes):
+        lanes.append((label, number, merged(_pieces(trace, own, tile))))
+    if not all(pieces for *_, pieces in lanes):
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
