@@ -142,16 +142,16 @@ def _times(study: RunStudy) -> Section:
         time("mean", lambda row: statistics.fmean(row[2]), "µs"),
         slow_end(lambda row: row[2], "µs"),
         count("outliers", lambda row: len(outliers(row[2]).indices), outside),
-        numeric("mean without them", _effect, "how much lower or higher the mean would be"),
+        numeric(
+            "mean without them",
+            lambda row: Number(100 * outliers(row[2]).effect, 2, "%"),
+            "how much lower or higher the mean would be",
+        ),
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
     times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
     lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
     return Section("times", "Times", lead, (_gates(study), times))
-
-
-def _effect(row: tuple[Subject, str, list[int]]) -> Cell:
-    return Number(100 * outliers(row[2]).effect, 2, "%")
 
 
 def _what(name: str) -> str:
@@ -281,13 +281,14 @@ def kernel_report(found: KernelProfile, what: ProfileFacts) -> Report:
     """Build the page of a kernel profile."""
     operations = (*found.step.operations, *found.decode.operations, *found.reference)
     rates = ((each.name, rate) for each in operations if (rate := _roofline(what, each)) is not None)
+    told = (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
     sections = (
         _budget(found, what),
         _regions(found),
         _details(found, what, "attention", "Attention", lambda each: each.kind in (KERNELS, PROJECTIONS)),
         _details(found, what, "cache", "Key-value cache", lambda each: each.kind == CACHE),
         _details(found, what, "ffn", "Feed-forward", lambda each: each.kind == FEED_FORWARD),
-        _details(found, what, "other", "Norms, residuals, embedding, head", _is_other),
+        _details(found, what, "other", "Norms, residuals, embedding, head", lambda each: each.kind not in told),
         _decoder(found, what),
         _stages(found, what),
     )
@@ -316,10 +317,6 @@ def _doubts(what: ProfileFacts) -> Iterator[str]:
         yield f"SM clock varied by more than {100 * VARIES:g} % while it was measured: {low} to {high} MHz"
     if clocks.throttle:
         yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
-
-
-def _is_other(each: Operation) -> bool:
-    return each.kind not in (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
 
 
 # --------------------------------------------------------------------------------------------------------------- budget

@@ -30,7 +30,7 @@ from strobe.perf.analysis.runs.compare import (
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
-from strobe.perf.records.record import Memory, Variant
+from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import (
     ANSWER,
@@ -430,7 +430,7 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     buckets = _buckets(len(found.memory))
     rows, marks = [], []
     for bucket in buckets:
-        most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
+        most = [max(getattr(found.memory[index], f"{kind}_bytes") or 0 for index in bucket) for kind in kinds]
         marks += [PlotPoint(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
         rows.append((_span(bucket), *most))
     series = tuple(_WORDS[kind] for kind in kinds)
@@ -440,10 +440,6 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
     table = table_of("The points.", fields, rows)
     return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
-
-
-def _most(lines: Sequence[Memory], kind: str) -> int:
-    return max(getattr(line, f"{kind}_bytes") or 0 for line in lines)
 
 
 # Timed stages against the peaks of the device, where the records hold the cost of a stage.

@@ -259,10 +259,6 @@ def _first(groups: Iterable[str]) -> str:
     return next(iter(groups))
 
 
-def _max_of(row: KernelRow) -> str:
-    return f"max of {row.calls}"
-
-
 class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
@@ -277,7 +273,9 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
     p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
     mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
-    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_max_of)]
+    p99_ns: A[
+        int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=lambda row: f"max of {row.calls}")
+    ]
     max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
     unlinked_calls: A[int, col("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
 

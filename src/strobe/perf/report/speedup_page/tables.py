@@ -598,7 +598,12 @@ def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[tuple[str, Account]]:
-        return Field(title, lambda row: _saved(row[1], title), exact_cell, "ms")
+        return Field(
+            title,
+            lambda row: row[1].per_unit(sum(line.saved_ns for line in row[1].ledger.lines if _group(line) == title)),
+            exact_cell,
+            "ms",
+        )
 
     fields: tuple[Field[tuple[str, Account]], ...] = (
         Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both(row[1].ledger)), *map(group, _GROUPS)
@@ -612,11 +617,6 @@ def _ranks(study: SpeedupStudy) -> Table:
     ]
     notes.append("The columns behind 'saved' are what each kind of line saves; they add up to it.")
     return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
-
-
-def _saved(account: Account, group: str) -> Fraction:
-    """Return what the lines of a column of the table of ranks save."""
-    return account.per_unit(sum(line.saved_ns for line in account.ledger.lines if _group(line) == group))
 
 
 def _waiting(study: SpeedupStudy) -> Table:
