@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Annotated as A
 from typing import Any, ClassVar, Final
@@ -50,11 +51,14 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no such table.
         """
-        tables = tuple(table_kinds(type(self)))
-        chosen = table or self.MAIN
+        tables, chosen = self._tables(), table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
-        return [msgspec.structs.asdict(row) for row in getattr(self, chosen)]
+        return list(tables[chosen]())
+
+    def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
+        """Return what yields the rows of each table, by name."""
+        return {name: partial(map, msgspec.structs.asdict, getattr(self, name)) for name in table_kinds(type(self))}
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
         """Return the tables that `print` shows, with their columns."""

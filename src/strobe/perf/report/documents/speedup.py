@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import Annotated as A
@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.comparable import Value
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.traces import TracedSide
@@ -199,6 +198,7 @@ class TreePart(DocumentPart, frozen=True, kw_only=True):
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """Speedup of the candidate at each level, and the account (ledger) of the difference.
 
+    Times of a comparison are exact texts: an integer, or a fraction such as `12345/7`.
     `rows()` returns the lines of the ledgers as numbers, `rows("parts")` the answer, `rows("tree")` the time by module, operator
     and kernel; `rows("levels")`, `rows("kernels")` and `rows("facts")` return the other tables.
     """
@@ -223,16 +223,8 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     anomalies: A[tuple[str, ...], col("figures that are impossible or doubtful")]
     sides: A[SidesPart, col("inputs and findings of each side")]
 
-    def rows(self, table: str = "") -> list[dict[str, Any]]:
-        """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.
-
-        Args:
-            table: lines, parts, levels, kernels, facts or tree; by default the lines of the ledgers.
-
-        Raises:
-            ConfigError: there is no such table.
-        """
-        tables: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
+        return {
             "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
             "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
             "levels": lambda: map(_numbers, self.levels.values()),
@@ -250,10 +242,6 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
                 for node in of.nodes
             ),
         }
-        chosen = table or self.MAIN
-        if chosen not in tables:
-            raise unknown_choice("table", chosen, tables)
-        return list(tables[chosen]())
 
     def title(self) -> str:
         """Return one line with the speedups, or the reasons why there are none."""

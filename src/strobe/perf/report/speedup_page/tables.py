@@ -94,9 +94,9 @@ LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
 
 
 Exact = A[str, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
-Before = A[str, col("time of the baseline, ns as exact text such as `12345/7`", "baseline", exact_text, total=exact_sum)]
-After = A[str, col("time of the candidate, ns as exact text such as `12345/7`", "candidate", exact_text, total=exact_sum)]
-Saved = A[str, col("`baseline_ns` - `candidate_ns`, as exact text", "saved", exact_text, total=exact_sum)]
+Before = A[str, col("exact time of the baseline", "baseline", exact_text, total=exact_sum)]
+After = A[str, col("exact time of the candidate", "candidate", exact_text, total=exact_sum)]
+Saved = A[str, col("time of the baseline - time of the candidate", "saved", exact_text, total=exact_sum)]
 _COVERS: Final = "time in which such work ran, whatever else ran at the same time"
 _TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
 _SIDES: Final = ("baseline", "candidate")
@@ -152,17 +152,19 @@ class LevelPart(DocumentPart, frozen=True, kw_only=True):
     """Times of both sides and speedup at one level."""
 
     level: A[LevelName, col("name of the level", "level", get=_level)]
-    ratio: A[float | None, col("time of the baseline / of the candidate; null: not known", "speedup, x", get=_ratio)]
+    ratio: A[float | None, col("time of the baseline / time of the candidate; null: none", "speedup, x", get=_ratio)]
     low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
     high: A[float | None, col("upper end of the interval; null: no interval")]
     verdict: A[Verdict | None, col("conclusion from ratio and interval; null without a ratio", "verdict", get=_verdict)]
     baseline: A[MeasuredPart | None, col("measurements of the baseline; null: not measured")]
     candidate: A[MeasuredPart | None, col("measurements of the candidate; null: not measured")]
-    baseline_ns: A[str | None, col("mean time of the baseline, exact text; null: not measured", "baseline", exact_text)]
-    candidate_ns: A[str | None, col("mean time of the candidate, exact text; null: not measured", "candidate", exact_text)]
-    saved_ns: A[str | None, col("`baseline_ns` - `candidate_ns`, exact text; null: not known", "saved", exact_text)]
-    costs_ns: A[str | None, col("saving of its focal calls - `saved_ns`; null: not known", "costs", exact_text, missing=_no_cost)]
-    realised: A[float | None, col("saving / saving of its focal calls; null: unknown", "realised", Share, get=_realised)]
+    baseline_ns: A[str | None, col("mean time of the baseline; null: not measured", "baseline", exact_text)]
+    candidate_ns: A[str | None, col("mean time of the candidate; null: not measured", "candidate", exact_text)]
+    saved_ns: A[str | None, col("time of the baseline - time of the candidate; null: not known", "saved", exact_text)]
+    costs_ns: A[
+        str | None, col("saving of its focal calls - its own saving; null: unknown", "costs", exact_text, missing=_no_cost)
+    ]
+    realised: A[float | None, col("saving / saving of the focal calls in it; null: unknown", "realised", Share, get=_realised)]
     unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
     missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
 
@@ -272,7 +274,7 @@ class LinePart(DocumentPart, frozen=True, kw_only=True):
     saved_ns: Saved
     saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
     saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
-    share: A[float | None, col("`saved_ns` / saving, or loss, of all lines; null if that is 0", "share", Share)]
+    share: A[float | None, col("part of the saving, or of the loss, of all lines; null if that is 0", "share", Share)]
     covers_ns: A[tuple[str, ...], col(f"{_COVERS}, of both sides; empty: the line is no label")]
 
     @classmethod
@@ -292,8 +294,8 @@ class EffectPart(DocumentPart, frozen=True, kw_only=True):
     kernel: A[str, col("normalised name of the kernel", "kernel", Code)]
     calls: A[tuple[str, str], col("calls per unit of the baseline and of the candidate, exact text")]
     saved_ns: Saved
-    by_calls_ns: A[str, col("saving by fewer calls, ns as exact text", "by fewer calls", exact_text, total=exact_sum)]
-    by_speed_ns: A[str, col("saving by faster calls, ns as exact text", "by faster calls", exact_text, total=exact_sum)]
+    by_calls_ns: A[str, col("saving by fewer calls", "by fewer calls", exact_text, total=exact_sum)]
+    by_speed_ns: A[str, col("saving by faster calls", "by faster calls", exact_text, total=exact_sum)]
 
     @classmethod
     def of(cls, account: Account) -> Iterator[Self]:
