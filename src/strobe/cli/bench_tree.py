@@ -210,9 +210,9 @@ def _verdicts(cell: TreeCellRun) -> Iterator[str]:
     from strobe.perf.report.tree_bench import bound
 
     for entry in cell.measured:
-        found = bound(cell, entry)
-        if found is not None:
-            yield f"{entry.name}: {found.label}. {found.evidence}. Remedy: {found.remedy}."
+        if (found := bound(cell, entry)) is not None:
+            label, evidence, remedy = found
+            yield f"{entry.name}: {label}. {evidence}. Remedy: {remedy}."
 
 
 def _document(cell: TreeCellRun) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _document(cell: TreeCellRun) -> dict[str, Any]:
             "predicted_ns": entry.predicted_ns,
             "exposed_ns": None if found is None else found.wait + found.transfer,
             "hidden_ns": None if found is None else found.hidden,
-            "verdict": None if verdict is None else verdict.label,
+            "verdict": None if verdict is None else verdict[0],
             "straggler": None if who is None else who[0],
         }
 

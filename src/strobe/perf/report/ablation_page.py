@@ -173,13 +173,8 @@ class FrontPoint:
     measured: Ratio = field(default_factory=lambda: Ratio(1.0))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
-    """A point of the Pareto front and the situation to use it in."""
-
-    point: FrontPoint
-    sweet: bool
-    when: str
+Advice: TypeAlias = tuple[FrontPoint, bool, str]
+"""A point of the Pareto front, whether it is the sweet spot, and the situation to use it in."""
 
 
 def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
@@ -199,7 +194,7 @@ def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
     speeds, scores = [math.log(point.speed) for point in found], [_quality(point) for point in found]
     far = [math.hypot(_gap(speed, speeds), _gap(score, scores)) for speed, score in zip(speeds, scores, strict=True)]
     sweet = min(range(len(found)), key=lambda index: (round(far[index], 9), -scores[index]))
-    return tuple(Advice(point=point, sweet=index == sweet, when=_when(index, sweet, found)) for index, point in enumerate(found))
+    return tuple((point, index == sweet, _when(index, sweet, found)) for index, point in enumerate(found))
 
 
 def _gap(value: float, values: Sequence[float]) -> float:
@@ -428,13 +423,13 @@ def _worth(cell: AblationCellRun) -> tuple[Cell, Cell]:
 def advice_table(advice: Sequence[Advice]) -> Table:
     """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
     fields: tuple[Field[Advice], ...] = (
-        Field("setting", lambda each: f"{each.point.label} (sweet spot)" if each.sweet else each.point.label),
-        numeric("speedup", lambda each: Number(each.point.speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda each: point_score(each.point, "its pictures are the reference's")),
-        Field("use it", lambda each: each.when),
+        Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
+        numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
+        numeric(f"{METRIC} (dB)", lambda each: point_score(each[0], "its pictures are the reference's")),
+        Field("use it", lambda each: each[2]),
     )
     note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
-    rows = rows_of(fields, advice, strong=lambda each: each.sweet)
+    rows = rows_of(fields, advice, strong=lambda each: each[1])
     return Table("The front of speed and quality.", heads(fields), rows, (note,))
 
 
@@ -516,7 +511,7 @@ def ablation_report(folder: Path) -> Report:
     cells = read_cells(folder, plan)
     places = [cell.entry.run.folder for cell in cells if cell.entry is not None]
     entries = read_entries(places)
-    decided = [(entry, decide(entry, entries)) for entry in entries]
+    decided = [(entry, *decide(entry, entries)) for entry in entries]
     left = len(plan.cells) - len(cells)
     first, others = change_sections([cell.finding for cell in cells if cell.finding is not None])
     shown = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))

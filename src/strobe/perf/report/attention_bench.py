@@ -529,43 +529,31 @@ GUIDE: Final = {
 _NOT_MEASURED: Final = "not measured here"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One setting of the whole operator with its measured results.
+Setting: TypeAlias = tuple[AttentionCellRun, AttentionContestant]
+"""One setting of the whole operator: its cell, and the contestant with its results."""
 
-    Args:
-        keys: keys that a query sees, mean; padding is not counted.
-        density: share of all pairs of tokens that is computed.
-        recall: share of full attention's mass on those keys.
-        temporary_bytes, peak_bytes: memory of one call.
-        found: against the fastest dense contestant of its cell; None where there is none.
-    """
 
-    cell: AttentionCellRun
-    entry: AttentionContestant
-    keys: int
-    density: float
-    recall: float
-    temporary_bytes: float | None
-    peak_bytes: float | None
-    found: GridSpeedup | None
+def _density(entry: AttentionContestant) -> float:
+    """Return the share of all pairs of tokens that is computed."""
+    return 1 - ((entry.variant and entry.variant.sparsity) or 0.0)
 
-    @property
-    def ms(self) -> float:
-        """Median time of a call, ms."""
-        return self.entry.median_ns / 1e6
 
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the fine stage's output to dense attention's; None where it was not measured."""
-        fine = next((each for each in self.cell.measured if each.kind == "fine"), None)
-        return None if fine is None else fine.number(COSINE, against="dense")
+def _found(setting: Setting) -> GridSpeedup | None:
+    """Return the speedup over the fastest dense contestant of the same cell; None where there is none."""
+    cell, entry = setting
+    return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)
 
-    @property
-    def words(self) -> str:
-        """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
-        tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
-        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
+
+def _cosine(setting: Setting) -> float | None:
+    """Return the cosine of the fine stage's output to dense attention's; None where it was not measured."""
+    fine = next((each for each in setting[0].measured if each.kind == "fine"), None)
+    return None if fine is None else fine.number(COSINE, against="dense")
+
+
+def _words(setting: Setting) -> str:
+    """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
+    entry = setting[1]
+    return f"topk={entry.size('blocks_per_row')}, tile={tuple(entry.size(f'tile_{axis}') for axis in 'thw')}, impl={entry.impl}"
 
 
 def _mb(num_bytes: float) -> Number:
@@ -610,21 +598,8 @@ def _settings(cells: Sequence[AttentionCellRun]) -> Iterator[Setting]:
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
         raster = [entry for entry in whole if entry.group == "raster"]
         entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
-        recall = None if entry is None else entry.number(RECALL)
-        if cell.grid.direction != "forward" or entry is None or recall is None or entry.variant is None:
-            continue
-        density = 1 - (entry.variant.sparsity or 0.0)
-        compared = cell.reference is not None and not cell.serialised
-        yield Setting(
-            cell=cell,
-            entry=entry,
-            keys=round(density * entry.size("tokens")),
-            density=density,
-            recall=recall,
-            temporary_bytes=entry.number(TEMPORARY),
-            peak_bytes=entry.number(PEAK),
-            found=speedup(cell.reference, entry) if compared and cell.reference else None,
-        )
+        if cell.grid.direction == "forward" and entry is not None and entry.number(RECALL) is not None:
+            yield cell, entry
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
@@ -633,48 +608,56 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     Returns:
         by scenario: the setting, or None if no measured one meets the rule.
     """
-    keeping = [each for each in settings if each.recall >= KEPT]
-    sized = [each for each in keeping if each.temporary_bytes is not None]
-    worth = [each for each in settings if each.found is not None and each.found.ratio >= WORTH]
+
+    def number(setting: Setting, metric: str) -> float:
+        return setting[1].number(metric) or 0.0
+
+    keeping = [each for each in settings if number(each, RECALL) >= KEPT]
+    sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
+    worth = [each for each in settings if (found := _found(each)) is not None and found.ratio >= WORTH]
     kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
     return {
         "memory-limited": (
-            min(sized, key=lambda each: (each.temporary_bytes or 0.0, each.ms), default=None),
+            min(sized, key=lambda each: (number(each, TEMPORARY), each[1].median_ns), default=None),
             f"least temporary memory {kept}",
         ),
-        "maximum performance": (min(keeping, key=lambda each: each.ms, default=None), f"least time {kept}"),
+        "maximum performance": (min(keeping, key=lambda each: each[1].median_ns, default=None), f"least time {kept}"),
         "quality-critical": (
-            max(worth, key=lambda each: (each.recall, -each.ms), default=None),
+            max(worth, key=lambda each: (number(each, RECALL), -each[1].median_ns), default=None),
             f"largest recall of those at least {WORTH:g}x as fast as dense attention",
         ),
     }
 
 
 _FIELDS: Final[tuple[Field[Setting], ...]] = (
-    Field("setting", lambda each: each.words, Code),
-    count("block", lambda each: each.cell.grid.block),
-    count("key tiles", lambda each: each.entry.size("blocks_per_row"), "that every query tile sees"),
-    count("selected keys", lambda each: each.keys, "that a query sees, mean; padding is not counted"),
-    numeric("density", lambda each: each.density, "share of all pairs of tokens that is computed", show=Share),
-    time("time", lambda each: each.entry.median_ns),
+    Field("setting", _words, Code),
+    count("block", lambda each: each[0].grid.block),
+    count("key tiles", lambda each: each[1].size("blocks_per_row"), "that every query tile sees"),
+    count(
+        "selected keys",
+        lambda each: round(_density(each[1]) * each[1].size("tokens")),
+        "that a query sees, mean; padding is not counted",
+    ),
+    numeric("density", lambda each: _density(each[1]), "share of all pairs of tokens that is computed", show=Share),
+    time("time", lambda each: each[1].median_ns),
     numeric(
         "speedup",
-        lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
+        lambda each: (found := _found(each)) and ratio_cell(found.ratio, found.interval),
         "over the fastest dense contestant of the same cell",
         missing=_NOT_MEASURED,
     ),
     numeric(
         "temporary",
-        lambda each: each.temporary_bytes,
+        lambda each: each[1].number(TEMPORARY),
         "memory one call needs, its output included",
         show=_mb,
         missing=_NOT_MEASURED,
     ),
-    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
-    numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
+    numeric("peak", lambda each: each[1].number(PEAK), "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
+    numeric("recall", lambda each: each[1].number(RECALL), "share of full attention's mass on the selected keys", show=Share),
     numeric(
         "cosine to dense",
-        lambda each: each.cosine,
+        _cosine,
         "of the fine stage's output, without the coarse part, where it was measured",
         show=lambda cosine: Number(cosine, 4),
         missing=_NOT_MEASURED,
@@ -709,7 +692,7 @@ def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
 def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
     if not settings:
         return None
-    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each.cell.grid.budget, each.cell.grid.block), ""))
+    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each[0].grid.budget, each[0].grid.block), ""))
     everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
     return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 

@@ -465,11 +465,6 @@ def verdict_words(ratio: Ratio, verdict: str, reference: str) -> str:
     return f"{100 / ratio.value - 100:.0f} %{interval} slower than {reference}"
 
 
-def _number_text(cell: Number) -> str:
-    text = f"{cell.value:.{cell.digits}f}"
-    return f"{text} {cell.unit}" if cell.unit else text
-
-
 def cell_text(cell: Cell, column: Column) -> str:
     """Return the cell's main text; `cell_note` returns its note or reason."""
     match cell:
@@ -488,7 +483,7 @@ def cell_text(cell: Cell, column: Column) -> str:
         case Share(value=value):
             return f"{round(100 * value, 1) + 0.0:.1f} %"  # no minus sign on zero
         case Number():
-            return _number_text(cell)
+            return f"{cell.value:.{cell.digits}f} {cell.unit}".rstrip()
         case Missing(label=label):
             return clean(label)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
-from itertools import count, starmap
+from itertools import count
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Final, Literal, assert_never
 from urllib.parse import quote
 
 import msgspec
@@ -369,23 +369,11 @@ FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json")
 MAX_PAGE_BYTES: Final = 300_000
 
 
-class _Room(NamedTuple):
-    """Limits of a page: rows shown at once, rows of a table opened by a click, and tables of a section."""
-
-    seen: int
-    folded: int
-    tables: int
-
-
-_ROOMS: Final = tuple(
-    starmap(
-        _Room,
-        (
-            (200, 50, 99), (100, 30, 99), (50, 20, 50), (40, 12, 40), (30, 8, 30), (30, 8, 24), (30, 5, 16), (20, 5, 12),
-            (20, 3, 8), (12, 3, 6), (8, 3, 4), (5, 2, 3), (2, 1, 2),
-        ),
-    )
+_ROOMS: Final = (
+    (200, 50, 99), (100, 30, 99), (50, 20, 50), (40, 12, 40), (30, 8, 30), (30, 8, 24), (30, 5, 16), (20, 5, 12),
+    (20, 3, 8), (12, 3, 6), (8, 3, 4), (5, 2, 3), (2, 1, 2),
 )  # fmt: skip
+"""Limits of a page: rows shown at once, rows of a table opened by a click, and tables of a section."""
 
 
 def render(report: Report, format: Format, *, alone: bool = False) -> str:
@@ -404,12 +392,12 @@ def render(report: Report, format: Format, *, alone: bool = False) -> str:
             return encode_report(report).decode()
         case "html":
             shown = report
-            for room in _ROOMS:
+            for limits in _ROOMS:
                 if least_bytes(shown) <= MAX_PAGE_BYTES:
                     page = render_html(shown, alone=alone)
                     if len(page.encode()) <= MAX_PAGE_BYTES:
                         return page
-                shown = _shortened(report, room)
+                shown = _shortened(report, *limits)
             return render_html(shown, alone=alone)
 
 
@@ -438,32 +426,33 @@ def _table_of(block: Block) -> Table | None:
             return None
 
 
-def _shortened(report: Report, room: _Room) -> Report:
+def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
     sections = tuple(
-        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, room))) for section in report.sections
+        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, seen, folded, tables)))
+        for section in report.sections
     )
     return msgspec.structs.replace(report, sections=sections)
 
 
-def _short_blocks(blocks: Iterable[Block], room: _Room) -> Iterator[Block]:
+def _short_blocks(blocks: Iterable[Block], seen: int, folded: int, tables: int) -> Iterator[Block]:
     num_tables = 0
     for block in blocks:
         is_table = isinstance(block, Table | Figure | Headlines)
         num_tables += is_table
-        if not is_table or num_tables <= room.tables:
-            yield _short_block(block, room)
-    if num_tables > room.tables:
-        yield Paragraph(f"{num_tables - room.tables} more tables of this section stand in report.md and report.json.")
+        if not is_table or num_tables <= tables:
+            yield _short_block(block, seen, folded)
+    if num_tables > tables:
+        yield Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json.")
 
 
-def _short_block(block: Block, room: _Room) -> Block:
+def _short_block(block: Block, seen: int, folded: int) -> Block:
     match block:
         case Table(collapsed=collapsed):
-            return _short_table(block, room.folded if collapsed else room.seen)
+            return _short_table(block, folded if collapsed else seen)
         case Figure(table=table, table_open=is_open):
-            return msgspec.structs.replace(block, table=_short_table(table, room.seen if is_open else room.folded))
+            return msgspec.structs.replace(block, table=_short_table(table, seen if is_open else folded))
         case Headlines(table=table):
-            return msgspec.structs.replace(block, table=_short_table(table, room.folded))
+            return msgspec.structs.replace(block, table=_short_table(table, folded))
         case _:
             return block
 

@@ -22,7 +22,7 @@ class Work(OnDevice, frozen=True, kw_only=True):
     calls: Annotated[int, col("number of calls", "calls", Count, total=sum)]
     busy_ns: Annotated[int, col("time of it", "busy", ExactTime, where="calls", total=sum, of={"of all": "all_ns"})]
     wait_ns: Annotated[float | None, term("mean wait", "wait", micros, missing=lambda row: f"{row.name} never waited")]
-    note: Annotated[str, col("why", "because", partial(Text, tone="muted"))]
+    note: Annotated[str | None, col("why", "because", partial(Text, tone="muted"))]
 
 
 ROWS = [

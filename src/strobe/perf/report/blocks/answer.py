@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -31,6 +30,7 @@ from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import (
     Field,
     both_sides,
+    count,
     heads,
     level_word,
     line_word,
@@ -46,10 +46,8 @@ from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Count,
     Figure,
     LevelName,
-    Missing,
     Notes,
     Paragraph,
     Ratio,
@@ -62,8 +60,6 @@ from strobe.perf.report.model import (
     Time,
     Tone,
     Waterfall,
-    Whisker,
-    Whiskers,
     exact_ms,
     significant,
 )
@@ -151,45 +147,6 @@ _GATE_NAMES: Final[dict[AccountLevel, LevelName]] = {
     AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.STEP: "step",
     AccountLevel.BLOCK: "block", AccountLevel.E2E: "e2e",
 }  # fmt: skip
-
-
-class LevelRow(NamedTuple):
-    """One level of one comparison as the table and the figure show it.
-
-    `times` are those of the reference, of the candidate, and what was saved; `detail`, `group` and `series` are of the figure.
-    """
-
-    candidate: str
-    level: Text
-    ratio: Ratio | Missing
-    verdict: Text
-    times: tuple[Cell, Cell, Cell]
-    realised: Cell
-    source: str
-    detail: str = ""
-    group: str = ""
-    series: int = 0
-
-
-def level_times(reference: str) -> tuple[Field[LevelRow], ...]:
-    """Return the columns of the times of both sides and of what was saved."""
-    return (
-        Field(reference, lambda row: row.times[0], unit="ms"),
-        Field("candidate", lambda row: row.times[1], unit="ms"),
-        Field("saved", lambda row: row.times[2], unit="ms"),
-    )
-
-
-def levels_figure(
-    title: str, reference: str, rows: Sequence[LevelRow], fields: Sequence[Field[LevelRow]], caption: str, notes: Sequence[str]
-) -> Figure | Table:
-    """Build the figure of the speedup of each level with its table; the table alone where no level has a speedup."""
-    table = table_of(caption, fields, rows, notes=notes)
-    known = [(row, row.ratio) for row in rows if isinstance(row.ratio, Ratio)]
-    if not known:
-        return table
-    whiskers = tuple(Whisker(row.level.text, ratio, row.group, row.detail, row.series) for row, ratio in known)
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers(reference, whiskers), table)
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
@@ -310,31 +267,6 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     )
 
 
-def effect_fields(
-    names: tuple[str, str, str],
-    calls: Callable[[int], Cell],
-    time: Callable[[int | Fraction], Cell],
-    named: Callable[[str], str] = str,
-) -> tuple[Field[CallsEffect], ...]:
-    """Return the columns of a table of effects; all but the name add up.
-
-    Args:
-        names: what has the calls, the baseline, the candidate.
-        calls: cell of a number of calls.
-        time: cell of what they saved.
-        named: what the page calls an effect.
-    """
-    what, baseline, candidate = names
-    return (
-        Field(what, lambda effect: named(effect.name), Code),
-        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
-        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
-        Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),
-    )
-
-
 def _ledger_time(ns: int | Fraction) -> Cell:
     return Time(ns if isinstance(ns, int) else float(ns))
 
@@ -342,8 +274,13 @@ def _ledger_time(ns: int | Fraction) -> Cell:
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.effects:
         return Paragraph("No kernel or operator calls in the traced windows.")
-    fields = effect_fields(
-        ("kernel or operator", reference.label, candidate.label), Count, _ledger_time, partial(line_word, calls=calls)
+    fields: tuple[Field[CallsEffect], ...] = (
+        Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
+        count(f"calls, {reference.label}", lambda effect: effect.baseline_calls, total=sum),
+        count(f"calls, {candidate.label}", lambda effect: effect.candidate_calls, total=sum),
+        Field("saved", lambda effect: effect.saved_ns, _ledger_time, "ms", total=lambda each: Fraction(sum(each))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _ledger_time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, _ledger_time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)

@@ -269,10 +269,11 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
+    ends = "the file ends before its JSON does; what stands before is analysed"
     seen = tables.seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
-        ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
+        ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
         ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
@@ -298,11 +299,6 @@ def _few(items: Sequence[str]) -> Iterator[str]:
     yield from items[:MAX_ITEMS]
     if len(items) > MAX_ITEMS:
         yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
-
-
-def _truncated(trace: Trace, label: str) -> Iterator[str]:
-    if trace.counts.truncated:
-        yield f"{label}: the file ends before its JSON does; what stands before is analysed"
 
 
 def _lost(trace: Trace, label: str) -> Iterator[str]:
@@ -519,20 +515,14 @@ def build_trace_report(study: TraceStudy) -> Report:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    sections = (section(study) for section in SECTIONS)
+    sections, first = (section(study) for section in SECTIONS), study.labels[0]
     return page(
-        title=_title(study),
+        title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
         subtitle=_subtitle(study),
         facts=trace_facts(study),
         banners=trace_banners(study),
         sections=sections,
     )
-
-
-def _title(study: TraceStudy) -> str:
-    if len(study.traces) == 1:
-        return f"Trace {study.labels[0]}"
-    return f"{len(study.traces)} traces: {study.labels[0]} to {study.labels[-1]}"
 
 
 def _subtitle(study: TraceStudy) -> str:

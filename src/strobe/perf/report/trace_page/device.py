@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.device.activity import (
@@ -48,7 +48,7 @@ from strobe.perf.report.blocks.fields import (
     table_of,
     time,
 )
-from strobe.perf.report.blocks.kernels import LaneSlices, Piece, class_table, draw_lanes, merged
+from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
 from strobe.perf.report.blocks.rows import columns, part_of
 from strobe.perf.report.model import (
     Axis,
@@ -498,27 +498,16 @@ MAX_SLICES: Final = 50_000
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 
-class _Stretch(NamedTuple):
-    """Part of a device's time that one lane shows."""
-
-    label: str
-    what: str
-    view: DeviceView
-
-
 def timeline_section(study: TraceStudy) -> Section | None:
     """Build the section with the timeline and its table; `None` without device events."""
     stretches = list(_stretches(study))
     if not stretches:
         return None
     shown = stretches[:TIMELINE_MAX_LANES]
-    top = _top_group(shown)
+    top = _top_group(view for _, view in shown)
     focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
-    lanes = [
-        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, top)))
-        for n, one in enumerate(shown)
-    ]
+    lanes = [(label, n, merged(_pieces(view, focal, top))) for n, (label, view) in enumerate(shown)]
     picture = draw_lanes(lanes, kinds, focal, by_class=True)
     table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
@@ -532,7 +521,8 @@ def timeline_section(study: TraceStudy) -> Section | None:
     return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))
 
 
-def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
+def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
+    """Yield the part of each device's time that its lane shows, with its label."""
     tiled = {
         (id(trace), found.device): found
         for trace, window, tiles in zip(study.traces, study.windows, tables.seen_steps(study), strict=True)
@@ -543,21 +533,21 @@ def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
-            stretch = _middle(name, step.label, view.within(chosen))
+            what, part = _middle(step.label, view.within(chosen))
         else:
-            stretch = _middle(name, during(view), view)
-        if stretch.view.span_ns:
-            yield stretch
+            what, part = _middle(during(view), view)
+        if part.span_ns:
+            yield f"{name}, {what}", part
 
 
-def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
+def _middle(what: str, view: DeviceView) -> tuple[str, DeviceView]:
     """Return the whole view, or only as many slices around its middle as can be drawn."""
     rest = sum(len(slices.start) for slices in view.stretches()) - MAX_SLICES
     if rest <= 0:
-        return _Stretch(name, what, view)
+        return what, view
     first, last = _bounds(view, rest // 2, rest // 2 + MAX_SLICES - 1)
     label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {what}"
-    return _Stretch(name, label, view.within(Window(start_ns=first, end_ns=last, label=label)))
+    return label, view.within(Window(start_ns=first, end_ns=last, label=label))
 
 
 def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
@@ -576,11 +566,11 @@ def _median(steps: Sequence[Step]) -> Step:
     return ranked[(len(ranked) - 1) // 2]
 
 
-def _top_group(stretches: Sequence[_Stretch]) -> str:
+def _top_group(views: Iterable[DeviceView]) -> str:
     """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
-    for one in stretches:
-        owned.update({row.group: row.exclusive_ns for row in kernel_table(one.view).rows if row.kind == "kernel"})
+    for view in views:
+        owned.update({row.group: row.exclusive_ns for row in kernel_table(view).rows if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 
