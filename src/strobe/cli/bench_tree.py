@@ -59,9 +59,8 @@ class Measurement:
         iterations: timed calls of each strategy; three palindromes at least, whatever it says.
         seed: of all tensors.
         delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
-        executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
-            each (needs the extra ray here and there).
-        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
+        executor: local: the ranks run on this machine, a cell at a time; ray or ray:HOST:PORT: on the machines of a Ray
+            cluster, a cell alone on each (needs the extra ray here and there).
     """
 
     strategies: tuple[str, ...] = ()
@@ -69,8 +68,7 @@ class Measurement:
     iterations: int = 20
     seed: int = 0
     delay: tuple[int, float] | None = None
-    executor: Literal["local", "ray"] = "local"
-    address: str | None = None
+    executor: str = "local"
 
 
 def tree(
@@ -122,7 +120,7 @@ def scaling(
 
     ```
     strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow
-    strobe bench scaling --executor ray --address head:6379  # network
+    strobe bench scaling --executor ray:head:6379  # network
     strobe bench scaling --out h200-scaling --render
     ```
 
@@ -183,7 +181,7 @@ def _run(shapes: list[RankedCall], flags: Measurement, out: Path, output: Output
         from strobe.bench.executor import open_executor
         from strobe.bench.tree.run import run_cells
 
-        executor = open_executor(flags.executor, flags.address)
+        executor = open_executor(flags.executor)
         with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
             return run_cells(shapes, _how(flags), out, progress, executor=executor)
 

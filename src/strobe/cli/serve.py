@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
-from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.libraries import broken, install
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ class Where:
         resume: seconds after which a stream that nobody watches is closed.
         keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
         keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
-        executor: local: this process; ray: replicas on the machines of a Ray cluster, which share the folder `--keep` (needs
-            the extra ray here and there).
+        executor: local: this process; ray or ray:HOST:PORT: replicas on the machines of a Ray cluster, by default the one this
+            machine belongs to, or a new one; they share the folder `--keep` (needs the extra ray here and there).
         replicas: how many, each with a device of its own.
-        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to, or a new one.
     """
 
     host: str = "127.0.0.1"
@@ -63,9 +62,8 @@ class Where:
     resume: float = 300.0
     keep: Path | None = None
     keep_every: int = 8
-    executor: Literal["local", "ray"] = "local"
+    executor: str = "local"
     replicas: int = 1
-    address: str | None = None
 
     def settings(self) -> ServeSettings:
         """Return the server's settings from the flags."""
@@ -113,11 +111,14 @@ def serve(
     check_installed()
     settings = where.settings()
     model.check()
-    if where.executor == "ray":
-        _serve_replicas(preset, device, model, where, output)
+    executor, _, address = where.executor.partition(":")
+    if executor == "ray":
+        _serve_replicas(preset, device, model, where, address or None, output)
         return
-    if where.replicas != 1 or where.address is not None:
-        raise ConfigError("--replicas and --address: give --executor ray too; without it this process is the server")
+    if where.executor != "local":
+        raise unknown_choice("executor", where.executor, ("local", "ray", "ray:HOST:PORT"))
+    if where.replicas != 1:
+        raise ConfigError("--replicas: give --executor ray too; without it this process is the server")
     listening = _listen(settings)
     from strobe.core.device import resolve_device
     from strobe.engine.resolve import check_device
@@ -147,14 +148,14 @@ def serve(
     output.note("strobe serve: ended; every viewer was told")
 
 
-def _serve_replicas(preset: str, device: str, model: ModelFlags, where: Where, output: Output) -> None:
+def _serve_replicas(preset: str, device: str, model: ModelFlags, where: Where, address: str | None, output: Output) -> None:
     """Run replicas until Ctrl-C or SIGTERM."""
     from strobe.serve.replicas import Replicas, start
 
     settings = where.settings()
     given = Replicas(model=model.load, device=device, preset=preset, settings=settings, number=where.replicas)
     model.config(preset)  # unknown presets are told now
-    end = start(given, where.address)
+    end = start(given, address)
     try:
         url, _ = _addresses(settings, settings.host, settings.port)
         output.note(f"strobe serve: {url} ({where.replicas} replicas of {model.model}, {preset}, {device})")
