@@ -22,7 +22,7 @@ VERBS: Final = {
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
     "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
     "generate": "Make a clip from a prompt, steered by prompt switches.",
-    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
+    "presets": "Show the settings of the presets side by side, and what is off on this machine.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
     "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
     "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "

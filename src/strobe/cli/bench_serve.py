@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import Parameter
 
@@ -14,12 +14,17 @@ from strobe.cli.console import OUT, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
+from strobe.cli.require import GatedFigure, check_names, failures, parse_requirement
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.serve import check_installed
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.bench.cases.live import Load
+
+
+FIGURES: Final = ("on_time", "play_ratio", "stalls", "refused", "failed")
+"""What `--require` may name of a load."""
 
 
 @Parameter(name="*")
@@ -63,7 +68,7 @@ def serve(
     *,
     preset: str = "balanced",
     device: str = "auto",
-    check: Annotated[bool, Parameter(negative="")] = False,
+    require: tuple[str, ...] = (),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("serve-load"),
     model: ModelFlags = ModelFlags(),
     viewers: Viewers = Viewers(),
@@ -83,10 +88,13 @@ def serve(
     Args:
         preset: what each viewer asks for.
         device: of the server that is started: auto, cpu, cuda or cuda:N.
-        check: exit code 1 if not every load was held: nobody refused, 99 % of the pictures on time.
+        require: a condition that every load must meet, such as on_time>=0.99 (share of the pictures) or refused<=0; also
+            play_ratio, stalls and failed. Exit code 1 if one does not.
         out: folder for records and page; one that holds something is kept as serve-load.1, serve-load.2 and so on.
     """
     check_installed()
+    requirements = [parse_requirement(text) for text in require]
+    check_names(requirements, [f"load-{level:g}" for level in viewers.sessions], FIGURES)
     load = viewers.load(preset)
     kept: list[Path] = []
     told = tells_what_is_kept(output, lambda: kept_runs([out]))
@@ -106,9 +114,10 @@ def serve(
 
         found, report = figures_of(read_run(folder)), serve_report(folder)
         paths = write_report(report, folder)
-    output.show(
-        *banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)), " ".join(map(str, paths))
-    )
+    figures = {f"load-{each.load:g}": {name: _figure(getattr(each, name)) for name in FIGURES} for each in found}
+    failed = [line for each in requirements for line in failures(each, figures)]
+    output.show(*banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)))
+    output.show(*(f"not met: {line}" for line in failed), " ".join(map(str, paths)))
     output.emit(
         {
             "run": str(folder),
@@ -121,9 +130,14 @@ def serve(
                 for each in found
             ],
             "report": {path.suffix[1:]: str(path) for path in paths},
+            "not_met": failed,
         }
     )  # fmt: skip
-    return GATE_FAILED if check and not all(each.held for each in found) else 0
+    return GATE_FAILED if failed else 0
+
+
+def _figure(value: float | None) -> GatedFigure | None:
+    return None if value is None else GatedFigure(value=value)
 
 
 @contextmanager

@@ -33,7 +33,6 @@ class ProgramFlags:
         names: one for each command or commit, for the tables and --require; by default the commands or commits themselves.
         warmup: untimed runs of each program before the first round, 1 by default.
         prepare: a command that runs before every run, not timed, such as one that drops a cache.
-        ignore_failure: time a program whatever its exit status.
         commits: measure one command at these commits of the repository here, the first being the baseline.
         install: a command that runs once at each commit before, in a virtual environment of its own that sees the packages
             beside strobe too.
@@ -42,7 +41,6 @@ class ProgramFlags:
     names: tuple[str, ...] = ()
     warmup: int | None = None
     prepare: str = ""
-    ignore_failure: bool = False
     commits: tuple[str, ...] = ()
     install: str = ""
 
@@ -90,7 +88,7 @@ def compare_programs(
     if flags.install and not flags.commits:
         refuse(["--install"], "for commits, and there are none")
     warmup = 1 if flags.warmup is None else flags.warmup
-    plan = ProgramsPlan(rounds=rounds, warmup=warmup, prepare=flags.prepare, ignore_failure=flags.ignore_failure)
+    plan = ProgramsPlan(rounds=rounds, warmup=warmup, prepare=flags.prepare)
     before = set(out.glob("*"))
     told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
     if flags.commits:

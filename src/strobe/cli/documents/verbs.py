@@ -230,6 +230,7 @@ class BenchServeOutput(Printed, frozen=True, kw_only=True):
         ),
     ]
     report: ReportPaths
+    not_met: NotMet
 
 
 class Benched(Printed, frozen=True, kw_only=True):

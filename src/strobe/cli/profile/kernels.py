@@ -32,7 +32,7 @@ class What:
     """Flags of the run to profile.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
         model: shapes, or a folder of weights trained like it.
         device: auto, cpu, cuda or cuda:N.
         cold: overwrite a GPU's cache before each call of an operation by itself.

@@ -93,14 +93,14 @@ class AttributionFlags:
         with_stack: record Python frames and modules.
         profile_memory: record every allocation.
         record_shapes: record the input sizes of operators.
-        sort_by: device, self_host, host or calls.
+        by: order of its rows: device, self_host, host or calls.
         top: rows of a table.
     """
 
     with_stack: bool = False
     profile_memory: bool = False
     record_shapes: bool = False
-    sort_by: str = "device"
+    by: str = "device"
     top: int = 20
 
 
@@ -119,7 +119,7 @@ def stream(
     strobe profile stream balanced turbo --no-compile --rounds 4  # slow
     strobe profile stream balanced turbo_fp8 --breakdown  # gpu
     strobe profile stream ultra --blocks 1000 --rounds 1 --no-trace  # slow
-    strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30  # slow
+    strobe profile stream --with-stack --record-shapes --by self_host --top 30  # slow
     ```
 
     Args:
@@ -129,8 +129,8 @@ def stream(
     """
     from strobe.perf.analysis.operators import SORTS
 
-    if attributed.sort_by not in SORTS or attributed.top < 1:
-        raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
+    if attributed.by not in SORTS or attributed.top < 1:
+        raise unknown_choice("order", attributed.by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
     if what.attention not in ATTENTIONS:
         raise unknown_choice("attention", what.attention, ATTENTIONS)
     if traced.breakdown and not traced.trace:
@@ -277,4 +277,4 @@ def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report
 
     records = [record for record in run.traces if record.options]
     traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
-    return attribution_report(traces, records[0].options, sort_by=attributed.sort_by, top=attributed.top)
+    return attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)
