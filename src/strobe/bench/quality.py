@@ -13,10 +13,7 @@ from torch import Tensor
 
 from strobe.bench.cases.scoring import fidelity_lines, quality_line
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
-from strobe.core.files import write_whole
-from strobe.engine.video import VideoFile
 from strobe.perf.records.record import Quality
-from strobe.quality import vbench
 from strobe.quality.available import METRICS, metric
 from strobe.quality.fidelity import COMPARED, compare
 from strobe.quality.files import clip_name, clips_of, pictures_of, read_clip
@@ -26,11 +23,6 @@ from strobe.quality.learned.lpips import Lpips
 from strobe.quality.learned.weights import lacking
 from strobe.quality.temporal import block_starts, border_jump
 from strobe.quality.vmaf import find_program, vmaf
-
-EXPORT_FPS: Final = 16
-"""Frame rate of clips encoded for VBench, frames per second."""
-_BETWEEN: Final = "--"
-"""Separator of variant and clip in the name of an exported file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,78 +220,3 @@ _ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
 """Metrics that `compare` does not compute and that can be measured here."""
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
 """Metrics of a clip by itself: the reference has a value too."""
-
-
-# --------------------------------------------------------------------------------------------------------------- VBench
-
-
-def export_vbench(variants: Sequence[ClipSet], folder: Path, prompt: str) -> str:
-    """Lay clips out for VBench; formats that it reads are copied, others are encoded.
-
-    Returns:
-        the command that judges them, for VBench's own environment.
-
-    Raises:
-        ConfigError: the folder holds something.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--vbench {folder}: it holds something already; name a new folder")
-    videos = folder / vbench.VIDEOS
-    videos.mkdir(parents=True, exist_ok=True)
-    prompts = {}
-    for name, path in _exported(variants).items():
-        copied = path.is_file() and path.suffix.lower() in (".mp4", ".gif")
-        target = videos / f"{name}{path.suffix.lower() if copied else '.mp4'}"
-        if copied:
-            write_whole(target, path.read_bytes())
-        else:
-            with VideoFile(target, fps=EXPORT_FPS) as video:
-                video.write(read_clip(path))
-        prompts[str(target)] = prompt
-    if prompt:
-        write_whole(folder / vbench.PROMPTS, vbench.prompts_file(prompts))
-    return vbench.command(folder, prompts=bool(prompt))
-
-
-def import_vbench(variants: Sequence[ClipSet], path: Path) -> tuple[Quality, ...]:
-    """Read VBench's results of exported clips as quality lines: the mean over the clips of a variant.
-
-    Raises:
-        DataError: no such file, or it judges none of these clips.
-    """
-    names = {name: variant.name for variant in variants for name in _exported([variant])}
-    found: dict[tuple[str, str], list[float]] = {}
-    unknown = set()
-    for result in vbench.read_results(path):
-        if result.clip in names:
-            found.setdefault((names[result.clip], result.dimension), []).append(result.value)
-        else:
-            unknown.add(result.clip)
-    if unknown:
-        raise DataError(
-            f"{path} judges clips that were not exported from these: {', '.join(sorted(unknown)[:5])}; "
-            f"exported are {', '.join(sorted(names)[:5])}"
-        )
-    return tuple(
-        Quality(
-            variant=variant,
-            metric=f"vbench_{dimension}",
-            value=sum(values) / len(values),
-            unit="",
-            reference="",
-            definition=f"VBench's {dimension}, as {path.name} says; mean over clips",
-            n=len(values),
-            better="neither" if dimension == "dynamic_degree" else "higher",
-        )
-        for (variant, dimension), values in found.items()
-    )
-
-
-def _exported(variants: Sequence[ClipSet]) -> dict[str, Path]:
-    """Map the names of exported clips to their files."""
-    found = {}
-    for variant in variants:
-        stem = variant.name.replace("/", "_")
-        for path, _ in variant.pairs:
-            found[stem if len(variant.pairs) == 1 else f"{stem}{_BETWEEN}{clip_name(path)}"] = path
-    return found

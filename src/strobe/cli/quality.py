@@ -33,10 +33,8 @@ class MetricFlags:
         block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
             shorter, as of a causal decoder: 9 12.
         weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
-        prompt: what the clips should show, for the CLIP score and for VBench.
+        prompt: what the clips should show, for the CLIP score.
         device: where it runs: auto, cpu, cuda or cuda:N.
-        vbench: a new folder for clips and prompts, which tells the command that judges them; or the *_eval_results.json that it
-            wrote, whose values become rows of the table.
     """
 
     metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
@@ -44,7 +42,6 @@ class MetricFlags:
     weights: Path | None = None
     prompt: str = ""
     device: str = "auto"
-    vbench: Path | None = None
 
 
 def quality(
@@ -78,7 +75,7 @@ def quality(
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
     with output.progress("quality") as advance:
-        from strobe.bench.quality import MetricsAsked, export_vbench, import_vbench, judge, variants_of
+        from strobe.bench.quality import MetricsAsked, judge, variants_of
         from strobe.core.device import resolve_device
         from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
@@ -90,17 +87,14 @@ def quality(
             device=resolve_device(measured.device),
         )
         variants = variants_of(reference, clips)
-        results = measured.vbench is not None and measured.vbench.suffix == ".json"
-        imported = import_vbench(variants, measured.vbench) if measured.vbench and results else ()
-        lines = (*judge(variants, asked, advance), *imported)
-        command = export_vbench(variants, measured.vbench, measured.prompt) if measured.vbench and not results else None
+        lines = judge(variants, asked, advance)
         report = quality_report(variants[0].name, lines)
     written = [] if out is None else [_write(report, out)]
     failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
     missing = missing_table(lines)
     output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
-    output.show(*(f"not met: {line}" for line in failed), *written, *([f"VBench: {command}"] if command else []))
-    output.emit(_document(lines, variants[0].name, command) | {"written": written, "not_met": failed})
+    output.show(*(f"not met: {line}" for line in failed), *written)
+    output.emit(_document(lines, variants[0].name) | {"written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
 
 
@@ -124,7 +118,7 @@ def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Ga
     return found
 
 
-def _document(lines: Sequence[Quality], reference: str, command: str | None) -> dict[str, Any]:
+def _document(lines: Sequence[Quality], reference: str) -> dict[str, Any]:
     cells = [
         {
             "clip": line.variant,
@@ -139,4 +133,4 @@ def _document(lines: Sequence[Quality], reference: str, command: str | None) -> 
         }
         for line in lines
     ]
-    return {"reference": reference, "cells": cells, "vbench": command}
+    return {"reference": reference, "cells": cells}

@@ -260,13 +260,12 @@ class QualityOutput(Printed, frozen=True, kw_only=True):
             "`better`, `reference`, `definition`, `note`"
         ),
     ]
-    vbench: Annotated[str | None, Meta(description="command that runs VBench on the exported clips; null if none were exported")]
     written: Paths
     not_met: NotMet
 
 
 class AcceptOutput(Printed, frozen=True, kw_only=True):
-    """`strobe accept`: checks of a model that need no official code, and its comparison with `quality`."""
+    """`strobe accept`: checks of a model that need no official code."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
     accepted: Annotated[bool, Meta(description="true: every check was made and none failed; false: exit code 1")]
@@ -276,16 +275,11 @@ class AcceptOutput(Printed, frozen=True, kw_only=True):
     checks: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each check: `group`, `name`, `value` (null: not finite, or not measured), `unit`, bounds `low` and "
-            "`high`, `passed` (null: reported, not judged), `basis` of the bounds, `detail`"
+            description="each check: `group`, `name`, `value` (null: not finite), `unit`, bounds `low` and `high`, `passed` "
+            "(null: random weights, not judged), `basis` of the bounds, `detail`"
         ),
     ]
-    fps: Annotated[
-        float | None, Meta(description="pixel frames per second that the preset delivers; null: no steady frame blocks")
-    ]
-    compare: Annotated[str, Meta(description="path of the run folder of the comparison with `quality`")]
-    row: Annotated[str, Meta(description="head and row of a Markdown table of results")]
-    report: Annotated[dict[str, str], Meta(description="by name: path of each file of the page and of the row")]
+    report: ReportPaths
 
 
 DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
