@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output
-from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import GatedFigure, failures, parse_requirement
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
-from strobe.cli.tables import table_text
-
-if TYPE_CHECKING:
-    from strobe.perf.report.model import Report
+from strobe.cli.require import parse_requirement
+from strobe.cli.run_folder import chosen_folder, rotating, told_of
 
 
 @Parameter(name="*", group="Call")
@@ -100,6 +95,7 @@ def attention(
     kept: list[Path] = []
     with output.progress("attention") as advance:
         from strobe.bench.cases.attention import AttentionCall, AttentionCase, AttentionPlan, measure_attention
+        from strobe.bench.runner import FinishedRun
 
         work = AttentionCall(
             q_tokens=call.seq_q,
@@ -122,51 +118,6 @@ def attention(
         case = AttentionCase(work, impls, device=call.device)
         with rotating(kept)(folder, case.slug) as writer:
             red = measure_attention(case, writer, plan, advance)
-    tell_kept(kept, output)
-    for gate in red:
-        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
-    report, paths = _report(folder, output)
-    failed = [line for each in requirements for line in failures(each, _figures(report, impls[1:]))]
-    output.show(*(f"not met: {line}" for line in failed), " ".join(paths))
-    output.emit(_document(report, folder, paths) | {"red": [gate.variant for gate in red], "not_met": failed})
-    return GATE_FAILED if red or failed else 0
-
-
-def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
-    """Write the report and show its first tables."""
-    with output.progress("report"):
-        from strobe.perf.report.build import build_report
-        from strobe.perf.report.model import Table
-        from strobe.perf.report.write import write_report
-
-        report = build_report([folder])
-        paths = [str(path) for path in write_report(report, folder)]
-    shown = [section for section in report.sections if section.id in ("times", "speedups", "roofline")]
-    output.show(*(table_text(block) for section in shown for block in section.blocks if isinstance(block, Table)))
-    return report, paths
-
-
-def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, GatedFigure | None]]:
-    """Return the speedups of every candidate; None for one that was not measured."""
-    figures: dict[str, dict[str, GatedFigure | None]] = {name: {"kernel": None, "section": None} for name in names}
-    for each in report.speedups:
-        ratio = each.ratio
-        figures[each.candidate][each.level] = GatedFigure(
-            value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns
-        )
-    return figures
-
-
-def _document(report: Report, folder: Path, paths: list[str]) -> dict[str, Any]:
-    speedups = [
-        {
-            "candidate": each.candidate,
-            "reference": each.reference,
-            "level": each.level,
-            "ratio": each.ratio.value,
-            "low": each.ratio.low,
-            "high": each.ratio.high,
-        }
-        for each in report.speedups
-    ]
-    return {"run": str(folder), "report": {Path(path).suffix[1:]: path for path in paths}, "speedups": speedups}
+    code, document = told_of(FinishedRun(folder=folder, red=red), requirements, output, kept)
+    output.emit(document)
+    return code
