@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
+from strobe.bench.cases.visits import Load
+from strobe.cli.console import OUT, Output, named
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
@@ -19,59 +19,18 @@ from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.serve import check_installed
 from strobe.cli.tables import banner_texts, table_text
 
-if TYPE_CHECKING:
-    from strobe.bench.cases.live import Load
-
-
+VIEWERS: Final = named("Viewers", levels="sessions", stay_s="stay", prompt_every_s="prompt-every")
 FIGURES: Final = ("on_time", "play_ratio", "stalls", "refused", "failed")
 """What `--require` may name of a load."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Viewers:
-    """Behaviour of the viewers.
-
-    Args:
-        sessions: viewers at once, on average; several loads run one after another.
-        arrivals: poisson: viewers come and go at random moments; together: all come at once and stay.
-        seconds: length of each load.
-        stay: mean seconds that a viewer stays; with `--arrivals together` all stay to the end.
-        prompt_every: mean seconds between two prompts of a viewer; 0: none.
-        codec: h264 or jpeg; pictures are not decoded.
-        seed: of arrivals, stays, prompts and noise.
-        url: of a server that is there; `--model` and `--device` are its own then.
-        token: of a server that asks for one.
-    """
-
-    sessions: tuple[float, ...] = (1.0, 2.0)
-    arrivals: Literal["poisson", "together"] = "poisson"
-    seconds: float = 60.0
-    stay: float = 30.0
-    prompt_every: float = 10.0
-    codec: Literal["h264", "jpeg"] = "h264"
-    seed: int = 0
-    url: str = ""
-    token: str = ""
-
-    def load(self, preset: str) -> Load:
-        """The load that they come to."""
-        from strobe.bench.cases.live import Load
-
-        return Load(
-            levels=self.sessions, seconds=self.seconds, arrivals=self.arrivals, stay_s=self.stay,
-            prompt_every_s=self.prompt_every, preset=preset, codec=self.codec, seed=self.seed,
-        )  # fmt: skip
-
-
 def serve(
     *,
-    preset: str = "balanced",
     device: str = "auto",
     require: tuple[str, ...] = (),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("serve-load"),
     model: ModelFlags = ModelFlags(),
-    viewers: Viewers = Viewers(),
+    load: Annotated[Load, VIEWERS] = Load(),
     output: Output = Output(),
 ) -> int:
     """Load a server of live streams with viewers: first picture, prompt to pixel, pictures on time, stalls, refusals.
@@ -86,7 +45,6 @@ def serve(
     buffer and a clock; it decodes nothing. The load is the rate at which viewers come, and no viewer waits for another.
 
     Args:
-        preset: what each viewer asks for.
         device: of the server that is started: auto, cpu, cuda or cuda:N.
         require: a condition that every load must meet, such as on_time>=0.99 (share of the pictures) or refused<=0; also
             play_ratio, stalls and failed. Exit code 1 if one does not.
@@ -94,15 +52,14 @@ def serve(
     """
     check_installed()
     requirements = [parse_requirement(text) for text in require]
-    check_names(requirements, [f"load-{level:g}" for level in viewers.sessions], FIGURES)
-    load = viewers.load(preset)
+    check_names(requirements, [f"load-{level:g}" for level in load.levels], FIGURES)
     kept: list[Path] = []
     told = tells_what_is_kept(output, lambda: kept_runs([out]))
-    with told, _server(viewers.url, preset, device, model) as (address, where), output.progress("load") as advance:
+    with told, _server(load, device, model) as (address, where), output.progress("load") as advance:
         from strobe.bench.cases.live import run_load
 
         folder = run_load(
-            load, url=address, token=viewers.token, own=not viewers.url, device=where, root=out, progress=advance,
+            load, url=address, own=not load.url, device=where, root=out, progress=advance,
             open_run=rotating(kept),
         )  # fmt: skip
     tell_kept(kept, output)
@@ -141,12 +98,12 @@ def _figure(value: float | None) -> GatedFigure | None:
 
 
 @contextmanager
-def _server(url: str, preset: str, device: str, model: ModelFlags) -> Iterator[tuple[str, str]]:
+def _server(load: Load, device: str, model: ModelFlags) -> Iterator[tuple[str, str]]:
     """Address and device of the server that is loaded; one that is started here ends with the body."""
-    if url:
-        yield url, ""
+    if load.url:
+        yield load.url, ""
         return
     from strobe.bench.cases.live import own_server
 
-    with own_server(["--preset", preset, "--device", device, *model.arguments()]) as started:
+    with own_server(["--preset", load.preset, "--device", device, *model.arguments()]) as started:
         yield started

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
+from strobe.cli.console import OUT, Output, named
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import GatedFigure, failures, parse_requirement
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
+from strobe.quality.asked import MetricsAsked
 
 if TYPE_CHECKING:
     from strobe.perf.records.record import Quality
@@ -23,32 +23,11 @@ if TYPE_CHECKING:
 FORMATS: Final = (".html", ".md", ".json")
 
 
-@Parameter(name="*", group="Metrics")
-@dataclass(frozen=True, kw_only=True)
-class MetricFlags:
-    """Flags of the metrics. Nothing is downloaded: a metric that cannot be measured names the file it needs and its place.
-
-    Args:
-        metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
-        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
-            shorter, as of a causal decoder: 9 12.
-        weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
-        prompt: what the clips should show, for the CLIP score.
-        device: where it runs: auto, cpu, cuda or cuda:N.
-    """
-
-    metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    block_frames: tuple[int, ...] = ()
-    weights: Path | None = None
-    prompt: str = ""
-    device: str = "auto"
-
-
 def quality(
     reference: Annotated[Path, Parameter(name="REF")],
     /,
     *clips: Annotated[Path, Parameter(name="CLIP")],
-    measured: MetricFlags = MetricFlags(),
+    asked: Annotated[MetricsAsked, named("Metrics")] = MetricsAsked(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -75,17 +54,9 @@ def quality(
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
     with output.progress("quality") as advance:
-        from strobe.bench.quality import MetricsAsked, judge, variants_of
-        from strobe.core.device import resolve_device
+        from strobe.bench.quality import judge, variants_of
         from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
-        asked = MetricsAsked(
-            metrics=measured.metrics,
-            block_frames=measured.block_frames,
-            weights=measured.weights,
-            prompt=measured.prompt,
-            device=resolve_device(measured.device),
-        )
         variants = variants_of(reference, clips)
         lines = judge(variants, asked, advance)
         report = quality_report(variants[0].name, lines)

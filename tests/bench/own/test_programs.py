@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strobe.bench.own.programs import ProgramsPlan, measure_programs, programs_of, signal_name
+from strobe.bench.own.programs import measure_programs, programs_of, signal_name
 from strobe.bench.runner import VariantError
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.store import RunRecords, create_run, read_run
@@ -21,8 +21,8 @@ PYTHON = sys.executable
 
 def measured(root: Path, *commands: str | tuple[str, ...], **plan: Any) -> RunRecords:
     programs = programs_of([command if isinstance(command, tuple) else (command,) for command in commands])
-    options = ProgramsPlan(**({"rounds": 1, "warmup": 0} | plan))
-    return read_run(measure_programs(programs, options, lambda: create_run(root, "programs"), lambda *_: None))
+    options: dict[str, Any] = {"rounds": 1, "warmup": 0} | plan
+    return read_run(measure_programs(programs, lambda: create_run(root, "programs"), lambda *_: None, **options))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,10 @@ def test_a_program_that_is_not_there_is_told_before_anything_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize("counts", [{"rounds": 0}, {"warmup": -1}])
-def test_counts_that_cannot_be_are_refused(counts: dict[str, int]) -> None:
+def test_counts_that_cannot_be_are_refused(counts: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give 1 round or more"):
-        ProgramsPlan(**counts)
+        measured(tmp_path, "true", "true", **counts)
+    assert not list(tmp_path.iterdir())
 
 
 def test_runs_are_interleaved_warmed_up_and_prepared(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def main() -> None:
 
 
 def _begin(task: Task) -> torch.device:
-    timeout = timedelta(seconds=max(START_S, task.how.timeout_s))
+    timeout = timedelta(seconds=max(START_S, task.timeout_s))
     if task.shape.device == "cpu":
         dist.init_process_group("gloo", timeout=timeout)
         return torch.device("cpu")
@@ -270,7 +270,8 @@ class _Rank:
     def __init__(self, task: Task, device: torch.device, result: RankResult) -> None:
         self._shape, self._how = task.shape, task.how
         self._device, self._result = device, result
-        self._held = task.how.delay_ms / 1e3 if task.how.delay_rank == result.rank else 0.0
+        rank, held_ms = task.how.delay or (-1, 0.0)
+        self._timeout_s, self._held = task.timeout_s, held_ms / 1e3 if rank == result.rank else 0.0
 
     def run(self, folder: Path) -> None:
         """Run the phases of this rank: gate, predict, time, profile."""
@@ -283,11 +284,11 @@ class _Rank:
                 describe_run(folder, self._device, order, how.rounds, "tree"), world_size=self._shape.world_size
             )
         with torch.inference_mode():
-            measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
+            measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=self._timeout_s)
             result.predicted, choice = predict(inputs, measured)
             result.links = links_line(measured, choice)
             result.predicted["auto"] = msgspec.structs.replace(result.predicted[choice], variant="auto")
-            runs = {name: bind(name, inputs, how.timeout_s, measured) for name in names}
+            runs = {name: bind(name, inputs, self._timeout_s, measured) for name in names}
             if runs:
                 self._time(runs)
             if how.profile:
@@ -301,7 +302,7 @@ class _Rank:
         with torch.inference_mode():
             for name in self._how.contestants:
                 self._align()
-                result.checks[name] = check(name, inputs, self._how.timeout_s)
+                result.checks[name] = check(name, inputs, self._timeout_s)
         everyone: list[dict[str, RankErrors]] = [{} for _ in range(self._shape.world_size)]
         dist.all_gather_object(everyone, result.checks)
         for name in self._how.contestants:
