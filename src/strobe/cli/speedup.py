@@ -50,29 +50,12 @@ class Comparing:
     candidate: str | None = None
 
 
-@Parameter(name="*", group="Result")
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Flags of the result: files and requirements.
-
-    Args:
-        out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
-            the tables are only printed.
-        require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
-            It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
-    """
-
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None
-    require: tuple[str, ...] = ()
-
-
 _NAMES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
 _LOGS: Final = LogFlags()
-_RESULT: Final = Result()
 
 OPTIONAL: Final = frozenset(("section", "e2e"))
 """Levels whose absence alone is told by --details."""
@@ -84,7 +67,8 @@ def speedup(
     evidence: Evidence = _EVIDENCE,
     comparing: Comparing = _COMPARING,
     flags: LogFlags = _LOGS,
-    result: Result = _RESULT,
+    require: Annotated[tuple[str, ...], Parameter(group="Result")] = (),
+    out: Annotated[Path | None, Parameter(alias=OUT, group="Result")] = None,
     output: Output = Output(),
 ) -> int:
     """Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.
@@ -101,10 +85,14 @@ def speedup(
     Args:
         run: two logs, two traces (.json, .json.gz, .sqlite) or both, the baseline's first; or one folder that `strobe
             compare` made.
+        require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
+            It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
+        out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
+            the tables are only printed.
     """
     from strobe.core.errors import ConfigError
 
-    requirements = [parse_requirement(text) for text in result.require]
+    requirements = [parse_requirement(text) for text in require]
     if any(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
@@ -112,7 +100,7 @@ def speedup(
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
-        return _of_run(run, comparing, (requirements, result.out), output)
+        return _of_run(run, comparing, (requirements, out), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
     _check_two_sides(sides, evidence)
@@ -127,7 +115,7 @@ def speedup(
         from strobe.perf.report.speedup_page.build import build_speedup_report
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
-        written = _write(study, report, document, result) if result.out else {}
+        written = _write(study, report, document, out) if out else {}
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
@@ -246,15 +234,13 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     )
 
 
-def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
+def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write the page, its twins, the exact figures and the list of input files."""
     from strobe.core.files import write_whole
     from strobe.core.printable import clean_lines
     from strobe.perf.report.speedup_page.study import write_inputs
     from strobe.perf.report.write import write_report
 
-    folder = result.out
-    assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
     exact = folder / "speedup.json"

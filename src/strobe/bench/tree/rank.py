@@ -6,12 +6,12 @@ import importlib.metadata
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, Self, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 import torch
@@ -77,10 +77,17 @@ class MarkRecorder:
         self.meet = meet
         self.done: list[tuple[str, str, Moment, Moment]] = []
 
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that marks the region; `tree_message:gather` is the part `gather` of `tree_message`."""
+    @contextmanager
+    def region(self, name: str, index: int | None) -> Iterator[None]:
+        """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
         region, _, part = name.partition(":")
-        return _Region(self, region, part)
+        if self.meet is not None and region == MESSAGE:
+            first = self.now()
+            self.meet()
+            self.done.append((MEETING, "", first, self.now()))
+        first = self.now()
+        yield
+        self.done.append((region, part, first, self.now()))
 
     def now(self) -> Moment:
         """Return this moment, on the clock of the device."""
@@ -106,27 +113,6 @@ class MarkRecorder:
             for name, part, first, last in self.done
         ]
         return RankCall(total_ns=_between(start, stop), regions=tuple(sorted(regions, key=lambda region: region.start_ns)))
-
-
-class _Region:
-    __slots__ = ("first", "name", "part", "recorder")
-
-    def __init__(self, recorder: MarkRecorder, name: str, part: str) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.part = part
-
-    def __enter__(self) -> Self:
-        recorder = self.recorder
-        if recorder.meet is not None and self.name == MESSAGE:
-            first = recorder.now()
-            recorder.meet()
-            recorder.done.append((MEETING, "", first, recorder.now()))
-        self.first = recorder.now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.recorder.done.append((self.name, self.part, self.first, self.recorder.now()))
 
 
 def _between(first: Moment, last: Moment) -> int:
