@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from strobe.cli.console import Advance, Output
+from cyclopts import Parameter
+
+from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from strobe.perf.records.store import RunWriter
 
 FOLDER: Final = Path("traces")
+
+
+TracesOut = Annotated[
+    Path | None,
+    Parameter(
+        alias=OUT,
+        help="the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on. By "
+        "default STROBE_PROFILE_DIR, or traces.",
+    ),
+]
 
 
 def chosen_folder(out: Path | None) -> Path:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, megabytes, styled
-from strobe.cli.extract import Evidence, LogFlags, Sides, durations, of_sides
+from strobe.cli.extract import SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import GatedFigure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
@@ -50,7 +50,6 @@ class Comparing:
     candidate: str | None = None
 
 
-_NAMES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
@@ -175,10 +174,10 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
     from strobe.core.errors import ConfigError
 
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
-    there = [(side, what) for what, pair in given.items() for side, path in zip(_NAMES, pair, strict=True) if path]
+    there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]
     if there and not any(all(pair) for pair in given.values()):
         flags = " and ".join(f"--{side}-{what}" for side, what in there)
-        wanted = " or ".join(f"--{_NAMES[side == 'baseline']}-{what}" for side, what in there)
+        wanted = " or ".join(f"--{SIDES[side == 'baseline']}-{what}" for side, what in there)
         raise ConfigError(
             f"a speedup is of two sides, and {flags} is of one: give {wanted} too; one side by itself is what strobe trace and "
             "strobe extract read"
@@ -198,13 +197,13 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}
     shared = {flag: of_sides(f"--{flag}", texts) for flag, texts in given.items()}
     both = []
-    for at, name in enumerate(_NAMES):
+    for at, name in enumerate(SIDES):
         focal, traces = getattr(evidence, f"focal_{name}"), getattr(evidence, f"{name}_trace")
         if focal is not None and not traces:
             raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
         section = parse_section(shared["section"][at], focal) if shared["section"][at] and traces else None
         low, high = durations(shared["between"][at])
-        of_both = [text for text in comparing.fact if text.partition(":")[0] not in _NAMES]
+        of_both = [text for text in comparing.fact if text.partition(":")[0] not in SIDES]
         own = [text.removeprefix(f"{name}:") for text in comparing.fact if text.startswith(f"{name}:")]
         both.append(
             SideRequest(

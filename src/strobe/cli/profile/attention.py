@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.cli.completion import DeviceName
-from strobe.cli.console import OUT, Output, named
+from strobe.cli.console import Output, named
 from strobe.cli.require import parse_requirement
-from strobe.cli.run_folder import chosen_folder, rotating, told_of
+from strobe.cli.run_folder import TracesOut, chosen_folder, rotating, told_of
 
 
 def attention(
@@ -25,7 +25,7 @@ def attention(
     plan: Annotated[AttentionPlan, named("Times and trace", calls="iterations", traced_calls="active")] = AttentionPlan(),
     trace: Annotated[bool, Parameter(negative="--no-trace", group="Times and trace")] = True,
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
+    out: TracesOut = None,
     output: Output = Output(),
 ) -> int:
     """Check, time and trace one attention call by several implementations, and compare them with the device's peaks.
@@ -43,8 +43,6 @@ def attention(
         device: auto, cpu, cuda or cuda:N.
         trace: take traces at all.
         require: a condition that must hold for every other implementation, such as kernel>=2; see `strobe report --help`.
-        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
-            By default STROBE_PROFILE_DIR, or traces.
     """
     requirements = [parse_requirement(text) for text in require]
     folder = chosen_folder(out)
