@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.executor import Cell, Finished, Handle, LocalExecutor, Resources
+from strobe.bench.executor import Cell, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, Running, spread
 from strobe.bench.executor.processes import alive
 from strobe.bench.tree.request import RankedCall, TreeSettings
@@ -99,7 +99,7 @@ def test_jobs_give_their_results_in_order_and_hear_why_they_were_refused() -> No
 
 def test_ctrl_c_ends_all_cells_and_tells_their_jobs() -> None:
     class Interrupted(LocalExecutor):
-        def wait(self, handle: Handle) -> Finished:
+        def wait(self, handle: Running) -> Finished:
             raise KeyboardInterrupt
 
         def at_once(self, resources: Resources) -> int:

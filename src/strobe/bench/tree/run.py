@@ -188,6 +188,7 @@ def run_cells(
     folder: Path,
     progress: Progress,
     *,
+    timeout_s: float = 30.0,
     cell_timeout_s: float = 600.0,
     executor: Executor | None = None,
 ) -> CellsOutcome:
@@ -195,6 +196,7 @@ def run_cells(
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same request.
+        timeout_s: of a rank's wait for another.
         cell_timeout_s: a cell is ended when it has run that long.
         executor: where; this machine by default.
 
@@ -219,7 +221,7 @@ def run_cells(
             progress(done, len(shapes), shape.name)
             if place.exists():
                 rotate(place)
-            yield _measure(Task(shape=shape, how=how), place, cell_timeout_s)
+            yield _measure(Task(shape=shape, how=how, timeout_s=timeout_s), place, cell_timeout_s)
 
     for name, reason in spread(jobs(), executor):
         if reason:
@@ -260,13 +262,12 @@ def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
     """Return the busy cores of the cell's machine before its ranks began, lost machines, and the delayed rank."""
     if TOPOLOGY in done.files:
         write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
-    how = task.how
-    delayed = how.delay_rank >= 0 and how.delay_ms > 0
+    rank, held_ms = task.how.delay or (None, 0.0)
     return Surroundings(
         busy_cores=float(done.files[BUSY]) if BUSY in done.files else None,
         lost_machines=len(done.lost),
-        delayed_rank=how.delay_rank if delayed else None,
-        delay_ms=how.delay_ms if delayed else 0.0,
+        delayed_rank=rank if held_ms else None,
+        delay_ms=held_ms,
     )
 
 
