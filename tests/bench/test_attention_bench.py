@@ -25,6 +25,7 @@ from strobe.bench.attention.contestant import (
     draw,
     layout_of,
     scenario_cells,
+    selected_pairs,
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
@@ -124,7 +125,7 @@ def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
     by_hand = sum(
         sizes[i] * sizes[j] for head in range(2) for i in range(len(sizes)) for j in range(len(sizes)) if mask[head, i, j]
     )
-    assert inputs.pairs == by_hand and inputs.blocks == int(mask.sum())
+    assert selected_pairs(inputs.selection, inputs.tiles) == by_hand
 
 
 def test_smooth_data_make_neighbours_alike() -> None:

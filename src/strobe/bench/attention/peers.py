@@ -30,6 +30,7 @@ class Peer:
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
+        dense: it has no selection.
     """
 
     package: str
@@ -37,6 +38,7 @@ class Peer:
     capabilities: tuple[int, ...]
     refuses: Callable[[CellTensors], str | None]
     build: Callable[[str, CellTensors, Any], BoundContestant]
+    dense: bool = False
 
     def installed(self) -> bool:
         """Return whether the module is installed, without importing it."""
@@ -272,6 +274,7 @@ PEERS: Final = {
         capabilities=_SINCE_AMPERE,
         refuses=lambda inputs: _half(inputs),
         build=_fa4_dense,
+        dense=True,
     ),
     "fa4-sparse": Peer(
         package="flash-attn-4",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -19,6 +19,7 @@ from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.coarse import Estimator
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
@@ -36,6 +37,8 @@ from strobe.bench.attention.contestant import (
     Kind,
     draw,
     group_and_impl,
+    level_of,
+    selected_pairs,
 )
 from strobe.bench.case import Progress
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
@@ -59,11 +62,13 @@ from strobe.perf.records.record import (
     MATMUL,
     PEAK,
     RECALL,
+    RELATIVE,
     RMSE,
     SAVED,
     STAGE,
     TEMPORARY,
     WHOLE,
+    WORST_HEAD,
     AttentionCell,
 )
 from strobe.perf.records.store import RunWriter
@@ -272,9 +277,21 @@ KINDS = ("dense", "fine", "tiled", "raster")
 """Dense attention, the fine stage of a given selection, and the whole operator on tokens in tile and in raster order."""
 
 
-def names() -> tuple[str, ...]:
-    """Return every implementation as `kind:impl`."""
-    return tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
+METHODS: Final[Mapping[str, Callable[[float], dict[str, Any]]]] = {
+    "count": lambda level: {"sparsity": level},
+    "sub-block": lambda level: {"sparsity": level, "estimator": Estimator(parts=4)},
+}
+"""Methods of selection that captured calls are measured with: arguments of `video_sparse_attention` at a level."""
+
+
+def names(levels: Sequence[float] = ()) -> tuple[str, ...]:
+    """Return every implementation as `kind:impl`, and the peers; with levels those that captured calls are measured with."""
+    ours = tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
+    if not levels:
+        return (*ours, *(f"{PEER}:{name}" for name in peers.PEERS))
+    dense = [*ours[: len(DENSE)], *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if peer.dense)]
+    sparse = [*(f"vsa:{name}" for name in METHODS), *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if not peer.dense)]
+    return (*dense, *(f"{name}@{level:g}" for name in sparse for level in levels))
 
 
 def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
@@ -286,7 +303,7 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     group, impl = group_and_impl(name)
     if group == "dense":
         return _dense(name, impl, inputs)
-    return _fine(name, impl, inputs) if group == "fine" else _whole(name, impl, inputs, raster=group == "raster")
+    return _fine(name, impl, inputs) if group == "fine" else _whole(name, group, impl, inputs)  # type: ignore[arg-type]
 
 
 def _as_asked(inputs: CellTensors, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -331,13 +348,15 @@ def _fine(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
     )
 
 
-def _whole(name: str, impl: str, inputs: CellTensors, *, raster: bool) -> BoundContestant:
-    kind: Kind = "raster" if raster else "tiled"
+def _whole(name: str, kind: Kind, impl: str, inputs: CellTensors) -> BoundContestant:
+    method = METHODS[impl] if kind == "vsa" else None
+    impl = "auto" if method else impl
     choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
     _admit(choice, inputs)
-    topk = inputs.cell.selected(inputs.tiles)
-    order = "raster" if raster else "tiled"
-    rope = (inputs.cos, inputs.sin) if raster else None
+    order = "tiled" if kind == "tiled" else "raster"
+    rope = (inputs.cos, inputs.sin) if kind == "raster" else None
+    options = method(inputs.cell.sparsity or 0.0) if method else {"topk": inputs.cell.selected(inputs.tiles)}
+    tiles = inputs.tiles
 
     def call(*leaves: Tensor, lse: bool) -> Found:
         q, k, v, *gate = leaves
@@ -345,22 +364,30 @@ def _whole(name: str, impl: str, inputs: CellTensors, *, raster: bool) -> BoundC
             q,
             k,
             v,
-            grid=inputs.tiles.grid,
-            tile=inputs.tiles.tile,
-            topk=topk,
+            grid=tiles.grid,
+            tile=tiles.tile,
             gate=gate[0] if gate else None,
-            coarse=True,
+            coarse=method is None,
             rope=rope,
             q_layout=order,  # type: ignore[arg-type]
             kv_layout=order,  # type: ignore[arg-type]
             impl=impl,
             return_lse=lse,
+            **options,
         )
         return Found(out=found.out, lse=found.lse, selection=found.selection)
 
-    leaves = (inputs.q, inputs.k, inputs.v, inputs.gate) if raster else inputs.tiled
-    ran, reason = choice.impl.name, _reason(choice)
-    return BoundContestant(name=name, kind=kind, impl=ran, leaves=leaves, call=call, tiled=not raster, coarse=True, reason=reason)
+    raster = (inputs.q, inputs.k, inputs.v)
+    return BoundContestant(
+        name=name,
+        kind=kind,
+        impl=choice.impl.name,
+        leaves=inputs.tiled if kind == "tiled" else (*raster, inputs.gate) if kind == "raster" else raster,
+        call=call,
+        tiled=kind == "tiled",
+        coarse=method is None,
+        reason=_reason(choice),
+    )
 
 
 BACKWARD_FLOPS: Final = 2.5
@@ -369,7 +396,11 @@ BACKWARD_FLOPS: Final = 2.5
 
 def cell_line(cell: GridCell) -> AttentionCell:
     """Return the cell's place in the grid as a record."""
-    return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    line = AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    if cell.captured is None:
+        return line
+    call = cell.captured[2]
+    return msgspec.structs.replace(line, layer=call.layer, step=call.step, text_tokens=call.text_tokens)
 
 
 def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Precision) -> tuple[record.Quality, ...]:
@@ -385,14 +416,14 @@ def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Prec
     )
 
 
-def settings(contestant: BoundContestant, inputs: CellTensors) -> record.Variant:
+def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockSelection | None) -> record.Variant:
     """Return the contestant's record: implementation, sizes and cost; FLOPs count selected token pairs without padding."""
-    cell, tiles = inputs.cell, inputs.tiles
+    cell, tiles, dense = inputs.cell, inputs.tiles, selection is None
     batch, tokens, heads, width = inputs.q.shape
-    dense = contestant.kind == "dense"
     per_pair = round(4 * width * (BACKWARD_FLOPS if cell.backward else 1))
     all_pairs = batch * heads * tokens * tokens
-    pairs = all_pairs if dense else inputs.pairs
+    pairs = all_pairs if selection is None else selected_pairs(selection, tiles)
+    most, blocks = (0, 0) if selection is None else (int(selection.counts.max()), int(selection.counts.sum()))
     moved = inputs.q.numel() * costs.element_bytes(str(inputs.q.dtype))
     spent = record.SpanCost(
         span=contestant.span,
@@ -404,8 +435,8 @@ def settings(contestant: BoundContestant, inputs: CellTensors) -> record.Variant
     sizes = {
         "batch": batch, "tokens": tokens, "heads": heads, "head_dim": width, "block": tiles.block,
         "rows": tokens if dense else tiles.num_rows, "blocks_in_all": tiles.num_tiles,
-        "blocks_per_row": 0 if dense else cell.selected(tiles), "selected_blocks": 0 if dense else inputs.blocks,
-        "padded_flops": per_pair * (all_pairs if dense else inputs.blocks * tiles.block**2),
+        "blocks_per_row": most, "selected_blocks": blocks,
+        "padded_flops": per_pair * (all_pairs if dense else blocks * tiles.block**2),
     }  # fmt: skip
     sizes |= {f"grid_{axis}": size for axis, size in zip("thw", tiles.grid, strict=True)}
     sizes |= {f"tile_{axis}": size for axis, size in zip("thw", tiles.tile, strict=True)}
@@ -461,7 +492,7 @@ class _Measurement:
         if bound:
             self._time(bound, watch)
         for name, each in bound.items():
-            if each.contestant.line.work == "whole" and not each.contestant.line.peer and not self._inputs.cell.backward:
+            if each.contestant.kind in ("tiled", "raster") and not each.contestant.line.peer and not self._inputs.cell.backward:
                 self._say(f"splitting {name}")
                 self._split(name, each.contestant, watch)
         for name, each in bound.items() if plan.traced_calls else ():
@@ -472,12 +503,13 @@ class _Measurement:
 
     def _admit(self, name: str, watch: Stopwatch) -> _Bound | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
-        inputs = self._inputs
+        inputs = self._inputs.at(level_of(name))
         with Attempt() as attempt:
             contestant = (peers.build if group_and_impl(name)[0] == PEER else build_ours)(name, inputs)
-            if not self._passes(contestant):
+            passed, selection = self._passes(contestant, inputs)
+            if not passed:
                 return None
-            self._writer.append(settings(contestant, inputs))
+            self._writer.append(settings(contestant, inputs, selection))
             before = _allocated(self._device)
             run: Run = contestant.backward(inputs, inputs.upstream) if inputs.cell.backward else contestant.forward
             saved = _allocated(self._device) - before
@@ -504,9 +536,8 @@ class _Measurement:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, contestant: BoundContestant) -> bool:
-        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward."""
-        inputs = self._inputs
+    def _passes(self, contestant: BoundContestant, inputs: CellTensors) -> tuple[bool, BlockSelection | None]:
+        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward; return its selection."""
         with torch.no_grad():
             found = contestant.call(*contestant.leaves, lse=contestant.kind in ("dense", "fine"))
         expected = expect(inputs, contestant, found, gradients=inputs.cell.backward)
@@ -517,7 +548,12 @@ class _Measurement:
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
         dense = precision(out, expected.dense)
+        heads = (precision(out[:, :, head], expected.dense[:, :, head]).relative for head in range(out.shape[2]))
         numbers += quality(contestant.name, full, "out", dense)
+        numbers += [
+            number(contestant.name, metric, value, "RMSE / root mean square of the expected values", **full, tensor="out")
+            for metric, value in ((RELATIVE, dense.relative), (WORST_HEAD, max(heads)))
+        ]
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -547,7 +583,7 @@ class _Measurement:
         )
         self._writer.append(gate, *numbers)
         self._writer.sync()
-        return gate.passed
+        return gate.passed, None if contestant.kind == "dense" else found.selection or inputs.selection
 
     def _rule(self, contestant: BoundContestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
         if contestant.close:
@@ -665,6 +701,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         seed: seed of all tensors.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
+        captured: hash of the file of captured calls; empty: tensors are drawn.
     """
 
     contestants: tuple[str, ...]
@@ -674,6 +711,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     seconds: float = 4.0
     traced_calls: int = 0
+    captured: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -686,13 +724,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
+def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[float] = ()) -> tuple[str, ...]:
     """Resolve the user's words (`kind:impl`, `peer:name`, a kind, an impl, `peers`) to contestants; none: all but slow ones.
+
+    Args:
+        levels: shares of the key tiles that are skipped, of captured calls.
 
     Raises:
         ConfigError: a word that is none of them.
     """
-    known = (*names(), *(f"{PEER}:{name}" for name in peers.PEERS))
+    known = names(levels)
     if not chosen:
         on_gpu = device.type == "cuda"
         return tuple(name for name in known if _default(name, on_gpu))

@@ -56,7 +56,7 @@ def capture(
     path, wanted = Path(file), numbers_of("steps", steps)
     watches = []
     for name, (transformer, family) in find_transformers(pipe, "capture").items():
-        chosen = {number: layer for number, layer in enumerate(family.layers(transformer))}
+        chosen = family.layers(transformer)
         numbers = numbers_of("layers", layers, len(chosen))
         most_calls = max(1, len(wanted) * len(numbers))
         own = tuple(chosen[number] for number in sorted(numbers))

@@ -231,7 +231,7 @@ def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
 
 
 def _place(cell: AttentionCellRun) -> tuple[str, bool, int, float]:
-    return cell.grid.shape, cell.grid.backward, cell.grid.block, cell.sparsity
+    return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
 
 def _cell(run: RunRecords) -> AttentionCellRun:
@@ -902,7 +902,7 @@ def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
     """Yield one section for every shape and direction."""
     for title, own in _by_direction(cells):
         blocks: list[Block] = []
-        for block in dict.fromkeys(cell.grid.block for cell in own):
+        for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
             same = [cell for cell in own if cell.grid.block == block]
             blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
         gradients = gradient_table(own, title)
