@@ -29,7 +29,8 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench import _settings as settings_of
-from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells
+from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
+from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.model import (
     Figure,
@@ -45,7 +46,6 @@ from strobe.perf.report.model import (
     decode_report,
     encode_report,
 )
-from strobe.perf.report.referee import answer, judge_methods, report_of
 from strobe.perf.report.write import render_html, render_markdown
 
 MS = 1_000_000
@@ -486,7 +486,8 @@ def plane_of(report: Report) -> Plane:
 
 
 def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) -> None:
-    report, (table,) = report_of(refereed(tmp_path, text=4))
+    report = bench_report(refereed(tmp_path, text=4))
+    table, absent = shown_tables(read_cells(tmp_path).cells)
     assert report.title == "At an error of 1 % VSA by count at 80 % is 2.00x as fast as dense attention"
     assert report.sections[0].lead.startswith(f"{report.title}. 2 captured calls: 2 layers, 1 steps.")
     count = texts_of(table, "VSA by count at 80 %")
@@ -501,7 +502,7 @@ def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) ->
     assert [mark.hollow for mark in picture.marks].count(False) == 4
     assert "share" not in str(picture), "it was not measured on every call"
     titles = {block.caption for section in report.sections for block in section.blocks if isinstance(block, Table)}
-    assert "model, forward: speed." in titles and "Entries without a number." in titles
+    assert "model, forward: speed." in titles and absent.caption == "Entries without a number."
 
 
 def test_the_answer_where_nothing_is_exact_enough_or_fast_enough(tmp_path: Path) -> None:

@@ -186,20 +186,19 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
 def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: bool) -> int:
     """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
-        from strobe.perf.report.attention_bench import advice_report, advice_tables, read_cells, shown_tables
-        from strobe.perf.report.referee import report_of
+        from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
         runs = list(read_cells(out).cells)
-        report, judged = report_of(out)
+        report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
-        shown = list(judged) or shown_tables(runs)
+        shown = shown_tables(runs)
         if advice:
             (out / "advice").mkdir(exist_ok=True)
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += advice_tables(runs)
-    answer = (report.title,) if judged else ()
+    answer = (report.title,) if runs[0].grid.layer else ()
     output.show(*answer, *banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     _show_traces([cell for cell in runs if outcome is not None and cell.name in outcome.measured], output)
     entries = [(cell, entry) for cell in runs for entry in cell.entries]

@@ -172,7 +172,7 @@ class _Tap(TorchFunctionMode):
         """Begin to look, where the forward is recorded."""
         if self.watch.running is not None:
             self.opened = True
-            self.__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
 
     def close(self, module: Any, args: Any, output: Any) -> None:
         """Stop looking, also after an error, and record what was seen."""
@@ -180,7 +180,7 @@ class _Tap(TorchFunctionMode):
             return
         self.opened, found = False, self.found
         self.found = []
-        self.__exit__(None, None, None)
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is None:  # the layer raised
             return
         if len(found) != 1:

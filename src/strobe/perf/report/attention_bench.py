@@ -53,6 +53,7 @@ from strobe.perf.report.blocks.fields import (
     unread_banners,
 )
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
+from strobe.perf.report.blocks.referee import judged_sections
 from strobe.perf.report.blocks.settings import (
     NONE,
     Entry,
@@ -864,22 +865,23 @@ _COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, an
 
 
 def bench_report(folder: Path) -> Report:
-    """Build the page of an attention grid.
+    """Build the page of an attention grid; of captured calls with the answer first.
 
     Raises:
         DataError: the folder holds no cells.
     """
     found = read_cells(folder)
+    judged = list(judged_sections(found.cells))
     cells = found.cells
     study = load_study([cell.run.folder for cell in cells], into=folder)
     machine = cells[0].run.header.machine
-    sections = [*_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
+    sections = [*(section for _, section, _ in judged), *_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
     serialised = [cell.name for cell in cells if cell.serialised]
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
     return page(
         speedups=_speedups(cells),
-        title="Attention over the grid",
+        title="; ".join(dict.fromkeys(answer for answer, *_ in judged)) or "Attention over the grid",
         subtitle=f"{len(cells)} cells on {machine.device_name}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
         facts=(
             Fact("cells", Count(len(cells))),
@@ -892,8 +894,9 @@ def bench_report(folder: Path) -> Report:
 
 
 def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
-    """Choose the tables that a terminal shows: speed by shape and direction, and entries without a number."""
-    found = [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
+    """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
+    found = [table for *_, table in judged_sections(cells)]
+    found = found or [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 

@@ -1,4 +1,4 @@
-"""The referee's part of an attention page: methods on captured q, k and v, by error and time, and the answer first."""
+"""Methods of attention on captured q, k and v, judged by error and time, with the answer in words."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD
-from strobe.perf.report.ablation_page import FrontPoint, front
-from strobe.perf.report.attention_bench import AttentionCellRun, AttentionContestant, bench_report, read_cells
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
+from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.settings import compared, timed_fields
-from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Report, Section, Share, Table, Text
+from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Relative errors that the answer tries one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class _Judged:
     """One method over all captured calls of a grid and a block size.
 
     Args:
@@ -62,8 +58,8 @@ class Judged:
         return settings is not None and settings.work != "fine"
 
 
-def judge_methods(cells: Sequence[AttentionCellRun]) -> tuple[GridContestant | None, tuple[Judged, ...]]:
-    """Return the fastest dense contestant and every method that was measured in all of the cells, fastest first."""
+def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[_Judged, ...]]:
+    """Return the fastest dense contestant and every method that was measured in all of the cells of a grid, fastest first."""
     own = [{entry.name: entry for entry in cell.measured} for cell in cells]
     merged = {name: _merged([entries[name] for entries in own]) for name in own[0] if all(name in each for each in own)}
     dense = [entry for name, entry in merged.items() if own[0][name].kind == "dense"]
@@ -80,7 +76,7 @@ def judge_methods(cells: Sequence[AttentionCellRun]) -> tuple[GridContestant | N
         kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
         against = speedup(reference, entry)
         found.append(
-            Judged(
+            _Judged(
                 entry=entry,
                 kept=statistics.fmean(kept) if kept else None,
                 error=statistics.fmean(errors),
@@ -96,7 +92,7 @@ def judge_methods(cells: Sequence[AttentionCellRun]) -> tuple[GridContestant | N
     return reference, tuple(sorted(found, key=lambda each: each.entry.median_ns))
 
 
-def _merged(entries: Sequence[AttentionContestant]) -> GridContestant:
+def _merged(entries: Sequence[Any]) -> GridContestant:
     """Return one contestant with the palindromes of several cells, each with a number of its own."""
     first = entries[0]
     rounds = {(1 + max(each.rounds)) * at + key: times for at, each in enumerate(entries) for key, times in each.rounds.items()}
@@ -105,7 +101,7 @@ def _merged(entries: Sequence[AttentionContestant]) -> GridContestant:
     )
 
 
-def _number(entry: AttentionContestant, metric: str) -> float:
+def _number(entry: Any, metric: str) -> float:
     value = entry.number(metric, against="dense", tensor="out")
     return math.inf if value is None else value
 
@@ -115,7 +111,7 @@ def _decibel(error: float) -> float:
     return math.inf if error == 0 else -20 * math.log10(error)
 
 
-def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
+def answer(judged: Sequence[_Judged], *, on_gpu: bool) -> str:
     """Say which method is the fastest at the least error at which any is faster than dense attention."""
     where = "" if on_gpu else ", on a CPU"
     for limit in LIMITS:
@@ -127,8 +123,8 @@ def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
     return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
 
 
-def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[AttentionCellRun]) -> Table:
-    fields: tuple[Field[Judged], ...] = (
+def _table(reference: GridContestant, judged: Sequence[_Judged], cells: Sequence[Any]) -> Table:
+    fields: tuple[Field[_Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
         *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
@@ -162,7 +158,7 @@ def _percent(value: float) -> Number:
     return Number(100 * value, 3, "%")
 
 
-def _figure(judged: Sequence[Judged], table: Table) -> Figure:
+def _figure(judged: Sequence[_Judged], table: Table) -> Figure:
     """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
     kinds = list(dict.fromkeys(each.words.partition(" at ")[0] for each in shown))
@@ -183,9 +179,14 @@ def _figure(judged: Sequence[Judged], table: Table) -> Figure:
     return Figure(title=title, alt=title, picture=picture, table=table)
 
 
-def _sections(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, Section, Table]]:
-    """Yield answer, section and table of every grid and block size."""
-    for (shape, block), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.block)):
+def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]]:
+    """Yield answer, section and table of every grid and block size of captured calls.
+
+    Args:
+        cells: of an attention grid.
+    """
+    captured = (cell for cell in cells if cell.grid.layer and not cell.serialised)
+    for (shape, block), group in groupby(captured, key=lambda cell: (cell.grid.shape, cell.grid.block)):
         own = list(group)
         reference, judged = judge_methods(own)
         if reference is None:
@@ -195,20 +196,3 @@ def _sections(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, Section,
         lead = f"{said}. {len(own)} captured calls: {len(layers)} layers, {len(steps)} steps."
         title = f"{shape}, blocks of {block}: methods"
         yield said, Section(f"methods-{shape}-{block}", title, lead, (_figure(judged, table),)), table
-
-
-def report_of(folder: Path) -> tuple[Report, tuple[Table, ...]]:
-    """Build the page of an attention grid, of captured calls with the answer first; and the tables that say it.
-
-    Raises:
-        DataError: the folder holds no cells.
-    """
-    report, cells = bench_report(folder), read_cells(folder).cells
-    if not cells[0].grid.layer or any(cell.serialised for cell in cells):
-        return report, ()
-    found = list(_sections(cells))
-    if not found:
-        return report, ()
-    sections = (*(section for _, section, _ in found), *report.sections)
-    title = "; ".join(dict.fromkeys(said for said, _, _ in found))
-    return msgspec.structs.replace(report, title=title, sections=sections), tuple(table for *_, table in found)
