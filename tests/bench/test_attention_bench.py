@@ -34,7 +34,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.measure.timing import Speed
-from strobe.perf.records.record import Clocks
+from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import read_run
 
 CHECKED = tolerance("checked query", "float64")
@@ -111,11 +111,11 @@ def test_recall_and_the_approximation_are_against_all_keys() -> None:
 def test_precision_is_what_it_says() -> None:
     expected = torch.tensor([3.0, -4.0])
     found = running.precision(torch.tensor([3.0, -2.0]), expected)
-    assert found.l1 == pytest.approx(2 / 7)
-    assert found.rmse == pytest.approx(2**0.5)
-    assert found.relative == pytest.approx(2**0.5 / 12.5**0.5)
-    assert found.cosine == pytest.approx(17 / (13**0.5 * 5))
-    assert running.precision(torch.tensor([float("nan"), 1.0]), expected).relative == float("inf")
+    assert found[L1] == pytest.approx(2 / 7)
+    assert found[RMSE] == pytest.approx(2**0.5)
+    assert found[RELATIVE] == pytest.approx(2**0.5 / 12.5**0.5)
+    assert found[COSINE] == pytest.approx(17 / (13**0.5 * 5))
+    assert running.precision(torch.tensor([float("nan"), 1.0]), expected)[RELATIVE] == float("inf")
 
 
 def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,36 +80,29 @@ SIMILAR: Final = 0.98
 """Least cosine similarity of an operator whose own selection is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Precision:
-    """Distance of computed values from expected ones.
+DEFINITIONS: Final = {
+    COSINE: "of all values as one vector",
+    L1: "sum of absolute differences / sum of absolute expected values",
+    RMSE: "root of the mean squared difference",
+    RELATIVE: "RMSE / root mean square of the expected values",
+}
+"""Distances of computed values from expected ones."""
 
-    Args:
-        cosine: similarity, all values as one vector.
-        l1: sum of absolute differences / sum of absolute expected values.
-        rmse: root of the mean squared difference.
-        relative: `rmse` / root mean square of the expected values.
+
+def precision(found: Tensor, expected: Tensor) -> dict[str, float]:
+    """Compare two tensors of one shape, in float64, by each of `DEFINITIONS`.
+
+    Values that are not finite give infinities and a cosine of 0.
     """
-
-    cosine: float
-    l1: float
-    rmse: float
-    relative: float
-
-
-def precision(found: Tensor, expected: Tensor) -> Precision:
-    """Compare two tensors of one shape, in float64; values that are not finite give infinities and a cosine of 0."""
     found, expected = found.double(), expected.double()
     difference = found - expected
     rmse = difference.square().mean().sqrt()
-    scale = expected.square().mean().sqrt()
     cosine = (found * expected).sum() / (found.square().sum().sqrt() * expected.square().sum().sqrt())
-    values = (cosine, difference.abs().sum() / expected.abs().sum(), rmse, rmse / scale)
+    values = (cosine, difference.abs().sum() / expected.abs().sum(), rmse, rmse / expected.square().mean().sqrt())
     numbers = [float(value) for value in values]
-    if not all(abs(number) < float("inf") for number in numbers):
-        inf = float("inf")
-        return Precision(cosine=0.0, l1=inf, rmse=inf, relative=inf)
-    return Precision(cosine=numbers[0], l1=numbers[1], rmse=numbers[2], relative=numbers[3])
+    if not all(map(math.isfinite, numbers)):
+        numbers = [0.0, *[math.inf] * 3]
+    return dict(zip(DEFINITIONS, numbers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -403,17 +397,11 @@ def cell_line(cell: GridCell) -> AttentionCell:
     return msgspec.structs.replace(line, layer=call.layer, step=call.step, text_tokens=call.text_tokens)
 
 
-def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Precision) -> tuple[record.Quality, ...]:
-    """Return three quality numbers of one tensor against its reference."""
-    words = {
-        COSINE: (close.cosine, "of all values as one vector", "higher"),
-        L1: (close.l1, "sum of absolute differences / sum of absolute expected values", "lower"),
-        RMSE: (close.rmse, "root of the mean squared difference", "lower"),
-    }
-    return tuple(
-        number(variant, metric, value, f"{tensor}: {how}", **reference, tensor=tensor, better=better)
-        for metric, (value, how, better) in words.items()
-    )
+def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
+    """Yield the quality numbers of one tensor against its reference."""
+    for metric, value in close.items():
+        better = "higher" if metric == COSINE else "lower"
+        yield number(variant, metric, value, f"{tensor}: {DEFINITIONS[metric]}", **reference, tensor=tensor, better=better)
 
 
 def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockSelection | None) -> record.Variant:
@@ -547,13 +535,9 @@ class _Measurement:
         selection = {"against": "selection", "reference": f"the same selection, {wide}"}
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
-        dense = precision(out, expected.dense)
-        heads = (precision(out[:, :, head], expected.dense[:, :, head]).relative for head in range(out.shape[2]))
-        numbers += quality(contestant.name, full, "out", dense)
-        numbers += [
-            number(contestant.name, metric, value, "RMSE / root mean square of the expected values", **full, tensor="out")
-            for metric, value in ((RELATIVE, dense.relative), (WORST_HEAD, max(heads)))
-        ]
+        numbers += quality(contestant.name, full, "out", precision(out, expected.dense))
+        heads = (precision(out[:, :, head], expected.dense[:, :, head])[RELATIVE] for head in range(out.shape[2]))
+        numbers.append(number(contestant.name, WORST_HEAD, max(heads), DEFINITIONS[RELATIVE], **full, tensor="out"))
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -585,11 +569,13 @@ class _Measurement:
         self._writer.sync()
         return gate.passed, None if contestant.kind == "dense" else found.selection or inputs.selection
 
-    def _rule(self, contestant: BoundContestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
+    def _rule(
+        self, contestant: BoundContestant, what: str, close: Mapping[str, float], slack: float = 1.0
+    ) -> tuple[bool, str, str]:
         if contestant.close:
-            return close.cosine >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close.cosine:.4g}"
+            return close[COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[COSINE]:.4g}"
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
-        return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
+        return close[RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[RELATIVE]:.3g}"
 
     def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
         """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from strobe.core.errors import ConfigError
@@ -19,9 +20,8 @@ from strobe.integrations.diffusers.forward import numbers_of
 from strobe.integrations.diffusers.steps import name_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
 
-DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_DEFAULTS: Final = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+_USUAL: Final = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def capture(
     Raises:
         ConfigError: no supported transformer, an attention that cannot be recorded, too many bytes, or no call to record.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"capture: got dtype={dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    if not dtype.is_floating_point:
+        raise ConfigError(f"capture: got dtype={dtype}, expected one of floating point")
     path, wanted = Path(file), numbers_of("steps", steps)
     watches = []
     for name, (transformer, family) in find_transformers(pipe, "capture").items():
@@ -77,37 +77,33 @@ def capture(
     write_calls(path, calls)
 
 
-class _Watch:
-    """What is recorded of one transformer.
+class _Watch(TorchFunctionMode):
+    """What is recorded of one transformer: the mode sees torch's attention while a chosen layer runs, in this thread.
 
     Args:
+        layers: the chosen ones.
+        kind: name of the class of the pipeline.
         most_bytes: of q, k and v of one call.
     """
 
     def __init__(
-        self,
-        component: str,
-        transformer: nn.Module,
-        family: TransformerFamily,
-        layers: tuple[Layer, ...],
-        steps: frozenset[int],
-        kind: str,
-        dtype: torch.dtype,
-        most_bytes: int,
-    ) -> None:
+        self, component: str, transformer: nn.Module, family: TransformerFamily, layers: tuple[Layer, ...],
+        steps: frozenset[int], kind: str, dtype: torch.dtype, most_bytes: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
         self.component, self.transformer, self.family, self.layers = component, transformer, family, layers
         self.steps, self.kind, self.dtype, self.most_bytes = steps, kind, dtype, most_bytes
         self.names, self.seen = family.names(), set[int]()
         self.running: tuple[int, Facts] | None = None  # step and facts of a forward that is recorded
+        self.found: list[dict[str, Any]] | None = None  # attention that the running layer called
         self.calls: list[tuple[CapturedCall, Operands]] = []
 
     def hooks(self) -> Iterator[Any]:
         """Add the hooks of the transformer and of its chosen layers."""
         yield self.transformer.register_forward_pre_hook(self.before, with_kwargs=True)
         for layer in self.layers:
-            tap = _Tap(self, layer)
-            yield layer.attn.register_forward_pre_hook(tap.open)
-            yield layer.attn.register_forward_hook(tap.close, always_call=True)
+            yield layer.attn.register_forward_pre_hook(self.open)
+            yield layer.attn.register_forward_hook(partial(self.close, layer), always_call=True)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether a forward is recorded."""
@@ -117,75 +113,56 @@ class _Watch:
         self.seen.add(step)
         self.running = (step, self.family.facts(module.config, given)) if first and step in self.steps else None
 
-    def record(self, layer: Layer, given: Mapping[str, Any]) -> None:
-        """Keep q, k and v of a call of attention, on the host."""
-        assert self.running is not None
-        step, (grid, text_lengths) = self.running
-        name, text = layer.name.removesuffix(".processor"), text_lengths[-1] if text_lengths else 0
-        q, k, v = (given[each][-1:] for each in ("query", "key", "value"))  # [1, H, S, D]
-        rows, mask = prod(grid) + text, given.get("attn_mask")
-        odd = [f"{option}={given[option]}" for option, usual in _DEFAULTS.items() if given.get(option, usual) != usual]
-        if mask is not None and not (text_lengths and mask.dtype == torch.bool):
-            odd.append("a mask of pairs of tokens")
-        else:  # a mask hides the text's padding
-            keys = torch.ones(k.shape[2]) if mask is None else mask[-1, 0, 0]
-            if q.shape != k.shape or not keys[:rows].all() or keys.sum() != rows:
-                odd.append(f"{q.shape[2]} queries and {int(keys.sum())} keys for a grid of {grid} and {text} text tokens")
-        if odd:
-            how = " and ".join(odd)
-            raise ConfigError(f"capture: {name} attends with {how}, which a file cannot say; capture it on one device, unmasked")
-        taken = 3 * rows * q.shape[1] * q.shape[3] * self.dtype.itemsize
-        if taken > self.most_bytes:
-            raise ConfigError(
-                f"capture: one call takes {taken:,} bytes, and most_bytes leaves {self.most_bytes:,} for each of the chosen; "
-                "choose fewer steps or layers, or give more"
-            )
-        call = CapturedCall(
-            model=type(self.transformer).__name__,
-            layer=f"{self.component}.{name}".lstrip("."),
-            step=step,
-            grid=grid,
-            text_tokens=text,
-        )
-        first, second, third = (_on_host(each[:, :, :rows], self.dtype) for each in (q, k, v))
-        self.calls.append((call, (first, second, third)))
-
-
-def _on_host(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(rows.transpose(1, 2).shape, dtype=dtype).copy_(rows.detach().transpose(1, 2))  # [1, S, H, D]
-
-
-class _Tap(TorchFunctionMode):
-    """Sees torch's attention while one layer runs, in this thread."""
-
-    def __init__(self, watch: _Watch, layer: Layer) -> None:
-        super().__init__()
-        self.watch, self.layer = watch, layer
-        self.opened, self.found = False, list[dict[str, Any]]()
+    def open(self, module: nn.Module, args: Any) -> None:
+        """Begin to look, where the forward is recorded."""
+        if self.running is not None:
+            self.found = []
+            super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
+        if func is nn.functional.scaled_dot_product_attention and self.found is not None:
             self.found.append(dict(zip(_NAMES, args, strict=False)) | (kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def open(self, module: nn.Module, args: Any) -> None:
-        """Begin to look, where the forward is recorded."""
-        if self.watch.running is not None:
-            self.opened = True
-            super().__enter__()  # type: ignore[no-untyped-call]
-
-    def close(self, module: Any, args: Any, output: Any) -> None:
+    def close(self, layer: Layer, module: Any, args: Any, output: Any) -> None:
         """Stop looking, also after an error, and record what was seen."""
-        if not self.opened:
+        found, self.found = self.found, None
+        if found is None:
             return
-        self.opened, found = False, self.found
-        self.found = []
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is None:  # the layer raised
             return
         if len(found) != 1:
             raise ConfigError(
-                f"capture: {self.layer.name} is a {type(module.processor).__name__} that called torch's attention {len(found)} "
-                "times, expected once; restore() a sparse pipeline, and call set_attention_backend('native')"
+                f"capture: {layer.name} is a {type(module.processor).__name__} that called torch's attention {len(found)} times, "
+                "expected once; restore() a sparse pipeline, and call set_attention_backend('native')"
             )
-        self.watch.record(self.layer, found[0])
+        self.record(layer.name.removesuffix(".processor"), found[0])
+
+    def record(self, name: str, given: Mapping[str, Any]) -> None:
+        """Keep q, k and v of a call of attention, on the host."""
+        assert self.running is not None
+        step, (grid, text_lengths) = self.running
+        text = text_lengths[-1] if text_lengths else 0
+        q, k, v = (given[each][-1:].detach().transpose(1, 2) for each in ("query", "key", "value"))  # [1, S, H, D]
+        rows, mask = prod(grid) + text, given.get("attn_mask")
+        odd = [f"{option}={given[option]}" for option, usual in _USUAL.items() if given.get(option, usual) != usual]
+        if mask is not None and not (text_lengths and mask.dtype == torch.bool):
+            odd.append("a mask of pairs of tokens")
+        else:  # a mask hides the text's padding
+            keys = torch.ones(k.shape[1]) if mask is None else mask[-1, 0, 0]
+            if q.shape != k.shape or not keys[:rows].all() or keys.sum() != rows:
+                odd.append(f"{q.shape[1]} queries and {int(keys.sum())} keys for a grid of {grid} and {text} text tokens")
+        if odd:
+            how = " and ".join(odd)
+            raise ConfigError(f"capture: {name} attends with {how}, which a file cannot say; capture it on one device, unmasked")
+        taken = 3 * rows * q[0, 0].numel() * self.dtype.itemsize
+        if taken > self.most_bytes:
+            raise ConfigError(
+                f"capture: one call takes {taken:,} bytes, and most_bytes leaves {self.most_bytes:,} for each of the chosen; "
+                "choose fewer steps or layers, or give more"
+            )
+        layer, model = f"{self.component}.{name}".lstrip("."), type(self.transformer).__name__
+        call = CapturedCall(model=model, layer=layer, step=step, grid=grid, text_tokens=text)
+        one, two, three = (torch.empty(each[:, :rows].shape, dtype=self.dtype).copy_(each[:, :rows]) for each in (q, k, v))
+        self.calls.append((call, (one, two, three)))

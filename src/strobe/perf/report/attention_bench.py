@@ -112,19 +112,17 @@ class AttentionContestant(grid.GridContestant):
     @property
     def kind(self) -> Work | None:
         """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
-        settings = None if self.variant is None else self.variant.contestant
-        return None if settings is None else settings.work
+        return None if self.settings is None else self.settings.work
 
     @property
     def impl(self) -> str:
         """Name of the implementation, as a call gives it."""
-        settings = None if self.variant is None else self.variant.contestant
-        return "" if settings is None else settings.impl
+        return "" if self.settings is None else self.settings.impl
 
     @property
     def group(self) -> str:
         """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
-        settings = None if self.variant is None else self.variant.contestant
+        settings = self.settings
         if settings is None or settings.peer:
             return "peer"
         return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"

@@ -54,8 +54,7 @@ class _Judged:
     @property
     def whole(self) -> bool:
         """Whether its time has the selection in it; a fine stage of others is given one."""
-        settings = None if self.entry.variant is None else self.entry.variant.contestant
-        return settings is not None and settings.work != "fine"
+        return self.entry.settings is not None and self.entry.settings.work != "fine"
 
 
 def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[_Judged, ...]]:
