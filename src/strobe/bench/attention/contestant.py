@@ -238,10 +238,10 @@ class CellTensors:
         count = min(CHECKED_ROWS, self.tiles.num_tokens)
         return torch.linspace(0, self.tiles.num_tokens - 1, count, device=self.device).round().long()
 
-    def means(self, tensor: Tensor) -> Tensor:
-        """Return the mean of each tile's tokens, float32 `[B, H, N, D]`, computed without the operator's own pooling."""
-        total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=torch.float32)
-        total = total.index_add(1, self.tile_of, tensor.float())
+    def means(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the mean of each tile's tokens, `[B, H, N, D]`, computed without the operator's own pooling."""
+        total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=dtype)
+        total = total.index_add(1, self.tile_of, tensor.to(dtype))
         return (total / self.tiles.sizes(self.device)[:, None, None]).transpose(1, 2)
 
     @cached_property

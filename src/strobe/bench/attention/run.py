@@ -42,17 +42,18 @@ from strobe.bench.attention.contestant import (
     selected_pairs,
 )
 from strobe.bench.case import Progress
+from strobe.bench.cases.attention import trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
-from strobe.bench.clips import ClipNumbers, call_spans, number, trace_line
+from strobe.bench.clips import ClipNumbers, call_spans, number
 from strobe.bench.runner import end_line
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
 from strobe.core.files import write_whole
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, recording, span
+from strobe.core.spans import recording, span
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, read_clocks, reset_peak
-from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.profile import Capture
 from strobe.perf.measure.timing import Run, Speed, Stopwatch, TimedRegion, TimingRecorder, palindrome
 from strobe.perf.records import record
 from strobe.perf.records.record import (
@@ -189,15 +190,10 @@ def _head(
     kept = scores.masked_fill(~seen, float("-inf"))
     out, lse = torch.softmax(kept, dim=-1) @ v, torch.logsumexp(kept, dim=-1)
     if contestant.coarse:
-        queries, keys, values = (_tile_means(tensor, inputs) for tensor in (q, k, v))
+        queries, keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (q, k, v))  # [N, D]
         coarse = torch.softmax(queries[inputs.tile_of[rows]] @ keys.T * scale, dim=-1) @ values
         out = out + (coarse * gate[rows] if len(contestant.leaves) > 3 else coarse)
     return out, lse, dense, dense_lse
-
-
-def _tile_means(x: Tensor, inputs: CellTensors) -> Tensor:
-    total = x.new_zeros(inputs.tiles.num_tiles, x.shape[1]).index_add(0, inputs.tile_of, x)
-    return total / inputs.tiles.sizes(x.device)[:, None]
 
 
 MIN_ROUNDS: Final = 3
@@ -641,22 +637,13 @@ class _Measurement:
     def _trace(self, name: str, each: _Bound) -> None:
         """Trace some calls, with torch's memory summary before and after them."""
         folder, calls = self._writer.folder, self._plan.traced_calls
-
-        def run() -> Iterator[None]:
-            for index in range(1 + calls):
-                with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                    each.run()
-                yield
-
-        path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
         before = _summary(self._device)
-        file = trace_blocks(run(), device=self._device, first_block=1, num_blocks=calls, path=path)
+        lines = trace_calls(each.run, name, calls, folder, self._clips, self._device, Capture())
         after = _summary(self._device)
         summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
         summary.parent.mkdir(exist_ok=True)
         write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
-        self._writer.append(trace_line(clip, file, folder, range(1, 1 + calls)), clip)
+        self._writer.append(*lines)
         self._writer.sync()
 
 

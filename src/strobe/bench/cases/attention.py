@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -325,20 +326,29 @@ class _AttentionRun:
         self._writer.sync()
 
     def _trace(self, name: str) -> None:
-        case, plan, variant = self._case, self._plan, self._case.variants[name]
+        run, calls, capture = (
+            self._case.variants[name].kernel,
+            self._plan.traced_calls,
+            Capture(regions=(ATTENTION, ATTENTION_KERNEL)),
+        )
+        self._writer.append(*trace_calls(run, name, calls, self._writer.folder, self._clips, self._case.device, capture))
 
-        def calls() -> Iterator[None]:
-            for index in range(1 + plan.traced_calls):
-                with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                    variant.kernel()
-                yield
 
-        path = self._writer.folder / "traces" / f"{name.replace(':', '-')}.json.gz"
-        capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
-        file = trace_blocks(calls(), device=case.device, first_block=1, num_blocks=plan.traced_calls, path=path, capture=capture)
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
-        blocks = range(1, 1 + plan.traced_calls)
-        self._writer.append(trace_line(clip, file, self._writer.folder, blocks, capture.regions), clip)
+def trace_calls(
+    run: Callable[[], object], name: str, calls: int, folder: Path, clips: ClipNumbers, device: torch.device, capture: Capture
+) -> tuple[record.Trace, record.Clip]:
+    """Trace some calls of a contestant into a run's folder, after one that warms up."""
+
+    def each() -> Iterator[None]:
+        for index in range(1 + calls):
+            with span(ATTENTION, index), span(ATTENTION_KERNEL):
+                run()
+            yield
+
+    path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
+    file = trace_blocks(each(), device=device, first_block=1, num_blocks=calls, path=path, capture=capture)
+    clip = clips.finish(name, "traced", None, 0, read_clocks(device))
+    return trace_line(clip, file, folder, range(1, 1 + calls), capture.regions), clip
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:

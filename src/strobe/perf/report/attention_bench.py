@@ -128,6 +128,11 @@ class AttentionContestant(grid.GridContestant):
         return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
 
     @property
+    def density(self) -> float:
+        """Share of all pairs of tokens that is computed."""
+        return 1.0 if self.variant is None else 1 - (self.variant.sparsity or 0.0)
+
+    @property
     def flops(self) -> int:
         """FLOPs of one call over the selected pairs of tokens."""
         return 0 if self.variant is None else self.variant.costs[0].flops
@@ -216,8 +221,7 @@ class AttentionCellRun:
     @cached_property
     def sparsity(self) -> float:
         """Share of token pairs that the sparse contestants skip; they all share one selection."""
-        found = [entry.variant.sparsity or 0.0 for entry in self.measured if entry.variant and entry.kind != "dense"]
-        return max(found, default=0.0)
+        return max((1 - entry.density for entry in self.measured if entry.kind != "dense"), default=0.0)
 
 
 def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
@@ -528,43 +532,26 @@ GUIDE: Final = {
 _NOT_MEASURED: Final = "not measured here"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One setting of the whole operator with its measured results.
+Setting: TypeAlias = tuple[AttentionCellRun, AttentionContestant]
+"""A forward cell and its fastest whole operator."""
 
-    Args:
-        keys: keys that a query sees, mean; padding is not counted.
-        density: share of all pairs of tokens that is computed.
-        recall: share of full attention's mass on those keys.
-        temporary_bytes, peak_bytes: memory of one call.
-        found: against the fastest dense contestant of its cell; None where there is none.
-    """
 
-    cell: AttentionCellRun
-    entry: AttentionContestant
-    keys: int
-    density: float
-    recall: float
-    temporary_bytes: float | None
-    peak_bytes: float | None
-    found: GridSpeedup | None
+def _words(row: Setting) -> str:
+    """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
+    size = row[1].size
+    return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={row[1].impl}"
 
-    @property
-    def ms(self) -> float:
-        """Median time of a call, ms."""
-        return self.entry.median_ns / 1e6
 
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the fine stage's output to dense attention's; None where it was not measured."""
-        fine = next((each for each in self.cell.measured if each.kind == "fine"), None)
-        return None if fine is None else fine.number(COSINE, against="dense")
+def _cosine(row: Setting) -> float | None:
+    """Return the cosine of the fine stage's output to dense attention's; None where it was not measured."""
+    fine = next((each for each in row[0].measured if each.kind == "fine"), None)
+    return None if fine is None else fine.number(COSINE, against="dense")
 
-    @property
-    def words(self) -> str:
-        """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
-        tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
-        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
+
+def _found(row: Setting) -> GridSpeedup | None:
+    """Compare with the fastest dense contestant; None where there is none."""
+    cell, entry = row
+    return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)
 
 
 def _mb(num_bytes: float) -> Number:
@@ -609,21 +596,8 @@ def _settings(cells: Sequence[AttentionCellRun]) -> Iterator[Setting]:
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
         raster = [entry for entry in whole if entry.group == "raster"]
         entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
-        recall = None if entry is None else entry.number(RECALL)
-        if cell.grid.direction != "forward" or entry is None or recall is None or entry.variant is None:
-            continue
-        density = 1 - (entry.variant.sparsity or 0.0)
-        compared = cell.reference is not None and not cell.serialised
-        yield Setting(
-            cell=cell,
-            entry=entry,
-            keys=round(density * entry.size("tokens")),
-            density=density,
-            recall=recall,
-            temporary_bytes=entry.number(TEMPORARY),
-            peak_bytes=entry.number(PEAK),
-            found=speedup(cell.reference, entry) if compared and cell.reference else None,
-        )
+        if cell.grid.direction == "forward" and entry is not None and entry.number(RECALL) is not None:
+            yield cell, entry
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
@@ -632,48 +606,52 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     Returns:
         by scenario: the setting, or None if no measured one meets the rule.
     """
-    keeping = [each for each in settings if each.recall >= KEPT]
-    sized = [each for each in keeping if each.temporary_bytes is not None]
-    worth = [each for each in settings if each.found is not None and each.found.ratio >= WORTH]
+    keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
+    sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
+    worth = [each for each in settings if (found := _found(each)) is not None and found.ratio >= WORTH]
     kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
     return {
         "memory-limited": (
-            min(sized, key=lambda each: (each.temporary_bytes or 0.0, each.ms), default=None),
+            min(sized, key=lambda each: (each[1].number(TEMPORARY) or 0.0, each[1].median_ns), default=None),
             f"least temporary memory {kept}",
         ),
-        "maximum performance": (min(keeping, key=lambda each: each.ms, default=None), f"least time {kept}"),
+        "maximum performance": (min(keeping, key=lambda each: each[1].median_ns, default=None), f"least time {kept}"),
         "quality-critical": (
-            max(worth, key=lambda each: (each.recall, -each.ms), default=None),
+            max(worth, key=lambda each: (each[1].number(RECALL) or 0, -each[1].median_ns), default=None),
             f"largest recall of those at least {WORTH:g}x as fast as dense attention",
         ),
     }
 
 
 _FIELDS: Final[tuple[Field[Setting], ...]] = (
-    Field("setting", lambda each: each.words, Code),
-    count("block", lambda each: each.cell.grid.block),
-    count("key tiles", lambda each: each.entry.size("blocks_per_row"), "that every query tile sees"),
-    count("selected keys", lambda each: each.keys, "that a query sees, mean; padding is not counted"),
-    numeric("density", lambda each: each.density, "share of all pairs of tokens that is computed", show=Share),
-    time("time", lambda each: each.entry.median_ns),
+    Field("setting", _words, Code),
+    count("block", lambda each: each[0].grid.block),
+    count("key tiles", lambda each: each[1].size("blocks_per_row"), "that every query tile sees"),
+    count(
+        "selected keys",
+        lambda each: round(each[1].density * each[1].size("tokens")),
+        "that a query sees, mean; padding is not counted",
+    ),
+    numeric("density", lambda each: each[1].density, "share of all pairs of tokens that is computed", show=Share),
+    time("time", lambda each: each[1].median_ns),
     numeric(
         "speedup",
-        lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
+        lambda each: (found := _found(each)) and ratio_cell(found.ratio, found.interval),
         "over the fastest dense contestant of the same cell",
         missing=_NOT_MEASURED,
     ),
     numeric(
         "temporary",
-        lambda each: each.temporary_bytes,
+        lambda each: each[1].number(TEMPORARY),
         "memory one call needs, its output included",
         show=_mb,
         missing=_NOT_MEASURED,
     ),
-    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
-    numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
+    numeric("peak", lambda each: each[1].number(PEAK), "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
+    numeric("recall", lambda each: each[1].number(RECALL), "share of full attention's mass on the selected keys", show=Share),
     numeric(
         "cosine to dense",
-        lambda each: each.cosine,
+        _cosine,
         "of the fine stage's output, without the coarse part, where it was measured",
         show=lambda cosine: Number(cosine, 4),
         missing=_NOT_MEASURED,
@@ -708,7 +686,7 @@ def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
 def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
     if not settings:
         return None
-    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each.cell.grid.budget, each.cell.grid.block), ""))
+    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each[0].grid.budget, each[0].grid.block), ""))
     everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
     return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 
