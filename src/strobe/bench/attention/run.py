@@ -23,15 +23,14 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
-from strobe.attention.types import AttentionSpec
 from strobe.bench import gate
 from strobe.bench.attention import peers
 from strobe.bench.attention.contestant import (
     PEER,
     TILES,
     BoundContestant,
+    Call,
     CellTensors,
     Found,
     GridCell,
@@ -290,94 +289,56 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     Raises:
         ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
     """
-    group, impl = group_and_impl(name)
-    if group == "dense":
-        return _dense(name, impl, inputs)
-    return _fine(name, impl, inputs) if group == "fine" else _whole(name, group, impl, inputs)  # type: ignore[arg-type]
-
-
-def _as_asked(inputs: CellTensors, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v as the choice of an impl must see them: with gradients where those are measured."""
-    q, k, v = (tensor.detach().requires_grad_(inputs.cell.backward) for tensor in tensors)
-    return q, k, v
-
-
-def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: CellTensors) -> None:
+    kind: Kind
+    kind, impl = group_and_impl(name)  # type: ignore[assignment]
+    method = METHODS[impl](inputs.cell.sparsity or 0.0) if kind == "vsa" else None
+    impl = impl if method is None else "auto"
+    raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
+    asked = [each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled)]
+    choice: Choice[Any] = explain_dense(*asked, impl=impl) if dense else explain(*asked, inputs.selection, impl=impl)
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
-
-
-def _reason(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
-
-
-def _dense(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
-    leaves = (inputs.q, inputs.k, inputs.v)
-    choice = explain_dense(*_as_asked(inputs, leaves), impl=impl)
-    _admit(choice, inputs)
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        found = dense_attention(*leaves, impl=impl, return_lse=lse)
-        return Found(out=found.out, lse=found.lse)
-
-    return BoundContestant(name=name, kind="dense", impl=choice.impl.name, leaves=leaves, call=call, reason=_reason(choice))
-
-
-def _fine(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
-    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
-    _admit(choice, inputs)
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        q, k, v = leaves
-        found = block_sparse_attention(q, k, v, inputs.selection, impl=impl, return_lse=lse)
-        return Found(out=found.out, lse=found.lse)
-
-    return BoundContestant(
-        name=name, kind="fine", impl=choice.impl.name, leaves=inputs.tiled, call=call, tiled=True, reason=_reason(choice)
-    )
-
-
-def _whole(name: str, kind: Kind, impl: str, inputs: CellTensors) -> BoundContestant:
-    method = METHODS[impl] if kind == "vsa" else None
-    impl = "auto" if method else impl
-    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
-    _admit(choice, inputs)
-    order = "tiled" if kind == "tiled" else "raster"
-    rope = (inputs.cos, inputs.sin) if kind == "raster" else None
-    options = method(inputs.cell.sparsity or 0.0) if method else {"topk": inputs.cell.selected(inputs.tiles)}
-    tiles = inputs.tiles
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        q, k, v, *gate = leaves
-        found = video_sparse_attention(
-            q,
-            k,
-            v,
-            grid=tiles.grid,
-            tile=tiles.tile,
-            gate=gate[0] if gate else None,
-            coarse=method is None,
-            rope=rope,
-            q_layout=order,  # type: ignore[arg-type]
-            kv_layout=order,  # type: ignore[arg-type]
-            impl=impl,
-            return_lse=lse,
-            **options,
-        )
-        return Found(out=found.out, lse=found.lse, selection=found.selection)
-
-    raster = (inputs.q, inputs.k, inputs.v)
+    tiled = kind in ("fine", "tiled")
     return BoundContestant(
         name=name,
         kind=kind,
         impl=choice.impl.name,
-        leaves=inputs.tiled if kind == "tiled" else (*raster, inputs.gate) if kind == "raster" else raster,
-        call=call,
-        tiled=kind == "tiled",
-        coarse=method is None,
-        reason=_reason(choice),
+        leaves=inputs.tiled if tiled else (*raster, inputs.gate) if kind == "raster" else raster,
+        call=_part(kind, impl, inputs) if kind in ("dense", "fine") else _whole(kind, impl, inputs, method),
+        tiled=tiled,
+        coarse=kind in ("tiled", "raster"),
+        reason=gate.passed_over(choice),
     )
+
+
+def _part(kind: Kind, impl: str, inputs: CellTensors) -> Call:
+    selection = None if kind == "dense" else inputs.selection
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v = leaves
+        if selection is None:
+            found = dense_attention(q, k, v, impl=impl, return_lse=lse)
+        else:
+            found = block_sparse_attention(q, k, v, selection, impl=impl, return_lse=lse)
+        return Found(out=found.out, lse=found.lse)
+
+    return call
+
+
+def _whole(kind: Kind, impl: str, inputs: CellTensors, method: Mapping[str, Any] | None) -> Call:
+    order = "tiled" if kind == "tiled" else "raster"
+    options: dict[str, Any] = {
+        "grid": inputs.tiles.grid, "tile": inputs.tiles.tile, "q_layout": order, "kv_layout": order, "coarse": method is None,
+        "rope": (inputs.cos, inputs.sin) if kind == "raster" else None,
+    } | dict(method or {"topk": inputs.cell.selected(inputs.tiles)})  # fmt: skip
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v, *gate = leaves
+        found = video_sparse_attention(q, k, v, gate=gate[0] if gate else None, impl=impl, return_lse=lse, **options)
+        return Found(out=found.out, lse=found.lse, selection=found.selection)
+
+    return call
 
 
 BACKWARD_FLOPS: Final = 2.5

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
@@ -154,8 +155,7 @@ class AttentionCase:
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
 
         cost = costs.attention(self._shape(), dtype=str(self._dtype))
-        passed_over = "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
-        settings = self._settings(impl, choice.impl.name, passed_over, 0.0)
+        settings = self._settings(impl, choice, 0.0)
         return AttentionVariant(kernel=run, section=run, check=check, cost=_span_cost(cost, None), settings=settings)
 
     def _sparse(self, name: str) -> AttentionVariant:
@@ -191,11 +191,10 @@ class AttentionCase:
         shape = self._shape()
         pairs = selected_pairs(chosen, tiles)
         cost = _span_cost(costs.attention(shape, dtype=str(self._dtype), pairs=pairs), costs.attention(shape, dtype="bf16").flops)
-        passed_over = "; ".join(f"{other}: {reason}" for other, reason in choice.passed_over)
-        settings = self._settings(name, choice.impl.name, passed_over, 1 - pairs / shape.pairs)
+        settings = self._settings(name, choice, 1 - pairs / shape.pairs)
         return AttentionVariant(kernel=kernel, section=section, check=check, cost=cost, settings=settings)
 
-    def _settings(self, name: str, impl: str, passed_over: str, sparsity: float) -> record.Variant:
+    def _settings(self, name: str, choice: Choice[Any], sparsity: float) -> record.Variant:
         call = self._call
         sizes = {
             "batch": call.batch,
@@ -208,8 +207,8 @@ class AttentionCase:
         return record.Variant(
             name=name,
             preset="custom",
-            attention_impl=impl,
-            attention_reason=passed_over,
+            attention_impl=choice.impl.name,
+            attention_reason=gate.passed_over(choice),
             sparsity=sparsity,
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,

@@ -21,7 +21,7 @@ LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Judged:
+class Judged:
     """One method over all captured calls of a grid and a block size.
 
     Args:
@@ -57,7 +57,7 @@ class _Judged:
         return self.entry.settings is not None and self.entry.settings.work != "fine"
 
 
-def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[_Judged, ...]]:
+def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Judged, ...]]:
     """Return the fastest dense contestant and every method that was measured in all of the cells of a grid, fastest first."""
     own = [{entry.name: entry for entry in cell.measured} for cell in cells]
     merged = {name: _merged([entries[name] for entries in own]) for name in own[0] if all(name in each for each in own)}
@@ -75,7 +75,7 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[_J
         kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
         against = speedup(reference, entry)
         found.append(
-            _Judged(
+            Judged(
                 entry=entry,
                 kept=statistics.fmean(kept) if kept else None,
                 error=statistics.fmean(errors),
@@ -110,7 +110,7 @@ def _decibel(error: float) -> float:
     return math.inf if error == 0 else -20 * math.log10(error)
 
 
-def answer(judged: Sequence[_Judged], *, on_gpu: bool) -> str:
+def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
     """Say which method is the fastest at the least error at which any is faster than dense attention."""
     where = "" if on_gpu else ", on a CPU"
     for limit in LIMITS:
@@ -122,8 +122,8 @@ def answer(judged: Sequence[_Judged], *, on_gpu: bool) -> str:
     return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
 
 
-def _table(reference: GridContestant, judged: Sequence[_Judged], cells: Sequence[Any]) -> Table:
-    fields: tuple[Field[_Judged], ...] = (
+def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[Any]) -> Table:
+    fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
         *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
@@ -157,7 +157,7 @@ def _percent(value: float) -> Number:
     return Number(100 * value, 3, "%")
 
 
-def _figure(judged: Sequence[_Judged], table: Table) -> Figure:
+def _figure(judged: Sequence[Judged], table: Table) -> Figure:
     """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
     kinds = list(dict.fromkeys(each.words.partition(" at ")[0] for each in shown))
