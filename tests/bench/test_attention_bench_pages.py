@@ -173,8 +173,10 @@ class CellWriter:
 
 def contestant(name: str) -> Contestant:
     group, _, impl = name.partition(":")
+    impl, _, level = impl.partition("@")
     work = "dense" if group == "dense" else "fine" if group == "fine" else "whole"
-    return Contestant(work=work, impl=impl, peer=group == "peer", raster=group == "raster")
+    share = float(level) if level else None
+    return Contestant(work=work, impl=impl, peer=group == "peer", raster=group == "raster", level=share)
 
 
 def cell_of(budget: float | int, block: int = 64, *, shape: str = "shape", backward: bool = False) -> AttentionCell:

@@ -397,7 +397,8 @@ class BoundContestant:
         """Record of the contestant: its work, impl, peer and raster flags."""
         group, impl = group_and_impl(self.name)
         work: record.Work = self.kind if self.kind in ("dense", "fine") else "whole"
-        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster")
+        raster = self.kind == "raster"
+        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=raster, level=level_of(self.name))
 
     @property
     def span(self) -> str:

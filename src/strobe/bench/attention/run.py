@@ -294,8 +294,8 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     method = METHODS[impl](inputs.cell.sparsity or 0.0) if kind == "vsa" else None
     impl = impl if method is None else "auto"
     raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
-    asked = [each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled)]
-    choice: Choice[Any] = explain_dense(*asked, impl=impl) if dense else explain(*asked, inputs.selection, impl=impl)
+    q, k, v = (each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled))
+    choice: Choice[Any] = explain_dense(q, k, v, impl=impl) if dense else explain(q, k, v, inputs.selection, impl=impl)
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -148,7 +149,7 @@ def _apart(clips: ClipNumbers, name: str, mode: record.Mode, calls: Sequence[Seq
 
 
 def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
-    found = [
+    found: list[tuple[str, int, int, dict[str, Any]]] = [
         (block, index, round(ms * 1e6), {"part": kind_of(block), "rank": rank.rank, "mode": mode})
         for rank in ranks
         for mode, blocks in rank.blocks.items()

@@ -18,7 +18,7 @@ from strobe.perf.records.record import CELLS, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import records_in
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import Field, count, heads, numeric, page, ratio_cell, rows_of, table_of, time, verdict_cell
-from strobe.perf.report.blocks.front import BEST, FrontPoint, front, quality_of
+from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_banners, log_sections, read_entries, speedups
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.model import (
@@ -171,7 +171,7 @@ def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
     found = front(points)
     if not found:
         return ()
-    speeds, scores = [math.log(point.speed) for point in found], [quality_of(point) for point in found]
+    speeds, scores = [math.log(point.speed) for point in found], [point.quality for point in found]
     far = [math.hypot(_gap(speed, speeds), _gap(score, scores)) for speed, score in zip(speeds, scores, strict=True)]
     sweet = min(range(len(found)), key=lambda index: (round(far[index], 9), -scores[index]))
     return tuple(Advice(point=point, sweet=index == sweet, when=_when(index, sweet, found)) for index, point in enumerate(found))
@@ -187,7 +187,7 @@ def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     point, last = found[index], len(found) - 1
     if not last:
         return "always: nothing measured is proven faster, and nothing is better"
-    lost = quality_of(found[-1]) - quality_of(point)
+    lost = found[-1].quality - point.quality
     words = "by default" if index == sweet else ""
     if index == 0:
         words = f"{words + ', and ' if words else ''}where speed counts above all: {lost:.1f} dB below the best of the front"
@@ -197,7 +197,7 @@ def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     elif index < sweet:
         words = f"where the sweet spot is too slow: {point.speed / found[sweet].speed:.2f}x of its speed"
     elif index > sweet:
-        words = f"where the sweet spot loses too much: {quality_of(point) - quality_of(found[sweet]):.1f} dB above it"
+        words = f"where the sweet spot loses too much: {point.quality - found[sweet].quality:.1f} dB above it"
     return words
 
 

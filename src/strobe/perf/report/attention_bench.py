@@ -443,13 +443,15 @@ def _gate(gate: Gate) -> Text:
     return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
 
 
-def _number(head: str, metric: str, against: str | None, hint: str) -> Field[Entry]:
-    """Return the column of one metric, against one reference."""
-    tensor = "out" if metric in (COSINE, L1, RMSE) else ""
+def _number(head: str, metric: str, against: str | None, hint: str, gradient: str = "") -> Field[Entry]:
+    """Return the column of one metric, against one reference; of the output where no gradient is named."""
+    tensor = gradient or ("out" if metric in (COSINE, L1, RMSE) else "")
 
     def get(row: Entry) -> Cell | None:
         value = row[1].number(metric, against=against, tensor=tensor)
-        return None if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
+        if value is None or gradient:
+            return value if value is None else Text(f"{value:.6g}")
+        return Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
 
     return numeric(head, get, hint, missing=NONE)
 
@@ -458,7 +460,8 @@ def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | Non
     """Build the table of gradient errors; None if no gradients were measured."""
     fields: list[Field[Entry]] = [*_HEAD]
     for of in ("dq", "dk", "dv"):
-        fields += [_gradient(f"{name}, {of}", metric, of) for name, metric in (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))]
+        named = (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))
+        fields += [_number(f"{name}, {of}", metric, "selection", "", of) for name, metric in named]
     rows = [
         (cell, entry)
         for cell in cells
@@ -467,14 +470,6 @@ def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | Non
     ]
     note = "Against autograd through the same computation in float32, where only the checked queries have an upstream gradient."
     return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
-
-
-def _gradient(head: str, metric: str, of: str) -> Field[Entry]:
-    def get(row: Entry) -> str | None:
-        value = row[1].number(metric, against="selection", tensor=of)
-        return None if value is None else f"{value:.6g}"
-
-    return numeric(head, get, missing=NONE)
 
 
 def memory_table(cells: Sequence[AttentionCellRun]) -> Table:

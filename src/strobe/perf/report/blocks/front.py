@@ -26,16 +26,16 @@ class FrontPoint:
     score: float
     measured: Ratio = field(default_factory=lambda: Ratio(1.0))
 
+    @property
+    def quality(self) -> float:
+        """Quality that counts, dB: at most `BEST`."""
+        return min(self.score, BEST)
+
 
 def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
     kept: list[FrontPoint] = []
-    for point in sorted(points, key=lambda each: (-each.speed, -quality_of(each))):
-        if all(quality_of(point) > quality_of(other) for other in kept):
+    for point in sorted(points, key=lambda each: (-each.speed, -each.quality)):
+        if all(point.quality > other.quality for other in kept):
             kept.append(point)
     return tuple(kept)
-
-
-def quality_of(point: FrontPoint) -> float:
-    """Return the quality that counts, dB: at most `BEST`."""
-    return min(point.score, BEST)

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
-from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD
+from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.settings import compared, timed_fields
@@ -26,6 +26,7 @@ class Judged:
 
     Args:
         entry: its calls in all of them, and their palindromes.
+        made: what it computes.
         kept: share of dense attention's mass on the selected keys, mean; None for dense attention.
         error: relative error of the output against dense attention, mean.
         worst_head: of any call.
@@ -35,6 +36,7 @@ class Judged:
     """
 
     entry: GridContestant
+    made: Contestant
     kept: float | None
     error: float
     worst_head: float
@@ -44,17 +46,21 @@ class Judged:
     on_front: bool = False
 
     @property
+    def method(self) -> str:
+        """What it is called on the page, without its level."""
+        if self.made.peer:
+            return self.made.impl
+        return f"{self.made.work} ({self.made.impl})" if self.made.level is None else f"VSA by {self.made.impl}"
+
+    @property
     def words(self) -> str:
         """What it is called on the page."""
-        name, _, level = self.entry.name.partition("@")
-        group, _, impl = name.partition(":")
-        word = f"VSA by {impl}" if group == "vsa" else impl if group == "peer" else f"{group} ({impl})"
-        return f"{word} at {100 * float(level):g} %" if level else word
+        return self.method if self.made.level is None else f"{self.method} at {100 * self.made.level:g} %"
 
     @property
     def whole(self) -> bool:
         """Whether its time has the selection in it; a fine stage of others is given one."""
-        return self.entry.settings is not None and self.entry.settings.work != "fine"
+        return self.made.work != "fine"
 
 
 def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Judged, ...]]:
@@ -77,16 +83,17 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
         found.append(
             Judged(
                 entry=entry,
+                made=own[0][name].settings,
                 kept=statistics.fmean(kept) if kept else None,
                 error=statistics.fmean(errors),
                 worst_head=max(_number(each, WORST_HEAD) for each in numbers),
-                worst_layer=max(((layer, statistics.fmean(own)) for layer, own in layers.items()), key=lambda each: each[1]),
+                worst_layer=max(((layer, statistics.fmean(each)) for layer, each in layers.items()), key=lambda each: each[1]),
                 ratio=against.ratio if against.verdict in ("faster", "slower") else 1.0,
                 faster=against.verdict == "faster",
             )
         )
-    points = [FrontPoint(label=each.entry.name, speed=each.ratio, score=_decibel(each.error)) for each in found if each.whole]
-    best = {point.label for point in front(points)}
+    scores = [(each.entry.name, each.ratio, -20 * math.log10(each.error or 1e-9)) for each in found if each.whole]  # dB
+    best = {point.label for point in front([FrontPoint(label=name, speed=speed, score=score) for name, speed, score in scores])}
     found = [replace(each, on_front=each.entry.name in best) for each in found]
     return reference, tuple(sorted(found, key=lambda each: each.entry.median_ns))
 
@@ -103,11 +110,6 @@ def _merged(entries: Sequence[Any]) -> GridContestant:
 def _number(entry: Any, metric: str) -> float:
     value = entry.number(metric, against="dense", tensor="out")
     return math.inf if value is None else value
-
-
-def _decibel(error: float) -> float:
-    """Return signal over noise, dB: what the front of an ablation calls quality."""
-    return math.inf if error == 0 else -20 * math.log10(error)
 
 
 def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
@@ -129,7 +131,7 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
         *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
         numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
         *(
-            numeric(head, get, hint, show=_percent)
+            numeric(head, get, hint, show=lambda value: Number(100 * value, 3, "%"))
             for head, get, hint in (
                 (
                     "error",
@@ -153,19 +155,15 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
     return table_of(caption, fields, judged, notes=notes, sortable=True)
 
 
-def _percent(value: float) -> Number:
-    return Number(100 * value, 3, "%")
-
-
 def _figure(judged: Sequence[Judged], table: Table) -> Figure:
     """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
-    kinds = list(dict.fromkeys(each.words.partition(" at ")[0] for each in shown))
+    kinds = list(dict.fromkeys(each.method for each in shown))
     marks = tuple(
         PlotPoint(
             each.entry.median_ns,
             100 * each.error,
-            kinds.index(each.words.partition(" at ")[0]),
+            kinds.index(each.method),
             label=each.words if each.on_front else "",
             hollow=not each.on_front,
         )
