@@ -25,10 +25,10 @@ from strobe.bench.attention.contestant import (
     draw,
     layout_of,
     scenario_cells,
-    selected_pairs,
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
+from strobe.bench.cases.attention import selected_pairs
 from strobe.bench.cells import Attempt, CellsOutcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance

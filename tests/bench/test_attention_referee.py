@@ -10,8 +10,9 @@ from torch import Tensor
 
 import strobe
 from strobe.bench.attention import run as running
-from strobe.bench.attention.contestant import CHECKED_ROWS, captured_cells, draw, level_of, selected_pairs
+from strobe.bench.attention.contestant import CHECKED_ROWS, captured_cells, draw, level_of
 from strobe.bench.attention.run import METHODS, Request, contestants, run_grid
+from strobe.bench.cases.attention import selected_pairs
 from strobe.core.errors import ConfigError
 from strobe.models.captured import CapturedCall, write_calls
 from strobe.perf.records.store import read_run

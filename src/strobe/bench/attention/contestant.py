@@ -268,13 +268,6 @@ class CellTensors:
         return self if level is None else replace(self, cell=replace(self.cell, sparsity=level))
 
 
-def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
-    """Count the (query token, key token) pairs that a selection computes, over heads and samples, without padding."""
-    sizes = tiles.sizes(selection.indices.device).long()
-    selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
-    return int(((selected * sizes).sum(-1) * sizes).sum().item())
-
-
 def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device, seed: int) -> CellTensors:
     """Draw the tensors of a cell on the device, or read captured ones: the same for the same device, seed and shape.
 

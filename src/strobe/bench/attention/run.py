@@ -38,10 +38,9 @@ from strobe.bench.attention.contestant import (
     draw,
     group_and_impl,
     level_of,
-    selected_pairs,
 )
 from strobe.bench.case import Progress
-from strobe.bench.cases.attention import trace_calls
+from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
 from strobe.bench.clips import ClipNumbers, call_spans, number
 from strobe.bench.runner import end_line

@@ -16,11 +16,10 @@ from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
-from strobe.bench.attention.contestant import selected_pairs
 from strobe.bench.case import Progress
 from strobe.bench.clips import ClipNumbers, call_spans, trace_line
 from strobe.bench.runner import end_line
@@ -213,6 +212,13 @@ class AttentionCase:
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,
         )
+
+
+def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
+    """Count the (query token, key token) pairs that a selection computes, over heads and samples, without padding."""
+    sizes = tiles.sizes(selection.indices.device).long()
+    selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
+    return int(((selected * sizes).sum(-1) * sizes).sum().item())
 
 
 def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
