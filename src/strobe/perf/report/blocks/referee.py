@@ -155,7 +155,7 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
     return table_of(caption, fields, judged, notes=notes, sortable=True)
 
 
-def _figure(judged: Sequence[Judged], table: Table) -> Figure:
+def _figure(judged: Sequence[Judged]) -> Figure:
     """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
     kinds = list(dict.fromkeys(each.method for each in shown))
@@ -173,7 +173,12 @@ def _figure(judged: Sequence[Judged], table: Table) -> Figure:
     joined = tuple(at for at, each in enumerate(shown) if each.on_front)
     x, y = Axis("time of a call", "ms"), Axis("relative error, %", from_zero=True)
     picture = Plane(x=x, y=y, marks=marks, series=tuple(kinds), joined=joined)
-    return Figure(title=title, alt=title, picture=picture, table=table)
+    fields: tuple[Field[Judged], ...] = (
+        Field("method", lambda row: row.words),
+        time("median", lambda row: row.entry.median_ns),
+        numeric("error", lambda row: Number(100 * row.error, 3, "%")),
+    )
+    return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, shown))
 
 
 def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]]:
@@ -192,4 +197,4 @@ def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]
         layers, steps = ({getattr(cell.grid, name) for cell in own} for name in ("layer", "step"))
         lead = f"{said}. {len(own)} captured calls: {len(layers)} layers, {len(steps)} steps."
         title = f"{shape}, blocks of {block}: methods"
-        yield said, Section(f"methods-{shape}-{block}", title, lead, (_figure(judged, table),)), table
+        yield said, Section(f"methods-{shape}-{block}", title, lead, (_figure(judged), table)), table
