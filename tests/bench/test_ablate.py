@@ -22,8 +22,9 @@ from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.analysis.ledger.speedup import MOST_LINES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.ablation_page import FrontPoint, ablation_report, advise, front
+from strobe.perf.report.ablation_page import ablation_report, advise
 from strobe.perf.report.blocks.answer import answers_of
+from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import run_folders
 from strobe.perf.report.log_page import log_report
 from strobe.perf.report.write import render_markdown

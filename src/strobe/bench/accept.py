@@ -265,7 +265,7 @@ def check_oracle(clips: Sequence[tuple[str, Tensor]], skipped: int) -> Iterator[
     shares = []
     for prompt, frames in clips:
         found = oracle.detect(frames[skipped:].permute(0, 3, 1, 2).float()[None] / 255)
-        shares.append(oracle.accuracy(found, torch.tensor([parse(prompt).attributes])).every)
+        shares.append(oracle.accuracy(found, torch.tensor([parse(prompt).attributes]))["every"])
     yield checked("prompt_accuracy", min(shares), ", ".join(f"{share:.3f}" for share in shares))
 
 

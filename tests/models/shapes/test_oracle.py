@@ -35,7 +35,7 @@ def test_reads_all_scenes(part: int) -> None:
     frames, centres = clips(scenes, 2, seed=part)
     detection = detect(frames)
     assert torch.equal(detection.labels, scenes[:, None].expand(-1, 2, -1))
-    assert accuracy(detection, scenes).every == 1.0
+    assert accuracy(detection, scenes)["every"] == 1.0
     assert wrapped(detection.centre - centres).abs().max() < 0.4
     assert detection.valid.all() and detection.shape_iou.min() > 0.95
 
@@ -58,7 +58,7 @@ def test_reads_spoilt_clips(spoil) -> None:  # type: ignore[no-untyped-def]
     scenes = some_scenes(16, seed=2)
     frames, centres = clips(scenes, 8, seed=3)
     detection = detect(spoil(frames))
-    assert accuracy(detection, scenes).every == 1.0
+    assert accuracy(detection, scenes)["every"] == 1.0
     assert wrapped(detection.centre - centres).abs().max() < 0.5
     assert wrapped(centroids(spoil(frames)) - centres).abs().max() < 0.5
 
@@ -70,7 +70,7 @@ def test_accuracy_counts_frames_and_attributes() -> None:
     wanted[0, :1, 0] = 5  # one frame of eight asked for another colour
     wanted[1, :2, 4] = 3  # two frames of eight another background
     result = accuracy(detection, wanted)
-    assert (result.colour, result.shape, result.background, result.every) == (7 / 8, 1.0, 6 / 8, 5 / 8)
+    assert (result["colour"], result["shape"], result["background"], result["every"]) == (7 / 8, 1.0, 6 / 8, 5 / 8)
     with pytest.raises(ShapeError, match="do not fit"):
         accuracy(detection, wanted[:, :3])
 
@@ -80,8 +80,8 @@ def test_shuffled_prompts_are_at_chance() -> None:
     detection = detect(clips(scenes, 2)[0])
     result = accuracy(detection, some_scenes(200, seed=6))
     for attribute, values in CHOICES.items():
-        assert abs(getattr(result, attribute) - 1 / len(values)) < 0.12
-    assert result.every <= 0.02
+        assert abs(result[attribute] - 1 / len(values)) < 0.12
+    assert result["every"] <= 0.02
 
 
 def test_nothing_to_read_is_wrong_not_guessed() -> None:
@@ -89,7 +89,7 @@ def test_nothing_to_read_is_wrong_not_guessed() -> None:
     detection = detect(frames)
     assert not detection.valid.any()
     assert detection.labels[0].tolist() == [[-1, -1, -1, -1, 2]] * 3
-    assert accuracy(detection, torch.tensor([[0, 0, 0, 0, 2]])).every == 0.0
+    assert accuracy(detection, torch.tensor([[0, 0, 0, 0, 2]]))["every"] == 0.0
     assert centroids(frames).isnan().all() and flicker(detection).isnan().all()
 
 

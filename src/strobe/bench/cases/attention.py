@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import torch
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
@@ -108,8 +110,7 @@ class AttentionCase:
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
 
         cost = costs.attention(self._shape(), dtype=str(self._dtype))
-        passed_over = "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
-        settings = self._settings(impl, choice.impl.name, passed_over, 0.0)
+        settings = self._settings(impl, choice, 0.0)
         return AttentionVariant(kernel=run, section=run, check=check, cost=_span_cost(cost, None), settings=settings)
 
     def _sparse(self, name: str) -> AttentionVariant:
@@ -145,11 +146,10 @@ class AttentionCase:
         shape = self._shape()
         pairs = selected_pairs(chosen, tiles)
         cost = _span_cost(costs.attention(shape, dtype=str(self._dtype), pairs=pairs), costs.attention(shape, dtype="bf16").flops)
-        passed_over = "; ".join(f"{other}: {reason}" for other, reason in choice.passed_over)
-        settings = self._settings(name, choice.impl.name, passed_over, 1 - pairs / shape.pairs)
+        settings = self._settings(name, choice, 1 - pairs / shape.pairs)
         return AttentionVariant(kernel=kernel, section=section, check=check, cost=cost, settings=settings)
 
-    def _settings(self, name: str, impl: str, passed_over: str, sparsity: float) -> record.Variant:
+    def _settings(self, name: str, choice: Choice[Any], sparsity: float) -> record.Variant:
         call = self._call
         sizes = {
             "batch": call.batch,
@@ -162,8 +162,8 @@ class AttentionCase:
         return record.Variant(
             name=name,
             preset="custom",
-            attention_impl=impl,
-            attention_reason=passed_over,
+            attention_impl=choice.impl.name,
+            attention_reason=gate.passed_over(choice),
             sparsity=sparsity,
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,
@@ -171,7 +171,7 @@ class AttentionCase:
 
 
 def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
-    """Count the (query token, key token) pairs that a selection computes, over heads and samples."""
+    """Count the (query token, key token) pairs that a selection computes, over heads and samples, without padding."""
     sizes = tiles.sizes(selection.indices.device).long()
     selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
     return int(((selected * sizes).sum(-1) * sizes).sum().item())
@@ -263,20 +263,29 @@ class _AttentionRun:
         self._writer.sync()
 
     def _trace(self, name: str) -> None:
-        case, plan, variant = self._case, self._plan, self._case.variants[name]
+        run, calls, capture = (
+            self._case.variants[name].kernel,
+            self._plan.traced_calls,
+            Capture(regions=(ATTENTION, ATTENTION_KERNEL)),
+        )
+        self._writer.append(*trace_calls(run, name, calls, self._writer.folder, self._clips, self._case.device, capture))
 
-        def calls() -> Iterator[None]:
-            for index in range(1 + plan.traced_calls):
-                with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                    variant.kernel()
-                yield
 
-        path = self._writer.folder / "traces" / f"{name.replace(':', '-')}.json.gz"
-        capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
-        file = trace_blocks(calls(), device=case.device, first_block=1, num_blocks=plan.traced_calls, path=path, capture=capture)
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
-        blocks = range(1, 1 + plan.traced_calls)
-        self._writer.append(trace_line(clip, file, self._writer.folder, blocks, capture.regions), clip)
+def trace_calls(
+    run: Callable[[], object], name: str, calls: int, folder: Path, clips: ClipNumbers, device: torch.device, capture: Capture
+) -> tuple[record.Trace, record.Clip]:
+    """Trace some calls of a contestant into a run's folder, after one that warms up."""
+
+    def each() -> Iterator[None]:
+        for index in range(1 + calls):
+            with span(ATTENTION, index), span(ATTENTION_KERNEL):
+                run()
+            yield
+
+    path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
+    file = trace_blocks(each(), device=device, first_block=1, num_blocks=calls, path=path, capture=capture)
+    clip = clips.finish(name, "traced", None, 0, read_clocks(device))
+    return trace_line(clip, file, folder, range(1, 1 + calls), capture.regions), clip
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:

@@ -17,7 +17,7 @@ KEY: Final = "denoise_step"
 """What a caller tells the step by, in `attention_kwargs`."""
 
 
-def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
+def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str, asks: str = "dense_steps") -> int:
     """Return the denoise step of a call, counted from 0. No tensor is read.
 
     A step of a scheduler of order 2, such as Heun's, has two evaluations. Steps before the one that a pipeline begins with, as
@@ -27,6 +27,7 @@ def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
         transformer: what is called.
         attention_kwargs: the argument of its forward.
         kind: name of the class of pipelines, beside those of diffusers, whose scheduler counts.
+        asks: what wants to know, for messages.
 
     Raises:
         ConfigError: nobody tells the step.
@@ -37,12 +38,12 @@ def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
     scheduler = _scheduler_of_caller(transformer, kind) if told is None else told
     if scheduler is None:
         raise ConfigError(
-            "dense_steps: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
+            f"{asks}: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
             f"attention_kwargs={{{KEY!r}: 0}}, with the number of the step or the scheduler that counts them"
         )
     if not hasattr(scheduler, "step_index"):
         raise ConfigError(
-            f"dense_steps: got {scheduler!r:.60}, expected the number of the step, from 0, or a scheduler with a step_index, in "
+            f"{asks}: got {scheduler!r:.60}, expected the number of the step, from 0, or a scheduler with a step_index, in "
             f"attention_kwargs={{{KEY!r}: ...}}"
         )
     if scheduler.step_index is None:

@@ -57,20 +57,11 @@ class Detection:
         return torch.cat((torch.stack((self.colour, self.shape), -1), clip, self.background[..., None]), -1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accuracy:
-    """Share of frames, in [0, 1], whose label is right, per attribute; `every` counts frames where all five are."""
-
-    colour: float
-    shape: float
-    direction: float
-    speed: float
-    background: float
-    every: float
-
-
-def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
+def accuracy(detection: Detection, attributes: Tensor) -> dict[str, float]:
     """Compare with the attributes that were asked for, int `[N, 5]` or `[N, F, 5]`. A label of -1 is wrong.
+
+    Returns:
+        share of frames, in [0, 1], whose label is right, by attribute; `every` counts frames where all five are.
 
     Raises:
         ShapeError: `attributes` has another number of clips or frames, or there is nothing to compare.
@@ -82,7 +73,7 @@ def accuracy(detection: Detection, attributes: Tensor) -> Accuracy:
         raise ShapeError(f"accuracy: attributes {list(attributes.shape)} do not fit detected labels {list(labels.shape)}")
     right = labels == wanted.to(labels.device)
     shares = [*right.double().mean((0, 1)).tolist(), right.all(-1).double().mean().item()]
-    return Accuracy(**dict(zip((*CHOICES, "every"), shares, strict=True)))
+    return dict(zip((*CHOICES, "every"), shares, strict=True))
 
 
 def detect(frames: Tensor) -> Detection:

@@ -189,13 +189,14 @@ class Level(_Node, frozen=True):
 
 
 class Plane(_Node, frozen=True):
-    """Points on two axes."""
+    """Points on two axes; a line joins those of the `marks` that `joined` numbers, in its order."""
 
     x: Axis
     y: Axis
     marks: tuple[PlotPoint, ...]
     levels: tuple[Level, ...] = ()
     series: tuple[str, ...] = ()
+    joined: tuple[int, ...] = ()
 
 
 class Kind(_Node, frozen=True):

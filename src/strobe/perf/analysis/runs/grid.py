@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from strobe.core.errors import DataError
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
-from strobe.perf.records.record import CELLS, Gate, Quality, RunKind, Variant
+from strobe.perf.records.record import CELLS, Contestant, Gate, Quality, RunKind, Variant
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
@@ -39,10 +39,14 @@ class GridContestant:
     numbers: tuple[Quality, ...]
 
     @property
+    def settings(self) -> Contestant | None:
+        """What its record says that it computes; None if it was never built."""
+        return None if self.variant is None else self.variant.contestant
+
+    @property
     def is_peer(self) -> bool:
         """Whether its record says that it is another library's."""
-        settings = None if self.variant is None else self.variant.contestant
-        return settings is not None and settings.peer
+        return self.settings is not None and self.settings.peer
 
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
