@@ -38,6 +38,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 2, "gated": True, "rotated": True},
     {"grid": (5, 6, 7), "topk": 2, "pool_skipped": True, "rotated": True, "heads": (4, 2)},
     {"grid": (3, 5, 6), "topk": 1, "pool_skipped": True, "layout": "tiled", "estimator": Estimator(parts=4)},
+    {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 6, "pool_skipped": True, "sliced": True},
 )
 SHARES: tuple[dict[str, Any], ...] = (
     {"grid": (5, 6, 7), "share": 0.4, "gated": True, "rotated": True, "forced": Forced(own=True), "heads": (4, 2)},

@@ -85,10 +85,10 @@ def expected(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout, share: float, 
 @pytest.mark.parametrize(("impl", "share", "own"), [("cpu", 0.35, False), ("reference", 0.8, True)])
 def test_the_operator_is_its_definition(impl: str, grid: tuple[int, ...], share: float, own: bool) -> None:
     layout = tile_layout(grid, (3, 4, 4))
-    operands = [each.requires_grad_() for each in drawn(grid)]
+    q, k, v = operands = tuple(each.requires_grad_() for each in drawn(grid))
     options: dict[str, Any] = {"grid": grid, "tile": (3, 4, 4), "share": share, "forced": Forced(own=own), "impl": impl}
-    found = video_sparse_attention(*operands, **options, return_lse=True)
-    out, lse, counts = expected(*operands, layout, share, own)
+    found = video_sparse_attention(q, k, v, **options, return_lse=True)
+    out, lse, counts = expected(q, k, v, layout, share, own)
     assert torch.equal(found.selection.counts, counts) and found.selection.uniform_count is None
     near = tolerance("sparse element", "float64")
     torch.testing.assert_close(found.out, out, atol=near, rtol=near)
@@ -118,7 +118,7 @@ def test_an_estimator_of_parts_gives_the_probabilities() -> None:
     layout = tile_layout((5, 6, 7), (2, 4, 8))
     q, k, v = drawn(layout.grid)
     estimator, sizes = Estimator(parts=2), layout.sizes()
-    scores = block_scores(*(layout.to_tiles(each) for each in (q, k)), sizes, sizes, layout.block, 0.3, estimator)
+    scores = block_scores(layout.to_tiles(q), layout.to_tiles(k), sizes, sizes, layout.block, 0.3, estimator)
     found = video_sparse_attention(q, k, v, grid=layout.grid, tile=layout.tile, share=0.7, estimator=estimator, softmax_scale=0.3)
     assert torch.equal(found.selection.mask(layout.num_tiles), share_mask(scores, 0.7))
     whole = BlockSelection.from_mask(share_mask(scores, 0.7), block=layout.block)

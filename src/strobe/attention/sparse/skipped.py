@@ -18,6 +18,7 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.padding import padding_rows
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.types import Tiled
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 
@@ -25,27 +26,22 @@ _MOST: Final = 2**25
 """Weights that are held at a time, where no gradient keeps them all."""
 
 
-def add_skipped(
-    fine: AttentionOutput, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, softmax_scale: float
-) -> AttentionOutput:
+def add_skipped(fine: AttentionOutput, tiled: Tiled, selection: BlockSelection, softmax_scale: float) -> AttentionOutput:
     """Merge attention over the selected tiles with attention over the means of those that are not.
 
     Means, weights and sums are float32 (float64 for float64); differentiable in all operands and in the lse.
 
     Args:
         fine: attention over the selection, with its lse, in tile order.
-        q: `[B, N_q * block, H, D]` in tile order; what padding rows hold does not matter.
-        k: `[B, N_kv * block, H_kv, D]` likewise.
-        v: like k.
+        tiled: its operands; what padding rows hold does not matter.
 
     Returns:
         `out` and `lse` over all tiles; padding queries have out 0 and lse -inf if `q_sizes` tells of them.
     """
+    q, k, v = tiled.q, tiled.k, tiled.v
     block, heads = selection.block, q.shape[2]
     keys, values = (pool(each, selection.kv_sizes, block).repeat_interleave(heads // k.shape[2], dim=1) for each in (k, v))
-    seen = selection.mask(keys.shape[2])  # [B, H, N_q, N_kv]
-    tokens = seen.new_full(seen.shape[-1:], block, dtype=keys.dtype) if selection.kv_sizes is None else selection.kv_sizes
-    added = tokens.to(keys.dtype).log().expand(seen.shape).masked_fill(seen, float("-inf"))
+    added = log_weights(selection, keys.shape[2], keys.dtype)
     if selection.q_sizes is not None:
         q = q.masked_fill(padding_rows(selection.q_sizes, block)[:, None, None], 0)
     step = max(1, _MOST // max(1, q.shape[0] * heads * block * keys.shape[2]))
@@ -58,6 +54,13 @@ def add_skipped(
         padding = padding_rows(selection.q_sizes, block)
         out, lse = out.masked_fill(padding[:, None, None], 0), lse.masked_fill(padding, float("-inf"))
     return merge([fine, AttentionOutput(out=out, lse=lse)])
+
+
+def log_weights(selection: BlockSelection, num_kv: int, dtype: torch.dtype) -> Tensor:
+    """Return the log of the tokens of each skipped tile, -inf for a selected one, `[B, H, N_q, N_kv]`."""
+    seen, sizes = selection.mask(num_kv), selection.kv_sizes
+    tokens = seen.new_full((num_kv,), selection.block, dtype=dtype) if sizes is None else sizes.to(dtype)
+    return torch.where(seen, float("-inf"), tokens.log())
 
 
 def _over_means(q: Tensor, keys: Tensor, values: Tensor, added: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:

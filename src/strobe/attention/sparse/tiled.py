@@ -150,7 +150,8 @@ def attend(
     with span(ATTENTION_FINISH):
         seen = fine
         if plan.wish.pool_skipped:
-            seen = add_skipped(fine, tiled.q, tiled.k, tiled.v, selection, plan.spec.softmax_scale)
+            add = import_module("strobe.attention.sparse.stages.impl.triton").add_skipped if plan.fused else add_skipped
+            seen = add(fine, tiled, selection, plan.spec.softmax_scale)
         out = stages.finish(seen.out, chosen.coarse, gate, q_rows)
     return Attended(out, fine, selection, tiled, seen.lse)
 

@@ -130,7 +130,7 @@ def video_sparse_attention(
         share: in place of topk and sparsity, every query tile sees the fewest key tiles whose coarse probabilities add up to it,
             ties to the lowest index; forced tiles count. Counts differ by row, so no call is prepared. Selected in PyTorch.
         pool_skipped: each tile that is not seen counts as one key, its mean, with the weight of its tokens; without a coarse
-            output alone. `lse` is then that over all tiles. Computed in PyTorch.
+            output alone. `lse` is then that over all tiles. No such call is prepared.
 
     Raises:
         ShapeError: the arguments do not fit together.

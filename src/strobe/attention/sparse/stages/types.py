@@ -64,6 +64,11 @@ class SelectionSpec:
     share: float | None = None
     pool_skipped: bool = False
 
+    @property
+    def pools_values(self) -> bool:
+        """Whether the means of the values are needed."""
+        return self.coarse or self.pool_skipped
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tiled:
