@@ -73,7 +73,8 @@ def sparsify(
             still adds the gated coarse output, as it was trained.
         forced: key tiles that are selected whatever they score.
         keep: in place of `sparsity`, the share of the attention weight that `calibrate` wrote beside the checkpoint, or its file:
-            a number of tiles for each layer and step, which the host knows. Its tile and forced tiles are taken.
+            one number of tiles for all heads of a layer in a step, for the fast kernels and prepared calls, which the host knows.
+            The tile and the forced tiles of the calibration are taken.
         pool_skipped: as in `video_sparse_attention`, without gates.
 
     Raises:
@@ -138,8 +139,8 @@ def calibrate(
 ) -> Calibration:
     """Measure how many key tiles keep a share of the attention weight, in each layer and denoise step, and write it to a file.
 
-    The pipeline runs dense. A pass is measured with 64 queries of each head over all keys; of joint models
-    over the keys of the video. `sparsify(pipe, keep=...)` reads the file.
+    The pipeline runs dense. A pass is measured with 64 queries of each head over all keys; of joint models over those of the
+    video. `sparsify(pipe, keep=...)` reads the file.
 
     Args:
         pipe: as for `sparsify`.
