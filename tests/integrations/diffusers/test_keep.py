@@ -19,6 +19,7 @@ from strobe.attention.sparse.share import share_held
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.integrations.diffusers import Calibration, calibrate, sparsify
+from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.keep import tiles_that_keep
 from strobe.integrations.diffusers.processors import SparseProcessor
 from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
@@ -263,3 +264,13 @@ def test_means_of_what_is_skipped_bring_a_pipeline_nearer_to_dense() -> None:
     assert away[1] < 0.6 * away[0]
     with pytest.raises(ConfigError, match="gates: pool_skipped has no place for those of the tensors given; give gates=None"):
         sparsify(wan().model, sparsity=0.5, gates=gates(), pool_skipped=True)
+
+
+def test_tokens_of_several_processes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wan().model
+    with sparsify(model, sparsity=0, tile=TILE):
+        processor = model.attn_processors["blocks.0.attn1.processor"]
+        monkeypatch.setattr(SparseProcessor, "split", True)
+        q = torch.ones(1, 210, 2, 12)
+        with pytest.raises(ConfigError, match="blocks.0.attn1.processor: calibrate measures in one process"):
+            processor.measure(q, q, Pass((5, 6, 7), (), dense=True, queries=0, recalls={}, held={}))
