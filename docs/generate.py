@@ -31,6 +31,7 @@ SUBJECTS: Final = {
 """Where the names of the package live, by the heading that they stand under."""
 FURTHER: Final = (
     ("strobe.integrations.diffusers", "sparsify"),
+    ("strobe.integrations.diffusers", "calibrate"),
     ("strobe.integrations.diffusers.fastwan", "FastWanPipeline"),
     ("strobe.engine.load", "load"),
     ("strobe.engine.weights", "Weights"),

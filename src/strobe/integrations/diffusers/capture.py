@@ -108,7 +108,7 @@ class _Watch(TorchFunctionMode):
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether a forward is recorded."""
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        step = step_of(module, given.get("attention_kwargs"), kind=self.kind, asks="capture")
+        step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="capture")
         first = step not in self.seen
         self.seen.add(step)
         self.running = (step, self.family.facts(module.config, given)) if first and step in self.steps else None
