@@ -19,7 +19,7 @@ from strobe.engine.config import ModelDefaults
 
 Mode = Literal["recache", "soft", "interpolate", "shot"]
 MODES: dict[Mode, str] = {
-    "recache": "what the stream remembers is computed again for the new prompt, in one pass; in a model with shots the same as soft",
+    "recache": "what the stream remembers is computed again for the new prompt, in one pass; in a model with shots as soft",
     "soft": "the next frame block follows the new prompt and still remembers the old pictures; this costs nothing",
     "interpolate": "over a few frame blocks more and more denoising steps follow the new prompt, the last steps first",
     "shot": "the next frame block begins a shot, whose first frames are remembered to its end; only in a model with shots",
