@@ -34,9 +34,7 @@ def test_one_sentence_says_what_made_the_fastest_preset_fast(strobe: Strobe, tmp
     assert list(why_fast(slower)) == [], "nothing is said of a difference that is not proven"
 
 
-def test_two_frames_side_by_side_and_what_turbo_changed(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_frames_side_by_side_and_what_turbo_changed(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"runs": [str(RUN)], "speedups": [], "parts": []}
     monkeypatch.setattr("strobe.cli.demo.measure", lambda *given, **options: (0, found))
     folder, picture = tmp_path / "frames", tmp_path / "frames" / "baseline-turbo.png"
