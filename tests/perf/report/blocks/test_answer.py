@@ -74,10 +74,16 @@ def test_a_kernel_and_its_section_limit_together_where_neither_is_the_largest_pa
 def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
     """Of the largest part nothing but its rate says what bounds it; a side that waits for the host is bound by that."""
 
-    def said(of_peak: float, waiting: int = 0, part: Part = Part.ATTENTION_KERNEL) -> str:
+    def said(of_peak: float, waiting: int = 0, part: Part = Part.ATTENTION_KERNEL, waited: int = 0) -> str:
         times = {part: 60, Part.FEED_FORWARD: 40, Part.WAITING: waiting}
         lines = tuple(
-            PartLine(parts=(one,), baseline_ns=Fraction(ns), candidate_ns=Fraction(ns), share=None, elsewhere_ns=Fraction(0))
+            PartLine(
+                parts=(one,),
+                baseline_ns=Fraction(waited if one is Part.WAITING else ns),
+                candidate_ns=Fraction(ns),
+                share=None,
+                elsewhere_ns=Fraction(0),
+            )
             for one, ns in times.items()
         )
         found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
@@ -87,4 +93,7 @@ def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
     assert said(0.46).endswith(" at 46 % of the peak.") and "bound" not in said(0.62)
     assert said(COMPUTE_BOUND).startswith("sparse is bound by attention FLOPs now, 60 % of a step")
     assert said(0.9, part=Part.NORMS).startswith("sparse's largest part now: norms and glue"), "the rate is attention's"
-    assert said(0.9, waiting=50).startswith("sparse is bound by the host now")
+    assert said(0.9, waiting=100).startswith("sparse is bound by the host now: the GPU waits for it in 50 % of a step")
+    assert said(0.9, waiting=100, waited=300).startswith(
+        "sparse is still bound by the host, as the baseline (75 %): the GPU waits"
+    )

@@ -510,10 +510,12 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
     times = {line.parts[0]: float(line.candidate_ns) for line in found.lines if len(line.parts) == 1}
     waiting = times.get(Part.WAITING, 0.0) / whole
     if waiting >= HOST_BOUND:
-        return (
-            f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
-            f"({_of(times[Part.WAITING], whole)})."
-        )
+        waited = sum(float(line.baseline_ns) for line in found.lines if line.parts == (Part.WAITING,))
+        before = waited / (float(found.baseline_ns) or 1.0)
+        still = f"still bound by the host, as the baseline ({100 * before:.0f} %)"
+        since = still if before >= HOST_BOUND else "bound by the host now"
+        share = f"{100 * waiting:.0f} % of a {found.unit} ({_of(times[Part.WAITING], whole)})"
+        return f"{label} is {since}: the GPU waits for it in {share}."
     largest = max((part for part in times if part not in NO_LARGEST), key=lambda part: times[part], default=None)
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:

@@ -188,7 +188,8 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     first = next(tables.WhatIfRow.of(study), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
-        yield f"{where}If {shorten(first.said())} took no time, the trace would be {first.ratio:.2f}x faster."
+        times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"
+        yield f"{where}If {shorten(first.said())} took no time, the trace would be {first.ratio:.2f}x faster: {times}."
 
 
 def _spent(by_name: Counter[str]) -> str:
