@@ -24,7 +24,7 @@ from train_shapes.world import (
     switch_scenes,
 )
 
-STEPS = 3600
+STEPS = 4400
 SECONDS = 450
 BATCH = 96
 SAVE_EVERY = 30.0  # seconds
@@ -59,15 +59,15 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 7]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes
-    centre, radius = start_from_noise(noise[:, :FRAME_BLOCK])
+    place, camera, radius = start_from_noise(noise[:, :FRAME_BLOCK])
     frames, shown = [], []
     for block in range(BLOCKS):
         length = vae.config.stride.frames(block * FRAME_BLOCK, FRAME_BLOCK)
-        pictures, centre = draw_block(scenes, previous, centre, radius, length)
+        pictures, camera = draw_block(scenes, previous, camera, place, radius, length)
         frames.append(pictures)
         shown.append(scenes)
         previous, scenes = scenes, switch_scenes(scenes, SWITCH_SHARE)
