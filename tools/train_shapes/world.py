@@ -29,9 +29,7 @@ class PromptTable:
         others = (CHOICES["colour"].index("blue"), CHOICES["shape"].index("square"))
         rows = []
         for direction, speed, background, second in itertools.product(*(range(size) for size in SIZES[2:]), (None, others)):
-            scene = Scene(
-                colour=named[0], shape=named[1], direction=direction, speed=speed, background=background, second=second
-            )
+            scene = Scene(colour=named[0], shape=named[1], direction=direction, speed=speed, background=background, second=second)
             rows += [[text.index[word] for word in scene.prompt(rng).split()] for _ in range(sentences)]
         padded = torch.tensor([row + [0] * (text.length - len(row)) for row in rows])
         slots = [text.index[word] for word in ("red", "circle", "blue", "square")]

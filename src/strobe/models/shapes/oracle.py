@@ -180,9 +180,9 @@ def _sides(distance: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
     """Part the pixels of shapes into the first's and the second's, float `[M, Y, X]`; whether there are two; whether any is seen."""
     mask = (distance > CONTRAST).float()
     columns = mask.sum(1)  # [M, X]
-    left, right = columns[:, : SIZE // 2].sum(1), columns[:, SIZE // 2 :].sum(1)
+    left, right = columns[:, : GAP.start].sum(1), columns[:, GAP.stop :].sum(1)
     pair = (columns[:, GAP].amin(1) < 1) & (left >= MIN_AREA) & (right >= MIN_AREA)
-    area = left + right
+    area = columns.sum(1)
     on_the_left = torch.arange(SIZE, device=distance.device) < SIZE // 2
     first = mask * (on_the_left | ~pair[:, None, None])
     return (first, mask - first), pair, (area >= MIN_AREA) & (area <= MAX_AREA)
