@@ -18,7 +18,6 @@ from cyclopts import App, Argument
 
 import strobe
 from strobe.cli.app import app
-from strobe.cli.documents.defaults import defaults_schema
 from strobe.cli.documents.manual import json_markdown
 from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
@@ -32,6 +31,7 @@ SUBJECTS: Final = {
 """Where the names of the package live, by the heading that they stand under."""
 FURTHER: Final = (
     ("strobe.integrations.diffusers", "sparsify"),
+    ("strobe.integrations.diffusers", "calibrate"),
     ("strobe.integrations.diffusers.fastwan", "FastWanPipeline"),
     ("strobe.engine.load", "load"),
     ("strobe.engine.weights", "Weights"),
@@ -114,4 +114,3 @@ if __name__ == "__main__":
     (folder / "protocol.md").write_text(protocol_markdown(), encoding="utf-8")
     (folder / "json.md").write_text(json_markdown(), encoding="utf-8")
     (folder / "commands.md").write_text(commands(), encoding="utf-8")
-    (folder / "strobe.schema.json").write_text(defaults_schema(), encoding="utf-8")

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
     from strobe.engine.video import VideoFile
+    from strobe.integrations.diffusers.capture import capture
     from strobe.perf.measure.machine import describe_run
     from strobe.perf.measure.timing import TimingRecorder, span_records
     from strobe.perf.records.store import RunWriter, create_run, read_run
@@ -91,6 +92,7 @@ __all__ = [
     "attend_rounded",
     "block_sparse_attention",
     "block_sparse_attention_varlen",
+    "capture",
     "compare",
     "compare_runs",
     "compare_traces",
@@ -153,6 +155,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.engine.parallel.group": ("DeviceGroup",),
     "strobe.engine.session": ("Session",),
     "strobe.engine.video": ("VideoFile",),
+    "strobe.integrations.diffusers.capture": ("capture",),
     "strobe.perf.measure.machine": ("describe_run",),
     "strobe.perf.measure.timing": ("TimingRecorder", "span_records"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),

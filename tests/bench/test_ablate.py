@@ -22,8 +22,9 @@ from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.analysis.ledger.speedup import MOST_LINES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.ablation_page import FrontPoint, ablation_report, advise, front
+from strobe.perf.report.ablation_page import ablation_report, advise
 from strobe.perf.report.blocks.answer import answers_of
+from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import run_folders
 from strobe.perf.report.log_page import log_report
 from strobe.perf.report.write import render_markdown
@@ -223,12 +224,12 @@ def test_the_front_and_its_sweet_spot() -> None:
         FrontPoint(label="fastest", speed=2.0, score=15.0),
     ]
     assert [point.label for point in front(points)] == ["fastest", "good", "base"]
-    advice = {each.point.label: each for each in advise(points)}
-    assert [label for label, each in advice.items() if each.sweet] == ["good"]
-    assert advice["fastest"].when == "where speed counts above all: 45.0 dB below the best of the front"
-    assert advice["base"].when == "where no loss is allowed: the fastest of the front is 100 % faster"
-    (only,) = advise(points[:1])
-    assert only.sweet and only.when.startswith("always")
+    advice = {point.label: (sweet, when) for point, sweet, when in advise(points)}
+    assert [label for label, (sweet, _) in advice.items() if sweet] == ["good"]
+    assert advice["fastest"][1] == "where speed counts above all: 45.0 dB below the best of the front"
+    assert advice["base"][1] == "where no loss is allowed: the fastest of the front is 100 % faster"
+    ((_, sweet, when),) = advise(points[:1])
+    assert sweet and when.startswith("always")
     two = advise([points[0], points[-1]])
-    assert [each.point.label for each in two if each.sweet] == ["base"]  # equally near: the better one
+    assert [point.label for point, sweet, _ in two if sweet] == ["base"]  # equally near: the better one
     assert advise([]) == ()

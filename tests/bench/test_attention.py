@@ -14,7 +14,8 @@ from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.bench import gate
 from strobe.bench.cases import attention
-from strobe.bench.cases.attention import AttentionCall, AttentionCase, AttentionPlan, measure_attention, selected_pairs
+from strobe.bench.cases.attention import AttentionCase, measure_attention, selected_pairs
+from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.core.costs import block_mask_pairs
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.analysis.runs.compare import compare_stage

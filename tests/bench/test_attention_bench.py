@@ -28,12 +28,12 @@ from strobe.bench.attention.contestant import (
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
+from strobe.bench.cases.attention import selected_pairs
 from strobe.bench.cells import Attempt, CellsOutcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
-from strobe.perf.measure.timing import Speed
-from strobe.perf.records.record import Clocks
+from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import read_run
 
 CHECKED = tolerance("checked query", "float64")
@@ -110,11 +110,11 @@ def test_recall_and_the_approximation_are_against_all_keys() -> None:
 def test_precision_is_what_it_says() -> None:
     expected = torch.tensor([3.0, -4.0])
     found = running.precision(torch.tensor([3.0, -2.0]), expected)
-    assert found.l1 == pytest.approx(2 / 7)
-    assert found.rmse == pytest.approx(2**0.5)
-    assert found.relative == pytest.approx(2**0.5 / 12.5**0.5)
-    assert found.cosine == pytest.approx(17 / (13**0.5 * 5))
-    assert running.precision(torch.tensor([float("nan"), 1.0]), expected).relative == float("inf")
+    assert found[L1] == pytest.approx(2 / 7)
+    assert found[RMSE] == pytest.approx(2**0.5)
+    assert found[RELATIVE] == pytest.approx(2**0.5 / 12.5**0.5)
+    assert found[COSINE] == pytest.approx(17 / (13**0.5 * 5))
+    assert running.precision(torch.tensor([float("nan"), 1.0]), expected)[RELATIVE] == float("inf")
 
 
 def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
@@ -124,7 +124,7 @@ def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
     by_hand = sum(
         sizes[i] * sizes[j] for head in range(2) for i in range(len(sizes)) for j in range(len(sizes)) if mask[head, i, j]
     )
-    assert inputs.pairs == by_hand and inputs.blocks == int(mask.sum())
+    assert selected_pairs(inputs.selection, inputs.tiles) == by_hand
 
 
 def test_smooth_data_make_neighbours_alike() -> None:
@@ -192,15 +192,15 @@ def test_contestants_are_named_by_kind_impl_or_both() -> None:
 
 
 def test_laps_follow_the_budget() -> None:
-    slow = Speed(device_ns=500_000_000, host_ns=1)
-    fast = Speed(device_ns=1_000_000, host_ns=2_000_000)
+    slow = 500_000_000, 1
+    fast = 1_000_000, 2_000_000
     tight = running.plan_interleave({"a": slow, "b": fast}, 0.1)
     assert tight == (running.MIN_ROUNDS, {"a": 1, "b": 1})
     wide = running.plan_interleave({"a": slow, "b": fast}, 100.0)
     assert wide[0] == running.MAX_ROUNDS and wide[1]["b"] == running.MAX_CALLS
     between = running.plan_interleave({"a": slow, "b": fast}, 5.1)
     assert between[0] == 5 and between[1]["a"] == 1
-    even = Speed(device_ns=1_000_000_000, host_ns=1)
+    even = 1_000_000_000, 1
     most = running.MAX_ROUNDS
     for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
         spare_s = (calls - 1 + 0.5) * 2 * most

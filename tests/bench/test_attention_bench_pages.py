@@ -29,7 +29,8 @@ from strobe.perf.records.record import (
 )
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench import _settings as settings_of
-from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells
+from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
+from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.model import (
     Figure,
@@ -172,8 +173,10 @@ class CellWriter:
 
 def contestant(name: str) -> Contestant:
     group, _, impl = name.partition(":")
+    impl, _, level = impl.partition("@")
     work = "dense" if group == "dense" else "fine" if group == "fine" else "whole"
-    return Contestant(work=work, impl=impl, peer=group == "peer", raster=group == "raster")
+    share = float(level) if level else None
+    return Contestant(work=work, impl=impl, peer=group == "peer", raster=group == "raster", level=share)
 
 
 def cell_of(budget: float | int, block: int = 64, *, shape: str = "shape", backward: bool = False) -> AttentionCell:
@@ -227,7 +230,7 @@ def row(table: Table, *words: object) -> dict[str, object]:
 
 
 def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -> None:
-    cells = read_cells(run(tmp_path)).cells
+    cells = read_cells(run(tmp_path))[0]
     assert [(cell.grid.block, cell.grid.direction, cell.grid.budget) for cell in cells] == [
         (64, "forward", "s0.5"), (64, "forward", "s0.9"), (256, "forward", "k16"), (64, "backward", "s0.9"),
     ]  # fmt: skip
@@ -242,7 +245,7 @@ def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -
 
 
 def test_a_speedup_is_the_median_over_palindromes_with_a_paired_interval(tmp_path: Path) -> None:
-    cell = read_cells(run(tmp_path)).cells[1]
+    cell = read_cells(run(tmp_path))[0][1]
     fine = next(entry for entry in cell.measured if entry.name == "fine:x")
     assert cell.reference is not None
     found = speedup(cell.reference, fine)
@@ -320,8 +323,8 @@ def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None
 
 def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    found = choose(tuple(settings_of(read_cells(folder).cells)))
-    picked = {scenario: setting and setting.cell.grid.budget for scenario, (setting, _) in found.items()}
+    found = choose(tuple(settings_of(read_cells(folder)[0])))
+    picked = {scenario: setting and setting[0].grid.budget for scenario, (setting, _) in found.items()}
     # k16 is the fastest and smallest, but keeps 60 % of the mass; s0.5 keeps most, and is 10 / (4 * 1.2) = 2.08 times dense
     assert picked == {"memory-limited": "s0.9", "maximum performance": "s0.9", "quality-critical": "s0.5"}
     report = advice_report(folder)
@@ -340,7 +343,7 @@ def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
     cell.measured("dense:a", [(1, 1)] * 3)
     cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
     cell.end()
-    found = choose(tuple(settings_of(read_cells(tmp_path).cells)))
+    found = choose(tuple(settings_of(read_cells(tmp_path)[0])))
     assert {setting for setting, _ in found.values()} == {None}
     section: Section = advice_report(tmp_path).sections[0]
     assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
@@ -352,9 +355,9 @@ def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_pa
     cut.writer.close()
     earlier = CellWriter(folder, cell_of(0.9), ("dense:a",), attempt=".1")
     earlier.end()
-    names = [cell.name for cell in read_cells(folder).cells]
+    names = [cell.name for cell in read_cells(folder)[0]]
     assert "shape_s0.7_b64_forward" in names and "shape_s0.9_b64_forward.1" not in names
-    entry = next(cell for cell in read_cells(folder).cells if cell.grid.budget == "s0.7").entries[0]
+    entry = next(cell for cell in read_cells(folder)[0] if cell.grid.budget == "s0.7").entries[0]
     assert entry.reason == "not reached: the cell was cut short"
     assert bench_report(folder).sections
 
@@ -364,9 +367,9 @@ def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None
     broken = folder / "cells" / "shape_s0.8_b64_forward"
     broken.mkdir()
     (broken / "records.jsonl").write_text("{}\n")
-    found = read_cells(folder)
-    assert len(found.cells) == 4 and len(found.unread) == 1 and found.unread[0].startswith("shape_s0.8_b64_forward: ")
-    assert "no header" in found.unread[0] and "Some cells could not be read" in render_markdown(bench_report(folder))
+    cells, (unread,) = read_cells(folder)
+    assert len(cells) == 4 and unread.startswith("shape_s0.8_b64_forward: ")
+    assert "no header" in unread and "Some cells could not be read" in render_markdown(bench_report(folder))
 
 
 def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
@@ -439,3 +442,75 @@ def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
     (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
     assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)
     assert "of peak" in (titles := [column.title for column in table.columns]) and "SM clock" not in titles
+
+
+# --------------------------------------------------------------------------------------------------------------- referee
+
+
+def texts_of(table: Table, *words: object) -> dict[str, str]:
+    columns = {column.title: column for column in table.columns}
+    return {title: cell_text(cell, columns[title]) for title, cell in row(table, *words).items()}  # type: ignore[arg-type]
+
+
+def refereed(root: Path, *, text: int = 0) -> Path:
+    """Two layers: dense 10 ms; count and sub-block at two levels; a peer's fine stage; one method on a single call alone."""
+    methods = {
+        "vsa:count@0.8": (5.0, 0.8, {"early": 0.004, "late": 0.012}),
+        "vsa:count@0.9": (2.5, 0.5, {"early": 0.05, "late": 0.07}),
+        "vsa:sub-block@0.8": (6.0, 0.85, {"early": 0.02, "late": 0.02}),
+        "vsa:sub-block@0.9": (2.6, 0.6, {"early": 0.03, "late": 0.03}),
+        "fine:x": (1.0, 0.9, {"early": 0.001, "late": 0.001}),
+    }
+    for layer in ("early", "late"):
+        line = AttentionCell(
+            shape="model", sparsity=None, topk=None, block=64, backward=False, layer=layer, step=0, text_tokens=text
+        )
+        cell = CellWriter(root, line, ("dense:a", *methods, "vsa:share@0.9"))
+        cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
+        cell.writer.append(cell.number("dense:a", "relative error", 1e-6, "dense", "out"))
+        cell.writer.append(cell.number("dense:a", "relative error of the worst head", 1e-6, "dense", "out"))
+        for name, (ms, recall, errors) in methods.items():
+            cell.measured(name, [(ms, ms)] * 3, density=0.2, recall=recall)
+            cell.writer.append(cell.number(name, "relative error", errors[layer], "dense", "out"))
+            cell.writer.append(cell.number(name, "relative error of the worst head", 2 * errors[layer], "dense", "out"))
+        if layer == "early":
+            cell.measured("vsa:share@0.9", [(0.5, 0.5)] * 3, density=0.2, recall=0.9)
+        else:
+            cell.writer.append(Gate(variant="vsa:share@0.9", reference="r", rule="close", passed=False, detail="out 0.5"))
+        cell.end()
+    return root
+
+
+def plane_of(report: Report) -> Plane:
+    figure = report.sections[0].blocks[0]
+    assert isinstance(figure, Figure) and isinstance(figure.picture, Plane)
+    return figure.picture
+
+
+def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) -> None:
+    report = bench_report(refereed(tmp_path, text=4))
+    table, absent = shown_tables(read_cells(tmp_path).cells)
+    assert report.title == "At an error of 1 % VSA by count at 80 % is 2.00x as fast as dense attention"
+    assert report.sections[0].lead.startswith(f"{report.title}. 2 captured calls: 2 layers, 1 steps.")
+    count = texts_of(table, "VSA by count at 80 %")
+    assert (count["error"], count["worst head"], count["worst layer"]) == ("0.800 %", "2.400 %", "1.200 %")
+    assert (count["which"], count["weight kept"], count["median"], count["front"]) == ("late", "80.0 %", "5.000", "yes")
+    assert texts_of(table, "VSA by sub-block at 80 %")["front"] == "", "count at 80 % is faster and better"
+    assert texts_of(table, "fine (x)")["front"] == "selection not timed"
+    assert any("4 text tokens" in note for note in table.notes)
+    picture = plane_of(report)
+    labels = [picture.marks[at].label for at in picture.joined]
+    assert labels == ["VSA by count at 90 %", "VSA by sub-block at 90 %", "VSA by count at 80 %", "dense (a)"]
+    assert [mark.hollow for mark in picture.marks].count(False) == 4
+    assert "share" not in str(picture), "it was not measured on every call"
+    titles = {block.caption for section in report.sections for block in section.blocks if isinstance(block, Table)}
+    assert "model, forward: speed." in titles and absent.caption == "Entries without a number."
+
+
+def test_the_answer_where_nothing_is_exact_enough_or_fast_enough(tmp_path: Path) -> None:
+    _, judged = judge_methods(read_cells(refereed(tmp_path)).cells)
+    coarse = [each for each in judged if each.error > 0.02]
+    words = "At an error of 5 % VSA by sub-block at 90 % is 3.85x as fast as dense attention; at 1 % none is faster, on a CPU"
+    assert answer(coarse, on_gpu=False) == words
+    slow = [each for each in judged if each.entry.name.startswith("dense")]
+    assert answer(slow, on_gpu=True) == "No method is faster than dense attention at an error of 50 % or less"

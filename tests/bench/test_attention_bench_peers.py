@@ -14,6 +14,7 @@ from strobe.bench.attention.contestant import CellTensors, GridCell, Shape, draw
 from strobe.compat.video_sparse import video_sparse_attn
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.tolerances import tolerance
+from strobe.perf.records.record import RELATIVE
 
 ELEMENT, CALL = tolerance("element", "float32"), tolerance("call", "float32")
 
@@ -75,14 +76,14 @@ def test_an_adapter_speaks_the_peers_layout(name: str, backward: bool) -> None:
         found = contestant.call(*contestant.leaves, lse=True)
     expected = oracle.expect(inputs, contestant, found, gradients=backward)
     out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
-    assert oracle.precision(out, expected.out).relative < CALL
+    assert oracle.precision(out, expected.out)[RELATIVE] < CALL
     if found.lse is not None:
         torch.testing.assert_close(contestant.lse_rows(found.lse, inputs).double(), expected.lse, rtol=ELEMENT, atol=ELEMENT)
     if backward:
         upstream = torch.zeros_like(inputs.upstream)
         upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
         for given, wanted in zip(contestant.backward(inputs, upstream)(), expected.gradients, strict=True):
-            assert oracle.precision(contestant.as_raster(given, inputs), wanted).relative < CALL
+            assert oracle.precision(contestant.as_raster(given, inputs), wanted)[RELATIVE] < CALL
 
 
 def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
@@ -104,7 +105,7 @@ def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
     contestant = peers.PEERS["flashinfer"].build("peer:flashinfer", inputs, module)
     found = contestant.call(*contestant.leaves, lse=True)
     expected = oracle.expect(inputs, contestant, found)
-    assert oracle.precision(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out).relative < CALL
+    assert oracle.precision(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out)[RELATIVE] < CALL
 
 
 def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:

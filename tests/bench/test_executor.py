@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strobe.bench.executor import Cell, LocalExecutor, Resources
-from strobe.bench.executor.processes import MARK, alive
+from strobe.bench.executor.processes import alive
 from strobe.core.errors import ConfigError
 
 PARALLEL = Resources(exclusive=False)
@@ -68,14 +68,15 @@ def test_a_timeout_ends_processes_that_left_the_session_and_do_not_listen() -> N
     wait_until(lambda: os.pread(handle.output[0].fileno(), 100, 0) == b"ready\n")
     handle.started -= 900  # as if it had been submitted that long ago
     found = executor.wait(handle)
-    assert found.status == "timeout" and found.wall_s >= 900 and found.swept == 3 and found.stdout == "ready\n"
+    assert found.status == "timeout" and found.swept == 3 and found.stdout == "ready\n"
     assert alive(handle.mark) == []
 
 
 def test_a_cell_is_given_its_time_and_no_more() -> None:
     executor = LocalExecutor(grace_s=0.3)
+    start = time.monotonic()
     found = executor.wait(executor.submit(python("import time; time.sleep(1000)", timeout_s=0.4)))
-    assert found.status == "timeout" and 0.4 <= found.wall_s < 900
+    assert found.status == "timeout" and 0.4 <= time.monotonic() - start < 900
 
 
 def test_orphans_of_a_cell_that_ended_by_itself_are_swept() -> None:
@@ -133,22 +134,6 @@ def test_what_cannot_be_is_refused() -> None:
         LocalExecutor(grace_s=0.3).submit(Cell(argv=("true",), timeout_s=1, resources=Resources(cpus=10_000)))
     with pytest.raises(ConfigError, match="expected 1 or more"):
         Resources(cpus=0)
-    with pytest.raises(ConfigError, match="use the executor ray"):
-        LocalExecutor(grace_s=0.3).submit(Cell(argv=("true",), timeout_s=1, resources=Resources(nodes=2)))
     missing = LocalExecutor(grace_s=0.3)
     found = missing.wait(missing.submit(Cell(argv=("no-such-command",), timeout_s=PATIENCE_S)))
     assert found.status == "failed" and found.code == 127 and "no-such-command" in found.stderr
-
-
-def test_the_digest_is_that_of_the_work() -> None:
-    cell = Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=1)
-    assert cell.digest == Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=9).digest
-    others = [
-        Cell(argv=("a b",), env={"X": "1"}, timeout_s=1),
-        Cell(argv=("a", "b"), env={"X": "2"}, timeout_s=1),
-        Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=1, files={"task": b"1"}),
-        Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=1, files={"task": b"2"}),
-        Cell(argv=("a", "b"), env={"X": "1"}, timeout_s=1, resources=Resources(nodes=2)),
-    ]
-    assert len({cell.digest, *(other.digest for other in others)}) == 6
-    assert MARK not in cell.env

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.bench.executor import Cell, Finished, Handle, LocalExecutor, Resources
+from strobe.bench.executor import Cell, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, Running, spread
 from strobe.bench.executor.processes import alive
 from strobe.bench.tree.request import RankedCall, TreeSettings
@@ -99,7 +99,7 @@ def test_jobs_give_their_results_in_order_and_hear_why_they_were_refused() -> No
 
 def test_ctrl_c_ends_all_cells_and_tells_their_jobs() -> None:
     class Interrupted(LocalExecutor):
-        def wait(self, handle: Handle) -> Finished:
+        def wait(self, handle: Running) -> Finished:
             raise KeyboardInterrupt
 
         def at_once(self, resources: Resources) -> int:
@@ -127,7 +127,7 @@ def test_cells_that_no_machine_takes_fail_one_by_one_and_in_words(tmp_path: Path
     for shape in shapes:
         end = read_run(tmp_path / "cells" / shape.name).end
         assert end is not None and (end.status, end.message) == ("failed", "no such machine")
-    assert [cell.failure for cell in read_cells(tmp_path).cells] == ["no such machine"] * 2
+    assert [cell.failure for cell in read_cells(tmp_path)[0]] == ["no such machine"] * 2
 
 
 def test_a_cell_whose_processes_do_not_listen_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

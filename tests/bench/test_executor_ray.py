@@ -21,15 +21,6 @@ from strobe.perf.report.study import load_trace_study
 
 SHARED = Resources(exclusive=False)
 PATIENCE_S = 120.0
-TORCHRUN = ("-m", "torch.distributed.run", "--max-restarts=0", "--nproc-per-node=1")
-WORLD = """
-import pathlib, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, total = dist.get_rank(), torch.tensor(1.0 + dist.get_rank())
-dist.all_reduce(total)
-pathlib.Path(f"rank{rank}.txt").write_text(f"{dist.get_world_size()} {total.item():g}")
-dist.destroy_process_group()
-"""
 DEAF = """
 import pathlib, subprocess, sys, time
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
@@ -88,10 +79,9 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("strobe.bench.executor.ray.broken", lambda module: f"{module} cannot be imported (ImportError: half)")
     with pytest.raises(ImplUnavailableError, match=r"ImportError: half\); pip install .*\[ray\].*would run here: local"):
         open_executor("ray")
-    with pytest.raises(ConfigError, match="did you mean 'ray'"):
-        open_executor("rya")
-    with pytest.raises(ConfigError, match="which is this machine"):
-        open_executor("local", "host:1")
+    for other in ("rya", "local:host:1"):
+        with pytest.raises(ConfigError, match=f"unknown executor '{other}'.*ray:HOST:PORT"):
+            open_executor(other)
 
 
 @pytest.mark.rest
@@ -99,7 +89,7 @@ def test_where_no_cluster_is_it_says_so_and_what_to_start() -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
     for address in ("127.0.0.1:1", "nowhere"):
         with pytest.raises(StrobeError, match=f"no Ray cluster at {address}: .*; start each machine with `ray start"):
-            open_executor("ray", address)
+            open_executor(f"ray:{address}")
 
 
 @pytest.mark.rest
@@ -110,9 +100,7 @@ def test_cells_that_take_times_have_a_machine_each(cluster: Any) -> None:
     )
     cells = [python(program, str(number)) for number in range(3)]
     handles = [executor.submit(cell) for cell in cells]
-    assert executor.submit(cells[0]) is handles[0], "the same work is done once"
     found = [executor.wait(handle) for handle in handles]
-    assert executor.submit(cells[0]) is handles[0]
     spans: dict[str, list[list[float]]] = {}
     for each in found:
         assert each.status == "done" and not each.lost, each.stderr
@@ -137,8 +125,6 @@ def test_a_failure_and_a_timeout_bring_their_words_and_leave_nothing(cluster: An
     )
     found = executor.wait(executor.submit(cell))
     assert (found.status, found.code, found.stdout, found.stderr, found.files) == ("failed", 3, "text\n", "why\n", {})
-    again = executor.submit(cell)
-    assert executor.wait(again) is not found, "what failed may be tried again"
     file = tmp_path / "late"
     found = executor.wait(executor.submit(deaf(file, 100, timeout_s=2)))
     assert found.status == "timeout" and found.swept >= 1 and file.read_text() == "up\n" and left(str(file)) == []
@@ -154,30 +140,8 @@ def test_a_failure_and_a_timeout_bring_their_words_and_leave_nothing(cluster: An
 @pytest.mark.rest
 def test_what_the_cluster_cannot_do_is_refused_at_once(cluster: Any) -> None:
     executor = open_executor("ray")
-    with pytest.raises(ConfigError, match=r"asks for 1 machine of 1 CPU and 8 GPU.*the cluster has .* 2 CPU, 0 GPU; .* 2 CPU"):
+    with pytest.raises(ConfigError, match=r"asks for a machine of 1 CPU and 8 GPU.*the cluster has .* 2 CPU, 0 GPU; .* 2 CPU"):
         executor.submit(Cell(argv=("true",), timeout_s=1, resources=Resources(gpus=8)))
-    with pytest.raises(ConfigError, match="asks for 3 machines"):
-        executor.submit(Cell(argv=("true",), timeout_s=1, resources=Resources(nodes=3)))
-
-
-@pytest.mark.rest
-def test_one_world_over_two_machines(cluster: Any) -> None:
-    executor = open_executor("ray")
-    cell = Cell(
-        argv=(sys.executable, *TORCHRUN, "world.py"),
-        files={"world.py": WORLD.encode()},
-        env={"OMP_NUM_THREADS": "1"},
-        resources=Resources(nodes=2),
-        timeout_s=PATIENCE_S,
-    )
-    found = executor.wait(executor.submit(cell))
-    assert found.status == "done", found.stderr
-    assert found.files == {"rank0.txt": b"2 3", "rank1.txt": b"2 3"} and found.node.count("(") == 2
-    program = "import os, sys, time; sys.exit('this one') if os.environ['PET_NODE_RANK'] == '1' else time.sleep(1000)"
-    found = executor.wait(
-        executor.submit(Cell(argv=(sys.executable, "-c", program), timeout_s=900, resources=Resources(nodes=2)))
-    )
-    assert (found.status, found.code, found.stderr) == ("failed", 1, "this one\n") and found.wall_s < 900, "one ends the other"
     many = Cell(argv=("true",), timeout_s=1, resources=Resources(cpus=2, exclusive=False), files={"a/b": b"", "a": b""})
     found = executor.wait(executor.submit(many))
     assert found.status == "failed" and "a worker of the cluster cannot start it" in found.stderr
@@ -190,7 +154,6 @@ def test_a_cell_outlives_the_machine_it_ran_on(cluster: Any, tmp_path: Path) -> 
     files = [tmp_path / name for name in ("first", "second")]
     handles = [executor.submit(deaf(file, 2)) for file in files]
     until(lambda: all(file.exists() for file in files))
-    both = executor.submit(Cell(argv=("true",), timeout_s=PATIENCE_S, resources=Resources(nodes=2)))
     (node,) = cluster.worker_nodes
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     found = [executor.wait(handle) for handle in handles]
@@ -199,8 +162,6 @@ def test_a_cell_outlives_the_machine_it_ran_on(cluster: Any, tmp_path: Path) -> 
     assert len(again) == 1 and again[0].lost[0] != again[0].node == next(each for each in found if not each.lost).node
     assert sorted(file.read_text().count("up") for file in files) == [1, 2]
     assert [left(str(file)) for file in files] == [[], []]
-    never = executor.wait(both)
-    assert never.status == "lost" and "asks for 2 machines of 1 CPU" in never.stderr and never.code is None
 
 
 @pytest.mark.rest
@@ -212,7 +173,7 @@ def test_traces_are_sent_to_the_machines_and_come_back_read(cluster: Any, tmp_pa
         (tmp_path / str(rank)).mkdir()  # the same name three times
         head = f'{{"schemaVersion": 1, "distributedInfo": {{"rank": {rank}, "world_size": 3}}, "traceEvents": ['
         (tmp_path / str(rank) / "trace.json").write_text(head + event % (10 + rank) + "]}")
-    study = load_trace_study([tmp_path], reading=spread_reading(open_executor("ray", cluster.address)))
+    study = load_trace_study([tmp_path], reading=spread_reading(open_executor(f"ray:{cluster.address}")))
     assert [trace.rank for trace in study.traces] == [0, 1, 2]
     for rank, trace in enumerate(study.traces):
         assert trace.path == tmp_path / str(rank) / "trace.json" and trace.device_events[0].start_ns == 1000 * (10 + rank)

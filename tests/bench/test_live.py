@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from live_server import serving
-from strobe.bench.cases.live import Load, _Seen, plan, run_load
+from strobe.bench.cases.live import _Seen, run_load
+from strobe.bench.cases.visits import Load, plan
 from strobe.core.errors import ConfigError, SessionError
 from strobe.perf.analysis.runs.latency import figures_of
 from strobe.perf.records.store import read_run

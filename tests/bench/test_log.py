@@ -105,8 +105,7 @@ def write(
 
 def decisions(root: Path) -> dict[str, tuple[str, str]]:
     entries = read_entries(run_folders([root]))
-    found = {entry.name: decide(entry, entries) for entry in entries}
-    return {name: (decision.word, decision.why) for name, decision in found.items()}
+    return {entry.name: decide(entry, entries) for entry in entries}
 
 
 def test_the_rule(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_figures_of_an_entry(tmp_path: Path) -> None:
     assert (fast.found.switch_block.n, fast.found.switch_block.max_ns) == (4, pytest.approx(100.1 * MS))
     assert fast.dit_fps == pytest.approx(12 / (0.75 * 0.050025))
     assert fast.break_even == pytest.approx(1000 / (100 - 50.025))
-    assert [(each.setting, each.reference, each.own) for each in fast.differences] == [("window", "12", "6")]
+    assert fast.differences == ("window: 6 instead of 12",)
     assert base.break_even is None
 
 
@@ -170,8 +169,7 @@ def test_a_run_that_failed_is_an_entry(tmp_path: Path) -> None:
         writer.append(End(status="failed", date="2026-01-01T00:01:00Z", wall_ns=1, message="graphs: RuntimeError: no capture"))
     entries = read_entries(run_folders([tmp_path]))
     failed = next(entry for entry in entries if entry.name == "graphs")
-    assert decide(failed, entries).word == "Drop"
-    assert decide(failed, entries).why == "graphs: RuntimeError: no capture"
+    assert decide(failed, entries) == ("Drop", "graphs: RuntimeError: no capture")
     page = render_markdown(log_report(run_folders([tmp_path]), tmp_path))
     assert "no capture" in page
 

@@ -39,33 +39,33 @@ def test_the_operations_are_those_of_a_step(tiny: Model, name: str) -> None:
     step = parts(tiny, name)
     with torch.inference_mode():
         operations = step.operations()
-    flops = sum(each.calls * counted(each) for each in operations if "conditions" not in each.name)
+    flops = sum(each.operation.calls * counted(each) for each in operations if "conditions" not in each.operation.name)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         step.transformer.dit(
             step.latents, *step.transformer.conditions(step.latents, step.timestep, step.text, step.step), step.step
         )
-    extra = counted(next(each for each in operations if each.name == "conditions"))
+    extra = counted(next(each for each in operations if each.operation.name == "conditions"))
     assert flops == counter.get_total_flops() - extra
-    assert Counter(each.inside for each in operations).keys() == {*REGIONS, REST}
+    assert Counter(each.operation.inside for each in operations).keys() == {*REGIONS, REST}
 
 
 def test_every_operation_costs_what_torch_counts(tiny: Model) -> None:
     step = parts(tiny, "balanced")
     with torch.inference_mode():
         operations = step.operations()
-    known = [each for each in operations if each.cost is not None]
+    known = [each for each in operations if each.operation.cost is not None]
     for each in known:
-        assert each.cost is not None
-        if "attention_kernel" not in each.name:  # on a CPU torch does not count its fused attention
-            assert each.cost.flops == counted(each), each.name
+        assert each.operation.cost is not None
+        if "attention_kernel" not in each.operation.name:  # on a CPU torch does not count its fused attention
+            assert each.operation.cost.flops == counted(each), each.operation.name
     whole = total(transformer_pass(transformer_shape(tiny), steady_pass(tiny, step.config)))
-    assert sum(each.cost.flops * each.calls for each in known if each.cost) == whole.flops
+    assert sum(each.operation.cost.flops * each.operation.calls for each in known if each.operation.cost) == whole.flops
 
 
 def test_each_call_takes_the_next_layers_weights(tiny: Model) -> None:
     step = parts(tiny, "balanced")
     with torch.inference_mode():
-        run = next(each.run for each in step.operations() if each.name == "ffn_up")
+        run = next(each.run for each in step.operations() if each.operation.name == "ffn_up")
         outs = [run() for _ in range(4)]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]) and not torch.equal(outs[0], outs[1])  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -
     """Each is to x0 and, but for the last, a correction and a prediction, as a frame block has them."""
     own = replace(tiny.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
     step = parts(replace(tiny, defaults=own), "balanced")
-    (found,) = (each for each in step._edges() if each.name == "unipc")
+    (found,) = (each for each in step._edges() if each.operation.name == "unipc")
     outs, sigmas, latents = [found.run() for _ in range(5)], step.config.schedule.sigmas, step.latents
     for index, out in enumerate(outs[:3]):
         clean = [latents] * index + [latents - sigmas[index] * latents]
@@ -85,13 +85,13 @@ def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -
         torch.testing.assert_close(out, (here, there), rtol=0, atol=tolerance("element", "float32"))
     torch.testing.assert_close(outs[3][-1], latents - sigmas[3] * latents)  # type: ignore[index]
     torch.testing.assert_close(outs[4], outs[0], rtol=0, atol=0)
-    assert "renoise" not in {each.name for each in step._edges()}
+    assert "renoise" not in {each.operation.name for each in step._edges()}
 
 
 def test_writing_again_leaves_the_cache_as_it_is(tiny: Model) -> None:
     step = parts(tiny, "balanced")
     with torch.inference_mode():
-        write = next(each.run for each in step.operations() if each.name == "kv_write")
+        write = next(each.run for each in step.operations() if each.operation.name == "kv_write")
         for _ in range(2):
             write()
         before, end = step.cache.snapshot(), step.cache.end
@@ -118,12 +118,12 @@ def test_a_prompt_switch_can_be_made_again_and_again(tiny: Model, name: str) -> 
 def test_copies_of_the_window_are_no_part_of_a_step(tiny: Model) -> None:
     step = parts(tiny, "balanced")
     window, sink, concat = cache_copies(step)
-    assert (window.calls, sink.calls, concat.calls) == (0, 0, 0)
+    assert (window.operation.calls, sink.operation.calls, concat.operation.calls) == (0, 0, 0)
     shape = (1, 12 * 4, 2, 24)
     (keys, values) = concat.run()  # type: ignore[misc]
     assert keys.shape == values.shape == shape
     assert [tuple(each.shape) for each in window.run()] == [(1, 9 * 4, 2, 24)] * 2  # type: ignore[attr-defined]
-    assert concat.cost is not None and concat.cost.moved_bytes == 2 * 2 * keys.numel() * 4
+    assert concat.operation.cost is not None and concat.operation.cost.moved_bytes == 2 * 2 * keys.numel() * 4
 
 
 @pytest.mark.parametrize(("name", "calls"), [("balanced", 1), ("baseline", 3)])
@@ -132,7 +132,13 @@ def test_the_decoders_modules_are_run_on_what_they_get(tiny: Model, name: str, c
     step = parts(tiny, name)
     with torch.inference_mode():
         stages = decoder_operations(tiny, step.config, step.latents)
-    assert [each.name.removeprefix("vae_") for each in stages] == [name for name, _ in tiny.vae.decoder.named_children()]
-    assert {each.calls for each in stages} == {calls}
+    assert [each.operation.name.removeprefix("vae_") for each in stages] == [
+        name for name, _ in tiny.vae.decoder.named_children()
+    ]
+    assert {each.operation.calls for each in stages} == {calls}
     for each in stages:
-        assert each.cost is None if calls > 1 else each.cost is not None and each.cost.flops == counted(each)
+        assert (
+            each.operation.cost is None
+            if calls > 1
+            else each.operation.cost is not None and each.operation.cost.flops == counted(each)
+        )

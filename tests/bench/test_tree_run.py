@@ -43,14 +43,12 @@ def quiet(done: int, total: int, what: str = "") -> None:
 
 def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     """One is held back; who waits for whom is up to the machine, so what that makes of a verdict is tested on made calls."""
-    how = TreeSettings(
-        contestants=("allgather", "ring", "auto", PEER), iterations=1, profile=True, delay_rank=1, delay_ms=20, timeout_s=300
-    )
+    how = TreeSettings(contestants=("allgather", "ring", "auto", PEER), iterations=1, profile=True, delay=(1, 20.0))
     shape, executor = RankedCall(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2), Watched()
-    outcome = run_cells([shape], how, tmp_path, quiet, executor=executor)
+    outcome = run_cells([shape], how, tmp_path, quiet, timeout_s=300, executor=executor)
     assert outcome.measured == (shape.name,), outcome.failed
     assert alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path).cells
+    (cell,) = read_cells(tmp_path)[0]
     ours = [entry for entry in cell.entries if entry.name != PEER]
     assert not any(entry.reason for entry in ours)
     for entry in ours:
@@ -71,14 +69,12 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     again = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert again.kept == (shape.name,) and len(executor.marks) == 1
     with pytest.raises(ConfigError, match="differ in seed"):
-        run_cells(
-            [shape], TreeSettings(contestants=how.contestants, iterations=1, profile=True, timeout_s=300, seed=1), tmp_path, quiet
-        )
+        run_cells([shape], TreeSettings(contestants=how.contestants, iterations=1, profile=True, seed=1), tmp_path, quiet)
 
 
 @pytest.mark.rest
 def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
-    how = TreeSettings(contestants=("allgather",), iterations=1, timeout_s=3.0, delay_rank=1, delay_ms=600_000)
+    how = TreeSettings(contestants=("allgather",), iterations=1, delay=(1, 600_000.0))
     shape, executor = RankedCall(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
     start = time.monotonic()
     (failed,) = run_cells([shape], how, tmp_path, quiet, executor=executor).failed
@@ -92,7 +88,7 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     shape, executor = RankedCall(world_size=2, seq_len=16), Watched()
     (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
     assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
-    (cell,) = read_cells(tmp_path).cells
+    (cell,) = read_cells(tmp_path)[0]
     assert not cell.measured and "ended after 0.5 s" in cell.failure
 
 
@@ -169,7 +165,7 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
         (lambda: RankedCall(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
         (lambda: TreeSettings(contestants=("algather",)), "did you mean 'allgather'"),
         (lambda: TreeSettings(iterations=0), "one iteration"),
-        (lambda: TreeSettings(delay_ms=-1), "a delay of 0 or more"),
+        (lambda: TreeSettings(delay=(0, -1.0)), "a delay of 0 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:

@@ -36,15 +36,7 @@ def test_broken_weights_are_not_accepted_and_the_files_say_why(
     checks = {check["name"]: check for check in document["checks"]}
     assert checks["tensors_not_finite"]["detail"] == "transformer blocks.3.ffn.0.weight"
     assert checks["latent_std"]["value"] is None and checks["latent_std"]["passed"] is False and checks["latent_std"]["high"] == 4
-    assert (out / "row.md").read_text(encoding="utf-8") == document["row"]
-    assert {path.name for path in out.iterdir()} == {
-        "compare",
-        "records.jsonl",
-        "report.html",
-        "report.json",
-        "report.md",
-        "row.md",
-    }
+    assert {path.name for path in out.iterdir()} == {"records.jsonl", "report.html", "report.json", "report.md"}
     again = strobe("report", out)
     assert again.code == 0 and "broken" in (out / "report.md").read_text(encoding="utf-8")
 
@@ -52,8 +44,8 @@ def test_broken_weights_are_not_accepted_and_the_files_say_why(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--blocks", "2"], "2 frame blocks are too few to see drift; give 4 or more"),
-        (["--seconds", "1"], "2 frame blocks are too few to see drift; give 4 or more"),
+        (["--blocks", "2"], "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
+        (["--seconds", "1"], "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
         (["--preset", "turbp"], "unknown preset 'turbp' (did you mean 'turbo'?)"),
         (["--preset", "ultra"], "no FP8 matrix units"),
         (["--prompt", "a red ball"], "ball"),

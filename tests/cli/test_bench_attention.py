@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from strobe.cli import bench_attention
+from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
 
 FAST = ("--seconds-per-cell", "0.01", "--quiet")
@@ -36,6 +38,33 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
     assert rendered.code == 0 and "2x4x9, forward: speed." in rendered.out
     other = strobe(*line, "--seed", 1)
     assert other.code == 2 and "differ in seed" in other.err
+
+
+def test_captured_calls_are_measured_by_several_methods_and_the_answer_comes_first(strobe: Strobe, tmp_path: Path) -> None:
+    file, out = tmp_path / "qkv.safetensors", tmp_path / "bench"
+    call = CapturedCall(model="M", layer="blocks.3.attn1", step=2, grid=(2, 4, 9))
+
+    def write(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (torch.randn(1, 72, 1, 32, generator=generator) for _ in range(3))
+        write_calls(file, [(call, (q, k, v))])
+
+    write(0)
+    line = ("bench", "attention", "--captured", file, "--sparsity", 0, 0.5, "--impls", "dense:sdpa", "vsa", *FAST, "--out", out)
+    found = strobe(*line)
+    assert found.code == 0, found.err
+    title = found.out.splitlines()[0]
+    assert title.startswith(("At an error of", "No method is faster")) and title.endswith(", on a CPU")
+    assert (out / "report.md").read_text().startswith(f"# {title}\n")
+    assert "VSA by sub-block at 50 %" in found.out and "M-2x4x9, blocks of 64: methods." in found.out
+    (cell,) = strobe(*line, "--json").document["cells"]
+    assert [each["name"] for each in cell["contestants"]] == [
+        "dense:sdpa", "vsa:count@0", "vsa:count@0.5", "vsa:sub-block@0", "vsa:sub-block@0.5",
+    ]  # fmt: skip
+    assert strobe("bench", "attention", "--out", out, "--render").out.splitlines()[0] == title
+    write(1)
+    other = strobe(*line)
+    assert other.code == 2 and "differ in captured" in other.err
 
 
 def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
@@ -93,6 +122,8 @@ def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path,
         (("--grid", "quick", "--tile", "flat"), "unknown tile"),
         (("--grid", "quick", "--seconds-per-cell", 0), "more than 0 seconds"),
         (("--grid", "quick", "--heads", 0), "expected 1 or more"),
+        (("--captured", "no.safetensors"), "no.safetensors does not exist"),
+        (("--captured", "no.safetensors", "--grid", "quick"), "its calls are what is measured; leave out --grid"),
     ],
 )
 def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple[object, ...], words: str) -> None:

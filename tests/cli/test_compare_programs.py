@@ -138,4 +138,4 @@ def test_help_tells_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "strobe compare PRESET PRESET" in told and "strobe compare -- COMMAND -- COMMAND" in told
-    assert "--ignore-failure" in told
+    assert "--prepare" in told

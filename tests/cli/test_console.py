@@ -13,6 +13,10 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from strobe.cli.console import Output, _Pace, styled, terminal
+from strobe.cli.tables import table_text
+from strobe.perf.report.model import Column, Ratio, Row
+from strobe.perf.report.model import Table as ReportTable
+from strobe.perf.report.model import Text as Words
 from terminal import Strobe
 
 ROOT = Path(__file__).parents[2]
@@ -121,3 +125,10 @@ def test_no_other_way_out_of_the_command_line() -> None:
         path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if ways.search(path.read_text(encoding="utf-8"))
     }
     assert found == {"console.py", "main.py", "help_page.py"}, "the last one draws our own docstrings on the console of --help"
+
+
+def test_a_narrow_screen_cuts_words_and_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    heads = (Column("name"), Column("speedup", numeric=True), Column("why"))
+    table = ReportTable("Cap", heads, (Row((Words("a"), Ratio(0.149, 0.121, 0.182), Words("a long text " * 9))),))
+    assert "a     0.149x [0.121, 0.182]  a long text a l..." in table_text(table).plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from cyclopts import App, ArgumentCollection
 
 from strobe.cli import defaults
-from strobe.cli.documents.defaults import defaults_schema
 from strobe.perf.measure.machine import describe_run
 from terminal import Strobe
 
@@ -168,23 +166,3 @@ def test_a_list_of_the_environment_is_words_of_a_shell(strobe: Strobe, monkeypat
 def test_a_flag_of_the_file_can_be_turned_off(strobe: Strobe, place: Path) -> None:
     (place / "project" / "strobe.toml").write_text("[doctor]\njson = true\n")
     assert strobe("doctor", "--device", "cpu", "--json=false").out.startswith("ok ")
-
-
-def test_the_schema_knows_every_verb_and_type() -> None:
-    schema = json.loads(defaults_schema())["properties"]
-
-    def flag(name: str, *verbs: str) -> dict[str, Any]:
-        """What an editor finds for a flag; of several verbs that have an equal one, it stands in the table of all."""
-        table = schema
-        for verb in verbs:
-            table = table[verb]["properties"]
-        found: dict[str, Any] = table[name]
-        return flag(name, "default") if found == {"$ref": f"#/properties/default/properties/{name}"} else found
-
-    assert set(schema) == {*defaults.verbs(), "default"}
-    assert flag("advice", "bench", "attention")["type"] == "boolean"
-    assert flag("rounds", "compare")["type"] == "integer" and schema["generate"]["additionalProperties"] is False
-    assert flag("mode", "generate")["enum"] == ["interpolate", "recache", "shot", "soft"]
-    assert "$ref" not in json.dumps(schema["default"])
-    assert set(schema["default"]["properties"]) == {name.removeprefix("--") for name in defaults.every_flag()}
-    assert not {"config", "debug"} & set(schema["default"]["properties"])

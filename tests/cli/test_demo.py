@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from strobe.cli.app import app
 from strobe.cli.compare import ClipFlags
-from strobe.cli.demo import what_next, why_fast
+from strobe.cli.demo import side_by_side, what_next, why_fast
 from strobe.core.errors import Terminated
 from strobe.engine.load import load
 from strobe.engine.session import Session
+from strobe.quality.files import read_clip
 from terminal import Strobe
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "presets-h200"
@@ -30,6 +32,24 @@ def test_one_sentence_says_what_made_the_fastest_preset_fast(strobe: Strobe, tmp
     for row in slower["speedups"]:
         row["low"] = 0.9
     assert list(why_fast(slower)) == [], "nothing is said of a difference that is not proven"
+
+
+def test_two_frames_side_by_side_and_what_turbo_changed(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"runs": [str(RUN)], "speedups": [], "parts": []}
+    monkeypatch.setattr("strobe.cli.demo.measure", lambda *given, **options: (0, found))
+    folder, picture = tmp_path / "frames", tmp_path / "frames" / "baseline-turbo.png"
+    result = strobe("demo", "--out", folder, "--blocks", 1, "--device", "cpu")
+    assert result.code == 0 and (
+        f"{picture}: the last frame of both, baseline on the left; turbo takes 3 denoise steps instead of 4, "
+        "and its attention sees 8 latent frames instead of 12."
+    ) in " ".join(result.out.split())
+    (shown,) = read_clip(picture)
+    left, right = (read_clip(RUN / "clips" / f"{name}.mp4")[-1] for name in ("baseline", "turbo"))
+    zoom, side = 384 // len(left), left.shape[1]
+    small = shown[::zoom, ::zoom]
+    assert shown.shape[0] == zoom * len(left) and not torch.equal(left, right)
+    assert torch.equal(small[:, :side], left) and torch.equal(small[:, -side:], right)
+    assert list(side_by_side(tmp_path, picture, load().defaults, "cpu")) == [], "without clips there is nothing to show"
 
 
 def test_the_next_commands_are_three_that_are_read() -> None:

@@ -21,6 +21,7 @@ from strobe.cli.console import Output
 from strobe.cli.documents.verbs import DoctorOutput
 from strobe.core import device
 from strobe.core.errors import WeightsError
+from strobe.core.main_memory import total_bytes
 from strobe.engine import load
 from strobe.engine.arena import ArenaPlan
 from strobe.perf.measure import machine
@@ -44,13 +45,16 @@ def test_it_says_what_this_machine_has(strobe: Strobe) -> None:
 
 def test_the_page_for_people_has_the_same(strobe: Strobe) -> None:
     out = strobe("doctor", "--device", "cpu").out
+    memory = total_bytes()
+    assert memory is not None
     for words in (
         "torch",
         "no GPU, ",
-        " GB, ",
+        f" cores, {memory / 2**30:.1f} GiB, ",
         "runs: ",
         "needs a GPU: cudnn, fa4, triton",
         "compile: used on CUDA only",
+        "turbo_fp8, ultra cannot run: each runs linear layers in FP8",
         "lpips: ",
     ):
         assert words in out
@@ -117,8 +121,8 @@ def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) 
     asked = ("--preset", "balanced", "--device", "cpu")
     assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 0
     assert "in one pool" not in strobe("doctor", *asked).out
-    monkeypatch.setattr("strobe.engine.memory.plan_arena", lambda *_: ArenaPlan(kept_bytes=3 << 30, decoder_bytes=1 << 29))
-    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 7 << 29
+    monkeypatch.setattr("strobe.engine.memory.plan_arena", lambda *_: ArenaPlan(kept_bytes=3 << 20, decoder_bytes=1 << 19))
+    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 7 << 19
     assert "3.50 of it in one pool" in strobe("doctor", *asked).out
 
 

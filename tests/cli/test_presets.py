@@ -16,15 +16,15 @@ def test_every_setting_of_every_preset(strobe: Strobe) -> None:
         assert settings["ring_cache"][name] == ("on" if config.knobs.ring_cache else "off")
 
 
-def test_diff_leaves_out_what_is_the_same(strobe: Strobe) -> None:
-    every, some = (strobe("presets", "turbo", "ultra", *flags, "--json").document["settings"] for flags in ([], ["--diff"]))
-    assert some == {setting: values for setting, values in every.items() if len(set(values.values())) > 1}
-    assert "window" in some and "dtype" not in some
-
-
-def test_one_preset_differs_from_nothing(strobe: Strobe) -> None:
-    result = strobe("presets", "balanced", "--diff")
-    assert (result.code, result.out) == (2, "") and "name another beside 'balanced'" in result.err
+def test_what_is_the_same_is_left_to_details(strobe: Strobe) -> None:
+    document = strobe("presets", "turbo", "ultra", "--json").document["settings"]
+    some, every, one = (
+        strobe("presets", *words).out for words in (["turbo", "ultra"], ["turbo", "ultra", "--details"], ["turbo"])
+    )
+    for setting, values in document.items():
+        assert (f"\n {setting} " in some) == (values["turbo"] != values["ultra"])
+        assert f"\n {setting} " in every and f"\n {setting} " in one
+    assert "\n window " in some and "\n dtype " not in some
 
 
 def test_realtime_is_named_only_where_it_is_taken(strobe: Strobe) -> None:

@@ -25,7 +25,7 @@ CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--iterations", "3"
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One stream, timed, traced and attributed, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("profile") / "out"
-    options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--sort-by", "calls", "--top", "5")
+    options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--by", "calls", "--top", "5")
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = main(["profile", "stream", *STREAM, *options, "-o", str(folder), "--json", "--quiet"])
@@ -86,7 +86,7 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
     [
         (["--regions", "dit_foward"], "did you mean 'dit_forward'"),
         (["--attention", "dence"], "did you mean 'dense'"),
-        (["--sort-by", "memory"], "allowed: device, self_host, host, calls"),
+        (["--by", "memory"], "allowed: device, self_host, host, calls"),
         (["--top", "0"], "--top"),
         (["--wait", "9"], "make it longer, or wait for fewer"),
         (["--wait", "-1"], "0 or more"),

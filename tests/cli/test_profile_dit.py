@@ -73,10 +73,10 @@ def _first(report: Report) -> Table:
 
 def test_accounts_add_up_and_records_say_what_ran(run: Path) -> None:
     study = load_study([run])
-    for pair in paired(study, ()):
-        ledger = pair.finding.ledger
+    for finding, *_ in paired(study, ()):
+        ledger = finding.ledger
         assert not isinstance(ledger, str) and sum(line.saved_ns for line in ledger.lines) == ledger.saved_ns
-        assert pair.finding.answer is not None and pair.finding.answer.unit == "denoise step"
+        assert finding.answer is not None and finding.answer.unit == "denoise step"
     records = read_run(run)
     assert records.header.workload is not None and records.header.workload.unit == "denoise step"
     assert records.header.model is not None and records.header.model.name == "wan-1.3b, tiny, random weights"

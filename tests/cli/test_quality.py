@@ -1,8 +1,7 @@
-"""`strobe quality`: clips and folders against a reference, what cannot be measured, VBench out and back, the page."""
+"""`strobe quality`: clips and folders against a reference, what cannot be measured, the page."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -95,28 +94,6 @@ def test_folders_of_clips_are_paired_by_name(clips: dict[str, Path], strobe: Str
     pictures(tmp_path / "sparse" / "c", reference)
     told = strobe("quality", tmp_path / "dense", tmp_path / "sparse")
     assert told.code == 2 and "do not hold clips of the same names: c on one side only" in told.err
-
-
-def test_vbench_out_and_back(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
-    place, results = tmp_path / "vb", tmp_path / "eval_results.json"
-    arguments = ("quality", clips["ref"], clips["close"], "--metrics", "psnr", "--prompt", "waves", "--json")
-    command = strobe(*arguments, "--vbench", place).document["vbench"]
-    assert f"--videos_path {place / 'videos'} --output_path" in command and "--mode=custom_input" in command
-    exported = json.loads((place / "prompts.json").read_text())
-    assert exported == {str(place / "videos" / f"{name}.mp4"): "waves" for name in ("ref", "close")}
-    assert all(len(read_clip(Path(path))) == 12 for path in exported)
-    written = {
-        "imaging_quality": [51.0, [{"video_path": path, "video_results": 50.0 + at} for at, path in enumerate(exported)]],
-        "dynamic_degree": [0.5, [{"video_path": path, "video_results": at == 0} for at, path in enumerate(exported)]],
-    }
-    results.write_text(json.dumps(written))
-    found = cells(strobe(*arguments, "--vbench", results).document)
-    assert found["close", "vbench_imaging_quality"]["value"] == 51.0 and found["ref", "vbench_dynamic_degree"]["value"] == 1.0
-    assert "holds something already" in strobe(*arguments, "--vbench", place).err
-    results.write_text(json.dumps({"imaging_quality": [51.0, [{"video_path": "other.mp4", "video_results": 1.0}]]}))
-    assert "judges clips that were not exported from these: other" in strobe(*arguments, "--vbench", results).err
-    results.write_text(json.dumps({"imaging_quality": 51.0}))
-    assert "is not [mean, [{video_path, video_results}, ...]]" in strobe(*arguments, "--vbench", results).err
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,8 @@ def test_what_processes_cannot_read_is_one_line(
     for path in (bad, tmp_path / "missing.json"):
         here, there = strobe("trace", path), strobe("trace", good, path, "--executor", "local")
         assert here.code == there.code == USAGE and here.err == there.err
-    alone = strobe("trace", good, "--address", "head:6379")
-    assert alone.code == USAGE and "--address head:6379: give --executor ray too" in alone.err
+    other = strobe("trace", good, "--executor", "head:6379")
+    assert other.code == USAGE and "unknown executor 'head:6379'" in other.err
     monkeypatch.setattr("strobe.bench.traces.START_S", 1e-3)
     os.mkfifo(tmp_path / "silent.json")  # whoever reads it waits for a writer
     late = strobe("trace", tmp_path / "silent.json", "--executor", "local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,8 +113,9 @@ class TestMemory:
 
     def test_the_page_for_people_has_the_same(self, strobe: Strobe) -> None:
         out = strobe("doctor", "--preset", "ultra", "--device", "cpu").out
-        assert "memory of ultra, shapes, 128x128, 1 sample(s), float32, in GiB" in out and "text encoder is not counted" in out
-        assert "in GiB" not in strobe("doctor", "--device", "cpu").out
+        assert "memory of ultra, shapes, 128x128, 1 sample(s), float32, in MiB" in out and "text encoder is not counted" in out
+        assert re.search(r"transformer weights +[1-9]\d*\.\d\d", out), "a unit in which a small model is not 0.00"
+        assert "in MiB" not in strobe("doctor", "--device", "cpu").out
 
     def test_what_is_refused(self, strobe: Strobe) -> None:
         for flags, words in (

@@ -21,7 +21,7 @@ PLACES = {
     r"[\"'](?:TFLOP/s|of bandwidth)[\"'],": "perf/report/blocks/kernels.py",
     r"\bv=SCHEMA_VERSION": "perf/report/blocks/fields.py",
     r"[\"']Against the device's peaks[\"']": "perf/report/blocks/kernels.py",
-    r"\bWhiskers\(reference,": "perf/report/blocks/answer.py",
+    r"\bWhiskers\(references,": "perf/report/run_page.py",
     r"\{len\(\w+\) - top\} more": "perf/report/blocks/fields.py",
     r"\bSection\(\"kernels\"|normalised name of the group": "perf/report/blocks/kernels.py",
     r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",

@@ -12,6 +12,7 @@ import pytest
 
 from live_server import CHROMIUM, Running, in_shots, serving
 from strobe.engine.load import load
+from strobe.engine.prompts import MODES
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 RED, BLUE = (230, 40, 40), (50, 90, 240)
@@ -265,7 +266,7 @@ def test_the_frames_that_a_shot_pins_are_drawn_apart(browser: Any) -> None:
         kinds = page.evaluate("() => [...document.querySelectorAll('#cache rect')].map((each) => each.getAttribute('class'))")
         assert kinds[:6] == ["k-sink"] * 3 + ["k-shot"] * 3 and len(kinds) == 12 and kinds[-3:] == ["k-now"] * 3
         assert re.search(r"shot 2: frames \d+ to \d+", page.text_content("#cache"))
-        assert "to the first frames of its shot," in page.text_content("#cache-note")
+        assert "the first frames of its shot," in page.text_content("#cache-note")
         edges = page.evaluate("() => [...document.querySelectorAll('#cache rect')].map((each) => Number(each.getAttribute('x')))")
         assert edges == sorted(edges) and edges[6] - edges[5] > edges[5] - edges[4] < edges[3] - edges[2]
         page.evaluate(SCRIPTS)
@@ -289,12 +290,27 @@ def test_the_picture_is_framed_and_grows_by_whole_pixels(page: Any) -> None:
 
 
 def test_the_page_says_what_the_model_knows_and_what_its_words_mean(page: Any) -> None:
-    assert "coloured shapes on a torus" in page.inner_text("#model-note") and "Wan checkpoint" in page.inner_text("#model-note")
+    said = "this tiny model knows coloured shapes that leave the picture on one side and come back on the other; real prompts need a wan checkpoint"
+    assert page.inner_text("#model-note").lower().startswith(said)
     assert page.get_attribute("#guide", "href").endswith("howto_checkpoint.md")
     assert page.locator("#mode option").all_inner_texts() == ["hard cut (recache)", "drift (soft)", "blend (interpolate)"]
+    page.select_option("#mode", "soft")
+    assert page.inner_text("#prompt-said") == f"drift: {MODES['soft']}"
     offers = page.locator("#preset option").all_inner_texts()
     assert re.fullmatch(r"turbo: \d+ FPS", next(each for each in offers if each.startswith("turbo")))  # measured at the start
     assert all(re.match(r"\w+: about \d+ FPS", each) for each in offers if not each.startswith("turbo"))
+
+
+def test_a_prompt_with_two_shapes_has_both_in_its_picture(page: Any, here: Running) -> None:
+    here.server.examples.insert(1, "a red circle and a blue square moving left on a navy background")
+    page.reload()
+    seen(page)
+    marks = page.locator("#gallery button").first.locator("rect, path")
+    fills = marks.evaluate_all("(all) => all.map((each) => each.getAttribute('fill'))")
+    assert fills == ["#0c1460", "#e62828", "#325af0"]
+    boxes = marks.evaluate_all("(all) => all.map((each) => each.getBoundingClientRect().toJSON())")
+    assert boxes[1]["right"] <= boxes[2]["left"] + 1 and all(each["bottom"] <= boxes[0]["bottom"] for each in boxes)
+    del here.server.examples[1]
 
 
 def test_what_is_offered_works_and_what_does_not_is_answered(page: Any) -> None:

@@ -122,7 +122,7 @@ def served(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     keep = tmp_path_factory.mktemp("keep")
-    words = ["serve", "--executor", "ray", "--address", cluster, "--replicas", "2", "--device", "cpu", "--preset", "turbo"]
+    words = ["serve", "--executor", f"ray:{cluster}", "--replicas", "2", "--device", "cpu", "--preset", "turbo"]
     words += ["--keep", str(keep), "--keep-every", "2", "--port", str(port)]
     process = subprocess.Popen([sys.executable, "-m", "strobe", *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

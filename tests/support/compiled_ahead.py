@@ -122,6 +122,7 @@ def around(card: Card, dtype: str) -> None:
     for gated, parts in ((True, 1), (False, 4)):
         launches.whole_operator(2, 128 if gated else 64, "raster", parts, gated=gated, own=gated)
     launches.over_a_history(DTYPES[dtype], kv_heads=1, block=64, parts=1)
+    launches.by_means(DTYPES[dtype], 128, True)
     launches.merged(DTYPES[dtype], 4, True, 128, lse=True)
     sizes, seen = torch.full((3,), 64, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32)
     kept_on_gpu(torch.zeros(1, 2, 3, 4, dtype=torch.int32), torch.zeros(1, 2, 3, dtype=torch.int32), 3)

@@ -28,6 +28,8 @@ from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
 from strobe.attention.sparse.impls import IMPLS
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.stages.impl import triton as stages
+from strobe.attention.sparse.stages.types import Tiled
 from strobe.attention.state import api as state_api
 from strobe.attention.state.impl import triton as merging
 from strobe.attention.types import AttentionOutput
@@ -145,6 +147,16 @@ def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) ->
     history_attention(q, dense, past, q_tiles=q_tiles, sparsity=0.5)
 
 
+def by_means(dtype: torch.dtype, width: int, ragged: bool) -> None:
+    """Add the means of the tiles that are skipped."""
+    q, k = (torch.zeros(1, 384, heads, width, dtype=dtype) for heads in (2, 1))
+    sizes, means = torch.full((3,), 128, dtype=torch.int32), (torch.zeros(1, heads, 3, width) for heads in (2, 1, 1))
+    indices, counts = torch.zeros(1, 2, 3, 1, dtype=torch.int32), torch.ones(1, 2, 3, dtype=torch.int32)
+    selection = BlockSelection(indices=indices, counts=counts, block=128, q_sizes=sizes if ragged else None)
+    fine = AttentionOutput(out=q, lse=torch.zeros(1, 2, 384))
+    stages.add_skipped(fine, Tiled(q=q, k=k, v=k, means=tuple(means)), selection, 0.3)  # type: ignore[arg-type]
+
+
 def turned(dtype: torch.dtype, heads: int) -> None:
     """Norm and rotate queries and keys of a pass: returned, and written to a cache."""
     packed, weight, rope = (torch.zeros(shape, dtype=dtype) for shape in ((1, 6, 3 * heads * 64), (heads * 64,), (6, 32, 2)))
@@ -205,11 +217,12 @@ if __name__ == "__main__":
             settle_on_gpu_(torch.zeros(1, 192, 2, 96), torch.zeros(1, 2, 192), some, 64, hidden)
         for dtype, parts, ranked in ((torch.bfloat16, 3, True), (torch.float32, 4, False), (torch.float16, 1, True)):
             over_a_history(dtype, kv_heads=1 + parts % 2, block=128 if ranked else 64, parts=parts - 1)
+            by_means(dtype, 128 if ranked else 32, ranked)
             turned(dtype, heads=parts)
             to_a_text(dtype, heads=parts)
             turned_by_time(dtype, layers=parts, tokens=5 * parts)
             merged(dtype, parts, ranked, 128 if ranked else 24, lse=parts > 1)
     by_triton = {"_turn_kernel", "_text_attention_kernel", "_turn_keys_kernel"}  # every launch is Triton's own
     names = {name for name, _ in launched}
-    assert len(names) == 17 and all(launched[name, False] > 0 for name in names), launched
+    assert len(names) == 18 and all(launched[name, False] > 0 for name in names), launched
     assert all(launched[name, True] >= launched[name, False] for name in names - by_triton), launched

@@ -36,7 +36,15 @@ CASES: tuple[dict[str, Any], ...] = (
     {"grid": (2, 5, 6), "kv_grid": (5, 5, 6), "topk": 3, "gated": True, "forced": Forced(first_frames=1, last_frames=1)},
     {"grid": (6, 9, 9), "tile": "auto", "topk": 5, "rotated": True, "sliced": True},
     {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 2, "gated": True, "rotated": True},
+    {"grid": (5, 6, 7), "topk": 2, "pool_skipped": True, "rotated": True, "heads": (4, 2)},
+    {"grid": (3, 5, 6), "topk": 1, "pool_skipped": True, "layout": "tiled", "estimator": Estimator(parts=4)},
+    {"grid": (4, 9, 17), "tile": (4, 8, 8), "topk": 6, "pool_skipped": True, "sliced": True},
 )
+SHARES: tuple[dict[str, Any], ...] = (
+    {"grid": (5, 6, 7), "share": 0.4, "gated": True, "rotated": True, "forced": Forced(own=True), "heads": (4, 2)},
+    {"grid": (3, 5, 6), "share": 0.6, "layout": "tiled", "estimator": Estimator(parts=4), "pool_skipped": True},
+)
+"""Calls whose counts no host knows, so that a compiler takes their stages apart."""
 AGAIN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"grid": (2, 5, 6), "kv_grid": (3, 5, 6), "topk": 2, "gated": True, "forced": Forced(last_frames=1)}, "reference"),
     ({"grid": (3, 4, 5), "topk": 1, "gated": True, "rotated": True, "sliced": True, "forced": Forced(own=True)}, "triton"),
@@ -283,7 +291,7 @@ if __name__ == "__main__":
         for case in CASES[:2]:
             compare(case, place, torch.float32)
         sys.exit()
-    for case in CASES:
+    for case in (*CASES, *SHARES):
         compare(case, place, torch.float32)
     for dtype in (torch.float16,) if place == "cpu" else (torch.float16, torch.bfloat16):
         for case in CASES[1:2] if place == "cpu" else CASES:

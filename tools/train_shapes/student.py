@@ -2,9 +2,9 @@
 
 Each round rolls a batch of streams over the ring cache as inference does: few steps with fresh noise, commit pass, prompt
 switches with recache, windows and step counts of every preset in the mix. After every frame block the next true pictures are
-drawn from where the model's *own* last frame shows shapes and floor, and each denoise step learns to reach them (imitation of an expert
-on the learner's own states: DAgger, Ross et al. 2011). So errors do not accumulate, and every target is a function of what the
-model sees.
+drawn from where the model's *own* last frame shows shapes and floor, and each denoise step learns to reach them (imitation of an
+expert on the learner's own states: DAgger, Ross et al. 2011). So errors do not accumulate, and every target is a function of what
+the model sees.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
+from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
 from strobe.models.shapes.oracle import locate
 from strobe.models.shapes.render import SIZE
@@ -35,7 +36,6 @@ from train_shapes.teacher import POLICIES, compile_for_training
 from train_shapes.world import (
     PromptTable,
     draw_block,
-    draw_scenes,
     start_from_noise,
     switch_scenes,
 )

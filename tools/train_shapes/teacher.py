@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.cache.policy import RingPolicy
+from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK
 from strobe.models.shapes.render import SIZE
 from strobe.models.text.words import WordEncoder
@@ -19,7 +20,6 @@ from train_shapes.state import Progress, Trainer
 from train_shapes.world import (
     PromptTable,
     draw_block,
-    draw_scenes,
     start_from_noise,
     switch_scenes,
 )

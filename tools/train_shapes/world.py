@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.models.shapes.clips import FADE, SIZES, draw_scenes
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT, Scene
-from strobe.models.shapes.render import PERIOD, RADII, advance, render
+from strobe.models.shapes.render import RADII, advance, render
 from strobe.models.text.words import WordEncoder
 
 
@@ -72,13 +72,14 @@ def switch_scenes(scenes: Tensor, share: float) -> Tensor:
 
 
 def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Derive where a stream's shapes stand, where its camera starts, and how large the shapes are, from the noise of its first frame
-    block.
+    """Derive where a stream's shapes stand and how large they are from the noise of its first frame block; its camera starts at
+    0.
 
-    The means of the first five channels over the block are Gaussian; their normal distribution functions are uniform and give the
-    place and the camera on either axis and the radius. This couples noise and data without changing either's distribution, so that
-    the first block, the only one whose content the context does not determine, is a function of its noise (conditional flow matching
-    with a coupling, Tong et al. 2023).
+    The means of the first three channels over the block are Gaussian; their normal distribution functions are uniform and give
+    the place on either axis and the radius. This couples noise and data without changing either's distribution, so that the
+    first block, the only one whose content the context does not determine, is a function of its noise (conditional flow matching
+    with a coupling, Tong et al. 2023). The camera's place is not drawn: a phase is no smooth function of noise, and a floor that
+    the first block does not show is nowhere after it.
 
     Args:
         noise: standard normal `[B, F, C, Y, X]`.
@@ -86,11 +87,11 @@ def start_from_noise(noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         place `[B, 2]` in [-1, 1], camera `[B, 2]` in pixels, and the radius in pixels `[B]`, as `render` takes them.
     """
-    channels = noise[:, :, :5].float()
+    channels = noise[:, :, :3].float()
     mean = channels.mean(dim=(1, 3, 4)) * math.sqrt(channels[0, :, 0].numel())
-    uniform = torch.erf(mean / math.sqrt(2))  # [B, 5] in [-1, 1]
+    uniform = torch.erf(mean / math.sqrt(2))  # [B, 3] in [-1, 1]
     radius = sum(RADII) / 2 + (RADII[1] - RADII[0]) / 2 * uniform[:, 2]
-    return uniform[:, :2], PERIOD / 2 * (1 + uniform[:, 3:]), radius
+    return uniform[:, :2], torch.zeros_like(uniform[:, :2]), radius
 
 
 @lru_cache(maxsize=2)

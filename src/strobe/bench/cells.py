@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 import torch
@@ -74,7 +74,7 @@ def finished(place: Path) -> bool:
     return end is not None and end.status == "complete"
 
 
-def claim(folder: Path, request: msgspec.Struct) -> None:
+def claim(folder: Path, request: Any) -> None:
     """Write what was asked for into the folder, or check that the folder holds cells of the same.
 
     Raises:
@@ -86,7 +86,8 @@ def claim(folder: Path, request: msgspec.Struct) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
             held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
-            differing = [name for name in request.__struct_fields__ if getattr(held, name) != getattr(request, name)]
+            old, new = (msgspec.to_builtins(each) for each in (held, request))
+            differing = [name for name in new if old[name] != new[name]]
             if differing:
                 raise ConfigError(
                     f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"

@@ -43,6 +43,14 @@ class ClipNumbers:
         return clip
 
 
+def timed_span(clip: Clip, name: str, index: int, value_ns: int, clock: Clock = "perf_counter", **more: Any) -> Span:
+    """Return the span of one timed call, or of a region of it."""
+    return Span(
+        variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
+        value_ns=value_ns, clock=clock, warmup=False, **({"start_ns": 0} | more),
+    )  # fmt: skip
+
+
 def call_spans(
     clip: Clip, name: str, times_ns: Sequence[int], clock: Clock, *, part: str = "", start_ns: int = 0
 ) -> Iterator[Span]:
@@ -53,19 +61,7 @@ def call_spans(
         start_ns: what the calls before these took.
     """
     for index, value in enumerate(times_ns):
-        yield Span(
-            variant=clip.variant,
-            clip=clip.clip,
-            order=clip.order,
-            palindrome=clip.palindrome,
-            name=name,
-            part=part,
-            index=index,
-            start_ns=start_ns,
-            value_ns=value,
-            clock=clock,
-            warmup=False,
-        )
+        yield timed_span(clip, name, index, value, clock, part=part, start_ns=start_ns)
         start_ns += value
 
 

@@ -70,6 +70,11 @@ def recorded(choice: Choice[Any], device: torch.device) -> GateResult:
     return GateResult(not doubt, f"{choice.impl.name} passed its gate on this card", doubt or "it did, or needs none")
 
 
+def passed_over(choice: Choice[Any]) -> str:
+    """Return the reasons against the other impls in one line."""
+    return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+
+
 def finite(latents: Sequence[Tensor]) -> GateResult:
     """Check that all latents are finite."""
     bad = [index for index, block in enumerate(latents) if not block.isfinite().all()]

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
@@ -279,18 +280,15 @@ def _stages(config: TinyVAEConfig, latents: LatentShape, dtype: str) -> Iterator
     yield "leave", conv(16 * cells, shallow, 3 * config.stride.time * 4)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunnableOperation:
-    """A runnable operation; see `strobe.perf.analysis.runs.breakdown.Operation` for its fields."""
+class RunnableOperation(NamedTuple):
+    """An operation without its times, and how it is run."""
 
-    name: str
-    what: str
-    kind: BudgetName
-    inside: str
-    calls: int
+    operation: Operation
     run: Callable[[], object]
-    cost: Cost | None = None
-    waits: bool = False
+
+
+def _runnable(run: Callable[[], object], **what: Any) -> RunnableOperation:
+    return RunnableOperation(Operation(times_ns=(), **what), run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -371,14 +369,22 @@ class StepParts:
         parts = costs.transformer_pass(transformer_shape(self.model), steady_pass(self.model, self.config))
         return {part.name: part.each for part in parts}
 
-    def _maker(self, inside: str) -> _Make:
+    def _maker(self, inside: str) -> Callable[..., RunnableOperation]:
         """Return a factory of operations of a region; each call of an operation takes the next layer."""
         modulation, text, _ = self._conditions()
         layers = [
             _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
             for index, layer in enumerate(self.dit.layers)
         ]
-        return _Make(inside=inside, layers=layers, costs=self._costs())
+        cost = self._costs()
+
+        def make(name: str, kind: BudgetName, what: str, part: str, run: Callable[[_Layer], object]) -> RunnableOperation:
+            turns = itertools.cycle(layers)
+            return _runnable(
+                lambda: run(next(turns)), name=name, what=what, kind=kind, inside=inside, calls=len(layers), cost=cost[part]
+            )
+
+        return make
 
     def _section(self) -> Iterator[RunnableOperation]:
         make, x = self._maker(ATTENTION), self.dit.patchify(self.latents)
@@ -410,8 +416,8 @@ class StepParts:
             yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots", "kv_write",
                        lambda at: step.write_beside(at.index, queries, keys, values))  # fmt: skip
         else:
-            write = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.index, keys, values))
-            yield replace(write, waits=not ring)
+            write, run = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.index, keys, values))
+            yield RunnableOperation(replace(write, waits=not ring), run)
         yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys", "attention_kernel",
                    lambda at: at.layer.attend_kept(asked, new, kept, reach, 0))  # fmt: skip
         yield make("output_projection", PROJECTIONS, "of self-attention", "output_projection",
@@ -451,7 +457,7 @@ class StepParts:
         sigmas = self.config.schedule.sigmas
 
         def part(name: str, what: str, run: Callable[[], object], cost: Cost | None = None) -> RunnableOperation:
-            return RunnableOperation(name=name, what=what, kind=EDGES, inside=REST, calls=1, run=run, cost=cost)
+            return _runnable(run, name=name, what=what, kind=EDGES, inside=REST, calls=1, cost=cost)
 
         yield part("conditions", "modulation and rotations, as far as a pass works them out", self._conditions)
         yield part("patch_embedding", "latents to tokens", lambda: dit.patchify(latents), cost["patch_embedding"])
@@ -471,27 +477,6 @@ class StepParts:
                        lambda: add_noise(to_x0(latents, latents, sigmas[0]), latents, sigmas[0]))  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Make:
-    """Factory of the operations of one region."""
-
-    inside: str
-    layers: Sequence[_Layer]
-    costs: Mapping[str, Cost]
-
-    def __call__(self, name: str, kind: BudgetName, what: str, cost: str, run: Callable[[_Layer], object]) -> RunnableOperation:
-        turns = itertools.cycle(self.layers)
-        return RunnableOperation(
-            name=name,
-            what=what,
-            kind=kind,
-            inside=self.inside,
-            calls=len(self.layers),
-            run=lambda: run(next(turns)),
-            cost=self.costs[cost],
-        )
-
-
 # --------------------------------------------------------------------------------------------------- cache, for reference
 
 
@@ -509,7 +494,7 @@ def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
         return read + Cost(write_bytes=read.read_bytes)
 
     def part(name: str, what: str, run: Callable[[], object], rows: int) -> RunnableOperation:
-        return RunnableOperation(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, cost=cost(rows))
+        return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, cost=cost(rows))
 
     pair = (keys, values)
     return (
@@ -544,21 +529,17 @@ def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) ->
     for name, module in vae.decoder.named_children():
         arguments = inputs[name]
         found.append(
-            RunnableOperation(
+            _runnable(
+                partial(module, *arguments),
                 name=f"vae_{name}",
                 what=f"{type(module).__name__}, {'x'.join(map(str, arguments[0].shape))}",
                 kind=DECODER,
                 inside="",
                 calls=pieces,
-                run=_call(module, arguments),
                 cost=cost[name] if pieces == 1 else None,
             )
         )
     return tuple(found)
-
-
-def _call(module: nn.Module, arguments: tuple[Any, ...]) -> Callable[[], object]:
-    return lambda: module(*arguments)
 
 
 def _inputs(vae: TinyVAE, latents: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -620,9 +601,9 @@ def profile_kernels(
         stream.run(2 * half)
         timed = {}
         for each in (*operations, *decoder, *others):
-            stream.tell(each.name)
+            stream.tell(each.operation.name)
             with torch.inference_mode():
-                timed[each.name] = _operation(each, iterations, device, cold=cold)
+                timed[each.operation.name] = _timed(each, iterations, device, cold=cold)
         stream.run(2 * half)
         stream.switch(prompts, SWITCHES)
     return KernelProfile(
@@ -636,30 +617,21 @@ def profile_kernels(
 
 
 def _taken(timed: dict[str, Operation], chosen: Sequence[RunnableOperation]) -> tuple[Operation, ...]:
-    return tuple(timed[each.name] for each in chosen)
+    return tuple(timed[each.operation.name] for each in chosen)
 
 
-def _operation(each: RunnableOperation, iterations: int, device: torch.device, *, cold: bool) -> Operation:
-    calls = min(iterations, _LONG_CALLS) if each.name == RECACHE else iterations
-    found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=each.waits)
-    return Operation(
-        name=each.name,
-        what=each.what,
-        kind=each.kind,
-        inside=each.inside,
-        calls=each.calls,
-        times_ns=found.times_ns,
-        cost=each.cost,
-        waits=each.waits,
-    )
+def _timed(each: RunnableOperation, iterations: int, device: torch.device, *, cold: bool) -> Operation:
+    one = each.operation
+    calls = min(iterations, _LONG_CALLS) if one.name == RECACHE else iterations
+    found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
+    return replace(one, times_ns=found.times_ns)
 
 
 def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
 
-    def one(name: str, what: str, run: object) -> RunnableOperation:
-        assert callable(run)
-        return RunnableOperation(name=name, what=what, kind=CACHE, inside="", calls=0, run=run, waits=True)
+    def one(name: str, what: str, run: Callable[[], object]) -> RunnableOperation:
+        return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, waits=True)
 
     frames = parts.history.shape[1]
     opened = one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next)

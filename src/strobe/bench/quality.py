@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from strobe.bench.cases.scoring import fidelity_lines, quality_line
+from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
-from strobe.core.files import write_whole
-from strobe.engine.video import VideoFile
 from strobe.perf.records.record import Quality
-from strobe.quality import vbench
+from strobe.quality.asked import MetricsAsked
 from strobe.quality.available import METRICS, metric
 from strobe.quality.fidelity import COMPARED, compare
 from strobe.quality.files import clip_name, clips_of, pictures_of, read_clip
@@ -26,44 +24,6 @@ from strobe.quality.learned.lpips import Lpips
 from strobe.quality.learned.weights import lacking
 from strobe.quality.temporal import block_starts, border_jump
 from strobe.quality.vmaf import find_program, vmaf
-
-EXPORT_FPS: Final = 16
-"""Frame rate of clips encoded for VBench, frames per second."""
-_BETWEEN: Final = "--"
-"""Separator of variant and clip in the name of an exported file."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricsAsked:
-    """Metrics to measure and the options they need.
-
-    Args:
-        metrics: names; empty: every one, those that cannot be measured with the reason.
-        block_frames: pixel frames of a frame block, for `border_jump`; of the first one before, if it is shorter.
-        weights: folder of the user's weights.
-        prompt: intended content of the clips, for `clip_score`.
-        device: where it runs.
-
-    Raises:
-        ConfigError: an unknown metric, or more than two numbers of frames.
-    """
-
-    metrics: tuple[str, ...] = ()
-    block_frames: tuple[int, ...] = ()
-    weights: Path | None = None
-    prompt: str = ""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def __post_init__(self) -> None:
-        for name in self.metrics:
-            metric(name)
-        if len(self.block_frames) > 2:
-            told = " ".join(map(str, self.block_frames))
-            raise ConfigError(f"--block-frames {told}: give one number, or two, of the first frame block and of the others")
-
-    def wants(self, name: str) -> bool:
-        """Return whether a metric was asked for."""
-        return not self.metrics or name in self.metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +80,11 @@ def judge(variants: Sequence[ClipSet], asked: MetricsAsked, progress: Callable[[
     Raises:
         ShapeError: a clip and its reference differ in length or size.
         DataError: a clip cannot be read.
+        ConfigError: an unknown metric.
         ImplUnavailableError: a metric that was asked for by name cannot be measured; says why.
     """
+    for name in asked.metrics:
+        metric(name)
     judging = _Judging(asked)
     lines: list[Quality] = []
     for done, variant in enumerate(variants):
@@ -139,7 +102,7 @@ class _Judging:
     """Judge of all variants: reads networks once, and clips once per variant."""
 
     def __init__(self, asked: MetricsAsked) -> None:
-        self._asked = asked
+        self._asked, self._device = asked, resolve_device(asked.device)
 
     def lines(self, variant: ClipSet) -> Iterator[Quality]:
         """Yield all lines of a variant."""
@@ -149,8 +112,8 @@ class _Judging:
         notes = {name: self._missing(name) for name in _ALONE}
         only = tuple(name for name in COMPARED if asked.wants(name))
         for path, wanted in variant.pairs:
-            frames = read_clip(path).to(asked.device)
-            reference = frames if path == wanted else read_clip(wanted).to(asked.device)
+            frames = read_clip(path).to(self._device)
+            reference = frames if path == wanted else read_clip(wanted).to(self._device)
             if not variant.reference:
                 compared.append(compare(frames, reference, only))
             for name in _ALONE:
@@ -208,15 +171,15 @@ class _Judging:
 
     @cached_property
     def _lpips(self) -> Lpips:
-        return Lpips(self._folder, self._asked.device)
+        return Lpips(self._folder, self._device)
 
     @cached_property
     def _dists(self) -> Dists:
-        return Dists(self._folder, self._asked.device)
+        return Dists(self._folder, self._device)
 
     @cached_property
     def _clip(self) -> clip_model.ClipScore:
-        return clip_model.ClipScore(self._folder, self._asked.device)
+        return clip_model.ClipScore(self._folder, self._device)
 
     @property
     def _folder(self) -> Path:
@@ -228,78 +191,3 @@ _ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
 """Metrics that `compare` does not compute and that can be measured here."""
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
 """Metrics of a clip by itself: the reference has a value too."""
-
-
-# --------------------------------------------------------------------------------------------------------------- VBench
-
-
-def export_vbench(variants: Sequence[ClipSet], folder: Path, prompt: str) -> str:
-    """Lay clips out for VBench; formats that it reads are copied, others are encoded.
-
-    Returns:
-        the command that judges them, for VBench's own environment.
-
-    Raises:
-        ConfigError: the folder holds something.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--vbench {folder}: it holds something already; name a new folder")
-    videos = folder / vbench.VIDEOS
-    videos.mkdir(parents=True, exist_ok=True)
-    prompts = {}
-    for name, path in _exported(variants).items():
-        copied = path.is_file() and path.suffix.lower() in (".mp4", ".gif")
-        target = videos / f"{name}{path.suffix.lower() if copied else '.mp4'}"
-        if copied:
-            write_whole(target, path.read_bytes())
-        else:
-            with VideoFile(target, fps=EXPORT_FPS) as video:
-                video.write(read_clip(path))
-        prompts[str(target)] = prompt
-    if prompt:
-        write_whole(folder / vbench.PROMPTS, vbench.prompts_file(prompts))
-    return vbench.command(folder, prompts=bool(prompt))
-
-
-def import_vbench(variants: Sequence[ClipSet], path: Path) -> tuple[Quality, ...]:
-    """Read VBench's results of exported clips as quality lines: the mean over the clips of a variant.
-
-    Raises:
-        DataError: no such file, or it judges none of these clips.
-    """
-    names = {name: variant.name for variant in variants for name in _exported([variant])}
-    found: dict[tuple[str, str], list[float]] = {}
-    unknown = set()
-    for result in vbench.read_results(path):
-        if result.clip in names:
-            found.setdefault((names[result.clip], result.dimension), []).append(result.value)
-        else:
-            unknown.add(result.clip)
-    if unknown:
-        raise DataError(
-            f"{path} judges clips that were not exported from these: {', '.join(sorted(unknown)[:5])}; "
-            f"exported are {', '.join(sorted(names)[:5])}"
-        )
-    return tuple(
-        Quality(
-            variant=variant,
-            metric=f"vbench_{dimension}",
-            value=sum(values) / len(values),
-            unit="",
-            reference="",
-            definition=f"VBench's {dimension}, as {path.name} says; mean over clips",
-            n=len(values),
-            better="neither" if dimension == "dynamic_degree" else "higher",
-        )
-        for (variant, dimension), values in found.items()
-    )
-
-
-def _exported(variants: Sequence[ClipSet]) -> dict[str, Path]:
-    """Map the names of exported clips to their files."""
-    found = {}
-    for variant in variants:
-        stem = variant.name.replace("/", "_")
-        for path, _ in variant.pairs:
-            found[stem if len(variant.pairs) == 1 else f"{stem}{_BETWEEN}{clip_name(path)}"] = path
-    return found

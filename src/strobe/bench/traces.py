@@ -15,7 +15,7 @@ from typing import Final
 from strobe.bench.executor import Cell, Executor, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.core.errors import StrobeError, TraceFormatError
-from strobe.perf.report.study import Progress, Reading, TraceOptions, Wanted, wanted_of
+from strobe.perf.report.study import Progress, Reading, TraceOptions, wanted_of
 from strobe.perf.trace import Trace, read_trace
 
 READ: Final = "trace.pickle"
@@ -52,7 +52,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _job(path: Path, wanted: Wanted, sends: bool) -> Job[Trace | StrobeError]:
+def _job(path: Path, wanted: tuple[bool, bool], sends: bool) -> Job[Trace | StrobeError]:
     """Build the job that reads one file; errors and files that are no traces come back as values."""
     given = path.name if sends else str(path.absolute())
     files = {given: path.read_bytes()} if sends and path.is_file() else {}

@@ -20,8 +20,6 @@ from strobe.perf.records.store import RECORDS
 if TYPE_CHECKING:
     from strobe.bench.accept import AcceptSubject
 
-ROW: Final = "row.md"
-"""File with the line for a table of results."""
 _SHOWN: Final = ("group", "name", "value", "unit", "low", "high", "passed", "basis", "detail")
 _SHAPES: Final = ("a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background")
 _WORLD: Final = (
@@ -87,7 +85,7 @@ def accept(
     flags: ModelFlags = ModelFlags(),
     output: Output = Output(),
 ) -> int:
-    """Check a model with its weights against facts that need no official code, and compare a preset of it with `quality`.
+    """Check a model with its weights against facts that need no official code.
 
     ```
     strobe accept  # slow
@@ -95,13 +93,12 @@ def accept(
     strobe accept --model wan-1.3b --random-weights --vae tiny --size 320x576 --json  # gpu
     ```
 
-    Weights, latents, motion, sharpness, drift, how prompts show, streaming against one pass; then `strobe compare` of the preset
-    with `quality`, in the folder compare: gate, frames per second, quality. Each check stands beside its bounds and their
-    source; where no fact is known it is reported and not judged. Exit code 1 if one fails. With random weights what clips look
-    like is not judged.
+    Weights, latents, contrast, motion, how prompts show, streaming against one pass: each check stands beside its bounds and
+    their source. Exit code 1 if one fails. With random weights what clips look like is not judged. Speed and quality of a
+    preset are what `strobe compare quality PRESET` measures.
 
     Args:
-        out: folder for records, page, clip and the line for a table (row.md); one that holds something is kept as accept.1, ...
+        out: folder for records and page; one that holds something is kept as accept.1, accept.2 and so on.
     """
     from strobe.bench.accept import run_accept
 
@@ -122,35 +119,26 @@ def _kept(folder: Path) -> list[str]:
 
 
 def _tell(folder: Path, output: Output) -> int:
-    """Write page and line, print them, and return the exit code."""
+    """Write the page, print it, and return the exit code."""
     with output.progress("report"):
-        from strobe.core.files import write_whole
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import COMPARE, accept_report, acceptance_of, fps_of, markdown_line, short_table
-        from strobe.perf.report.build import build_report
+        from strobe.perf.report.accept_page import accept_report, complete, failed_checks, judged_checks, short_table
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)
-        found, line = acceptance_of(run), markdown_line(run, acceptance_of(run))
-        paths = (*write_report(report, folder), write_whole(folder / ROW, line))
-        write_report(build_report([folder / COMPARE]), folder / COMPARE)
-    output.show(
-        *banner_texts(report.banners),
-        table_text(short_table(found), len(found.checks)),
-    )
-    output.show(report.subtitle, "", line, " ".join(map(str, paths)))
+        failed, accepted = failed_checks(run), complete(run) and not failed_checks(run)
+        paths = write_report(report, folder)
+    output.show(*banner_texts(report.banners), table_text(short_table(run), len(run.checks)))
+    output.show(report.subtitle, " ".join(map(str, paths)))
     output.emit(
         {
             "run": str(folder),
-            "accepted": found.accepted,
+            "accepted": accepted,
             "verdict": report.subtitle,
-            "judged": found.num_judged,
-            "failed": [check.name for check in found.failed],
-            "checks": [{name: getattr(each, name) for name in _SHOWN} for each in found.checks],
-            "row": line,
-            "fps": fps_of(run),
-            "compare": str(folder / COMPARE),
-            "report": {path.name: str(path) for path in paths},
+            "judged": len(judged_checks(run)),
+            "failed": [check.name for check in failed],
+            "checks": [{name: getattr(each, name) for name in _SHOWN} for each in run.checks],
+            "report": {path.suffix[1:]: str(path) for path in paths},
         }
     )
-    return 0 if found.accepted else GATE_FAILED
+    return 0 if accepted else GATE_FAILED

@@ -22,11 +22,10 @@ VERBS: Final = {
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
     "demo": "Make a clip with two prompt switches, compare four presets on it and write the report. A few minutes on two cores.",
     "generate": "Make a clip from a prompt, steered by prompt switches.",
-    "presets": "Show every setting of the presets side by side, and what is off on this machine.",
+    "presets": "Show the settings of the presets side by side, and what is off on this machine.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",
     "doctor": "Show what this machine has, which attention implementation would run, and why the others would not.",
-    "accept": "Check a model with its weights against facts that need no official code, and compare a preset of it with "
-    "`quality`.",
+    "accept": "Check a model with its weights against facts that need no official code.",
     "bench": "Measure what the package ships.",
 }
 """The verbs and their first sentences, which `strobe --help` lists without importing a verb; a test compares them."""
@@ -49,7 +48,7 @@ NEXT: Final = {
     "presets": "strobe compare PRESET PRESET measures two of them.",
     "serve": "strobe bench serve loads the server with viewers.",
     "doctor": "strobe doctor --gate records on a GPU which implementations are right there.",
-    "accept": "strobe report DIR makes the page again.",
+    "accept": "strobe compare quality PRESET measures what a preset of the model gains.",
 }
 """What a user does after a verb: the last line of its page. A verb that has verbs says it itself."""
 

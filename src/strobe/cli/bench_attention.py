@@ -41,6 +41,8 @@ class CellFlags:
         topk: numbers of key tiles that every query tile sees, beside the sparsities.
         blocks: 64, 128, 256.
         backward: measure gradients too.
+        captured: file of strobe.capture: its q, k and v instead of a grid, by several methods of selection at the --sparsity
+            shares.
     """
 
     grid: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class CellFlags:
     topk: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     backward: Annotated[bool, Parameter(negative="")] = False
+    captured: Path | None = None
 
 
 @Parameter(name="*", group="Measurement")
@@ -94,6 +97,7 @@ def attention(
     strobe bench attention --grid quick  # slow
     strobe bench attention --grid published --backward --out h200  # gpu
     strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers  # gpu
+    strobe bench attention --captured qkv.safetensors --sparsity 0.8 0.9  # needs-files
     strobe bench attention --out h200 --render --advice  # slow
     ```
 
@@ -108,19 +112,22 @@ def attention(
     if render:
         return _report(out, None, output, advice=advice)
     with output.progress("attention") as progress:
+        from strobe.bench.attention.contestant import SPARSITIES
         from strobe.bench.attention.run import Request, contestants, run_grid
         from strobe.core.device import resolve_device
+        from strobe.models.digest import sha256_of
 
         chosen = _cells(grid)
         device = resolve_device(how.device)
         request = Request(
-            contestants=contestants(how.impls, device),
+            contestants=contestants(how.impls, device, () if grid.captured is None else grid.sparsity or SPARSITIES),
             dtype=how.dtype,
             device=str(device),
             tile=how.tile,
             seed=how.seed,
             seconds=_seconds(how, grid),
             traced_calls=3 if how.profile else 0,
+            captured="" if grid.captured is None else sha256_of(grid.captured).hex(),
         )
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe bench attention --render --out {out}")):
             outcome = run_grid(chosen, request, out, progress)
@@ -136,9 +143,22 @@ def _seconds(how: MeasureFlags, grid: CellFlags) -> float:
 
 def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
     """Return the cells that the flags ask for."""
-    from strobe.bench.attention.contestant import GRIDS, SHAPES, SPARSITIES, Shape, cells, scenario_cells, shape_named
+    from strobe.bench.attention.contestant import (
+        GRIDS,
+        SHAPES,
+        SPARSITIES,
+        Shape,
+        captured_cells,
+        cells,
+        scenario_cells,
+        shape_named,
+    )
     from strobe.core.errors import unknown_choice
 
+    if grid.captured is not None:
+        if grid.grid or grid.shapes or grid.topk or grid.backward:
+            raise ConfigError("--captured: its calls are what is measured; leave out --grid, --shapes, --topk and --backward")
+        return captured_cells(grid.captured, grid.sparsity or SPARSITIES, grid.blocks or (64,))
     named = "published"
     shapes = [shape_named(name) for name in grid.shapes]
     if len(grid.grid) == 1:
@@ -169,7 +189,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: 
         from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
-        runs = list(read_cells(out).cells)
+        runs = list(read_cells(out)[0])
         report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
         shown = shown_tables(runs)
@@ -178,7 +198,8 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: 
             page = advice_report(out)
             paths += [str(path) for path in write_report(page, out / "advice")]
             shown += advice_tables(runs)
-    output.show(*banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
+    answer = (report.title,) if runs[0].grid.layer else ()
+    output.show(*answer, *banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     _show_traces([cell for cell in runs if outcome is not None and cell.name in outcome.measured], output)
     entries = [(cell, entry) for cell in runs for entry in cell.entries]
     red = [f"{cell.name} {entry.name}: {entry.reason}" for cell, entry in entries if entry.outcome == "red"]

@@ -4,69 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
+from strobe.bench.cases.visits import Load
+from strobe.cli.console import OUT, Output, named
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
+from strobe.cli.require import GatedFigure, check_names, failures, parse_requirement
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.serve import check_installed
 from strobe.cli.tables import banner_texts, table_text
 
-if TYPE_CHECKING:
-    from strobe.bench.cases.live import Load
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Viewers:
-    """Behaviour of the viewers.
-
-    Args:
-        sessions: viewers at once, on average; several loads run one after another.
-        arrivals: poisson: viewers come and go at random moments; together: all come at once and stay.
-        seconds: length of each load.
-        stay: mean seconds that a viewer stays; with `--arrivals together` all stay to the end.
-        prompt_every: mean seconds between two prompts of a viewer; 0: none.
-        codec: h264 or jpeg; pictures are not decoded.
-        seed: of arrivals, stays, prompts and noise.
-        url: of a server that is there; `--model` and `--device` are its own then.
-        token: of a server that asks for one.
-    """
-
-    sessions: tuple[float, ...] = (1.0, 2.0)
-    arrivals: Literal["poisson", "together"] = "poisson"
-    seconds: float = 60.0
-    stay: float = 30.0
-    prompt_every: float = 10.0
-    codec: Literal["h264", "jpeg"] = "h264"
-    seed: int = 0
-    url: str = ""
-    token: str = ""
-
-    def load(self, preset: str) -> Load:
-        """The load that they come to."""
-        from strobe.bench.cases.live import Load
-
-        return Load(
-            levels=self.sessions, seconds=self.seconds, arrivals=self.arrivals, stay_s=self.stay,
-            prompt_every_s=self.prompt_every, preset=preset, codec=self.codec, seed=self.seed,
-        )  # fmt: skip
+VIEWERS: Final = named("Viewers", levels="sessions", stay_s="stay", prompt_every_s="prompt-every")
+FIGURES: Final = ("on_time", "play_ratio", "stalls", "refused", "failed")
+"""What `--require` may name of a load."""
 
 
 def serve(
     *,
-    preset: str = "balanced",
     device: str = "auto",
-    check: Annotated[bool, Parameter(negative="")] = False,
+    require: tuple[str, ...] = (),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("serve-load"),
     model: ModelFlags = ModelFlags(),
-    viewers: Viewers = Viewers(),
+    load: Annotated[Load, VIEWERS] = Load(),
     output: Output = Output(),
 ) -> int:
     """Load a server of live streams with viewers: first picture, prompt to pixel, pictures on time, stalls, refusals.
@@ -81,20 +45,21 @@ def serve(
     buffer and a clock; it decodes nothing. The load is the rate at which viewers come, and no viewer waits for another.
 
     Args:
-        preset: what each viewer asks for.
         device: of the server that is started: auto, cpu, cuda or cuda:N.
-        check: exit code 1 if not every load was held: nobody refused, 99 % of the pictures on time.
+        require: a condition that every load must meet, such as on_time>=0.99 (share of the pictures) or refused<=0; also
+            play_ratio, stalls and failed. Exit code 1 if one does not.
         out: folder for records and page; one that holds something is kept as serve-load.1, serve-load.2 and so on.
     """
     check_installed()
-    load = viewers.load(preset)
+    requirements = [parse_requirement(text) for text in require]
+    check_names(requirements, [f"load-{level:g}" for level in load.levels], FIGURES)
     kept: list[Path] = []
     told = tells_what_is_kept(output, lambda: kept_runs([out]))
-    with told, _server(viewers.url, preset, device, model) as (address, where), output.progress("load") as advance:
+    with told, _server(load, device, model) as (address, where), output.progress("load") as advance:
         from strobe.bench.cases.live import run_load
 
         folder = run_load(
-            load, url=address, token=viewers.token, own=not viewers.url, device=where, root=out, progress=advance,
+            load, url=address, own=not load.url, device=where, root=out, progress=advance,
             open_run=rotating(kept),
         )  # fmt: skip
     tell_kept(kept, output)
@@ -106,9 +71,10 @@ def serve(
 
         found, report = figures_of(read_run(folder)), serve_report(folder)
         paths = write_report(report, folder)
-    output.show(
-        *banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)), " ".join(map(str, paths))
-    )
+    figures = {f"load-{each.load:g}": {name: _figure(getattr(each, name)) for name in FIGURES} for each in found}
+    failed = [line for each in requirements for line in failures(each, figures)]
+    output.show(*banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)))
+    output.show(*(f"not met: {line}" for line in failed), " ".join(map(str, paths)))
     output.emit(
         {
             "run": str(folder),
@@ -121,18 +87,23 @@ def serve(
                 for each in found
             ],
             "report": {path.suffix[1:]: str(path) for path in paths},
+            "not_met": failed,
         }
     )  # fmt: skip
-    return GATE_FAILED if check and not all(each.held for each in found) else 0
+    return GATE_FAILED if failed else 0
+
+
+def _figure(value: float | None) -> GatedFigure | None:
+    return None if value is None else GatedFigure(value=value)
 
 
 @contextmanager
-def _server(url: str, preset: str, device: str, model: ModelFlags) -> Iterator[tuple[str, str]]:
+def _server(load: Load, device: str, model: ModelFlags) -> Iterator[tuple[str, str]]:
     """Address and device of the server that is loaded; one that is started here ends with the body."""
-    if url:
-        yield url, ""
+    if load.url:
+        yield load.url, ""
         return
     from strobe.bench.cases.live import own_server
 
-    with own_server(["--preset", preset, "--device", device, *model.arguments()]) as started:
+    with own_server(["--preset", load.preset, "--device", device, *model.arguments()]) as started:
         yield started

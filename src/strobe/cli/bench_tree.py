@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from strobe.bench.tree.request import RankedCall, TreeSettings
 from strobe.cli.bench import answer_grid
-from strobe.cli.console import OUT, Output
+from strobe.cli.console import OUT, Output, named
 from strobe.cli.interrupted import kept_cells, tells_what_is_kept
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.cells import CellsOutcome
-    from strobe.bench.tree.request import RankedCall, TreeSettings
     from strobe.perf.report.tree_bench import TreeCellRun, TreeContestant
 
 _SHOWN: Final = 200
@@ -26,7 +26,7 @@ _SHOWN: Final = 200
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
 class CallFlags:
-    """Flags of the attention call: sizes, device, and placement of the queries.
+    """Flags of the attention call: sizes, device, placement of the queries, and machines.
 
     Args:
         heads: of the queries.
@@ -36,6 +36,8 @@ class CallFlags:
         seq_q: queries.
         spread: each rank has a run of the queries and keeps their results; else all ranks have all of them.
         device: cuda: one GPU a rank, over NCCL; cpu: processes of this machine, over gloo.
+        executor: local: the ranks run on this machine, a cell at a time; ray or ray:HOST:PORT: on the machines of a Ray
+            cluster, a cell alone on each (needs the extra ray here and there).
     """
 
     heads: int = 8
@@ -45,32 +47,10 @@ class CallFlags:
     seq_q: int = 1
     spread: Annotated[bool, Parameter(negative="")] = False
     device: Literal["cpu", "cuda"] = "cpu"
+    executor: str = "local"
 
 
-@Parameter(name="*", group="Measurement")
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Flags of how to measure a cell. All cells of a folder share them.
-
-    Args:
-        strategies: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
-            symmetric and auto (with the links measured here) by name. Ratios are against the first.
-        profile: also take calls apart, free-running and serialised, and time the guide's blocks.
-        iterations: timed calls of each strategy; three palindromes at least, whatever it says.
-        seed: of all tensors.
-        delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
-        executor: local: the ranks run on this machine, a cell at a time; ray: on the machines of a Ray cluster, a cell alone on
-            each (needs the extra ray here and there).
-        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
-    """
-
-    strategies: tuple[str, ...] = ()
-    profile: Annotated[bool, Parameter(negative="")] = False
-    iterations: int = 20
-    seed: int = 0
-    delay: tuple[int, float] | None = None
-    executor: Literal["local", "ray"] = "local"
-    address: str | None = None
+HOW: Final = named("Measurement", contestants="strategies")
 
 
 def tree(
@@ -79,7 +59,7 @@ def tree(
     seq_len: int = 2048,
     dtype: str = "float32",
     call: CallFlags = CallFlags(),
-    how: Measurement = Measurement(),
+    how: Annotated[TreeSettings, HOW] = TreeSettings(),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-bench"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
@@ -104,7 +84,7 @@ def tree(
     if render:
         return _report(out, None, output, scaling=False)
     shapes = [_shape(call, world_size, seq_len, dtype)]
-    return _report(out, _run(shapes, how, out, output), output, scaling=False)
+    return _report(out, _run(shapes, how, call.executor, out, output), output, scaling=False)
 
 
 def scaling(
@@ -113,7 +93,7 @@ def scaling(
     seq_len: tuple[int, ...] = (1024, 2048, 4096, 8192),
     dtype: tuple[str, ...] = ("float32",),
     call: CallFlags = CallFlags(),
-    how: Measurement = Measurement(),
+    how: Annotated[TreeSettings, HOW] = TreeSettings(),
     out: Annotated[Path, Parameter(alias=OUT)] = Path("tree-scaling"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
@@ -122,7 +102,7 @@ def scaling(
 
     ```
     strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow
-    strobe bench scaling --executor ray --address head:6379  # network
+    strobe bench scaling --executor ray:head:6379  # network
     strobe bench scaling --out h200-scaling --render
     ```
 
@@ -141,12 +121,10 @@ def scaling(
     if not (world_size and seq_len and dtype):
         raise ConfigError("--world-size, --seq-len and --dtype: got none of one of them, expected at least one value each")
     shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size]
-    return _report(out, _run(shapes, how, out, output), output, scaling=True)
+    return _report(out, _run(shapes, how, call.executor, out, output), output, scaling=True)
 
 
 def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> RankedCall:
-    from strobe.bench.tree.request import RankedCall
-
     return RankedCall(
         world_size=world_size,
         seq_len=seq_len,
@@ -161,31 +139,17 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Ranked
     )
 
 
-def _how(flags: Measurement) -> TreeSettings:
-    from strobe.bench.tree.request import CONTESTANTS, TreeSettings
-
-    rank, ms = flags.delay or (-1, 0.0)
-    return TreeSettings(
-        contestants=flags.strategies or CONTESTANTS,
-        iterations=flags.iterations,
-        profile=flags.profile,
-        seed=flags.seed,
-        delay_rank=rank,
-        delay_ms=ms,
-    )
-
-
-def _run(shapes: list[RankedCall], flags: Measurement, out: Path, output: Output) -> CellsOutcome:
+def _run(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path, output: Output) -> CellsOutcome:
     most = max(shape.world_size for shape in shapes)
-    if flags.delay is not None and flags.delay[0] not in range(most):
-        raise ConfigError(f"--delay {flags.delay[0]}: no such rank; give 0 to {most - 1}")
+    if how.delay is not None and how.delay[0] not in range(most):
+        raise ConfigError(f"--delay {how.delay[0]}: no such rank; give 0 to {most - 1}")
     with output.progress("tree") as progress:
         from strobe.bench.executor import open_executor
         from strobe.bench.tree.run import run_cells
 
-        executor = open_executor(flags.executor, flags.address)
+        where = open_executor(executor)
         with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
-            return run_cells(shapes, _how(flags), out, progress, executor=executor)
+            return run_cells(shapes, how, out, progress, executor=where)
 
 
 def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling: bool) -> int:
@@ -194,7 +158,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling:
         from strobe.perf.report.tree_bench import read_cells, shown_tables, tree_report
         from strobe.perf.report.write import write_report
 
-        runs = read_cells(out).cells
+        runs = read_cells(out)[0]
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
@@ -210,9 +174,9 @@ def _verdicts(cell: TreeCellRun) -> Iterator[str]:
     from strobe.perf.report.tree_bench import bound
 
     for entry in cell.measured:
-        found = bound(cell, entry)
-        if found is not None:
-            yield f"{entry.name}: {found.label}. {found.evidence}. Remedy: {found.remedy}."
+        if (found := bound(cell, entry)) is not None:
+            label, evidence, remedy = found
+            yield f"{entry.name}: {label}. {evidence}. Remedy: {remedy}."
 
 
 def _document(cell: TreeCellRun) -> dict[str, Any]:
@@ -230,7 +194,7 @@ def _document(cell: TreeCellRun) -> dict[str, Any]:
             "predicted_ns": entry.predicted_ns,
             "exposed_ns": None if found is None else found.wait + found.transfer,
             "hidden_ns": None if found is None else found.hidden,
-            "verdict": None if verdict is None else verdict.label,
+            "verdict": None if verdict is None else verdict[0],
             "straggler": None if who is None else who[0],
         }
 

@@ -33,7 +33,6 @@ class ProgramFlags:
         names: one for each command or commit, for the tables and --require; by default the commands or commits themselves.
         warmup: untimed runs of each program before the first round, 1 by default.
         prepare: a command that runs before every run, not timed, such as one that drops a cache.
-        ignore_failure: time a program whatever its exit status.
         commits: measure one command at these commits of the repository here, the first being the baseline.
         install: a command that runs once at each commit before, in a virtual environment of its own that sees the packages
             beside strobe too.
@@ -42,7 +41,6 @@ class ProgramFlags:
     names: tuple[str, ...] = ()
     warmup: int | None = None
     prepare: str = ""
-    ignore_failure: bool = False
     commits: tuple[str, ...] = ()
     install: str = ""
 
@@ -84,13 +82,12 @@ def compare_programs(
     words: Sequence[str], flags: ProgramFlags, rounds: int, out: Path, requirements: Sequence[Requirement], output: Output
 ) -> tuple[int, dict[str, Any]]:
     """Run programs with a progress bar and write their report; return exit code and what was found."""
-    from strobe.bench.own.programs import ProgramsPlan, checked_out, measure_programs, programs_of, told_apart, traces_of
+    from strobe.bench.own.programs import checked_out, measure_programs, programs_of, told_apart, traces_of
     from strobe.perf.records.store import create_run
 
     if flags.install and not flags.commits:
         refuse(["--install"], "for commits, and there are none")
     warmup = 1 if flags.warmup is None else flags.warmup
-    plan = ProgramsPlan(rounds=rounds, warmup=warmup, prepare=flags.prepare, ignore_failure=flags.ignore_failure)
     before = set(out.glob("*"))
     told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
     if flags.commits:
@@ -102,7 +99,9 @@ def compare_programs(
         names, made = tuple(each.name for each in programs), nullcontext(programs)
     check_names(requirements, names[1:], ("e2e",))
     with told, output.progress("compare") as advance, made as ready:
-        folder = measure_programs(ready, plan, lambda: create_run(out, "programs"), advance)
+        folder = measure_programs(
+            ready, lambda: create_run(out, "programs"), advance, rounds=rounds, warmup=warmup, prepare=flags.prepare
+        )
     code, document = write([folder], folder, requirements, output)
     baseline, *others = (traces_of(folder, number) for number in range(len(names)))
     for number, traces in enumerate(others, start=1):

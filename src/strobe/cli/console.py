@@ -31,6 +31,16 @@ OUT: Final = ("-o", "--output")
 """Other spellings of `--out`, in every verb that has it."""
 
 
+def named(group: str, **flags: str) -> Parameter:
+    """Make the fields of what a verb is asked for its flags.
+
+    Args:
+        group: heading of the flags in the page of `--help`.
+        flags: names of fields whose flag is another word.
+    """
+    return Parameter(name="*", group=group, name_transform=lambda field: flags.get(field, field.replace("_", "-")))
+
+
 class Advance(Protocol):
     """Callback after each piece of work: pieces done, pieces in all, name of the next."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
@@ -15,6 +15,9 @@ from strobe.cli.generate import WrittenClip
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
 from strobe.cli.run_folder import measure
+
+if TYPE_CHECKING:
+    from strobe.engine.config import ModelDefaults
 
 SHOWN: Final = ("baseline", "quality", "balanced", "turbo")
 """Presets that are compared on any machine: `ultra` wants FP8, and a latent frame of the bundled model is one tile, too few for
@@ -35,6 +38,32 @@ def why_fast(found: Mapping[str, Any]) -> Iterator[str]:
             f"{best['candidate']} is {best['ratio']:.2f} times as fast as {best['reference']}; "
             f"what it saves in a frame block is above all {because}."
         )
+
+
+def side_by_side(run: Path, picture: Path, defaults: ModelDefaults, device: str) -> Iterator[str]:
+    """Write the last frames of baseline and turbo as one picture and yield what turbo changed; nothing without both clips."""
+    import torch
+
+    from strobe.core.device import resolve_device
+    from strobe.engine.presets import preset
+    from strobe.engine.resolve import resolve
+    from strobe.engine.video import write_png
+    from strobe.quality.files import read_clip
+
+    names = ("baseline", "turbo")
+    clips = [run / "clips" / f"{name}.mp4" for name in names]
+    if not all(clip.exists() for clip in clips):
+        return
+    left, right = (read_clip(clip)[-1] for clip in clips)
+    zoom = max(1, 384 // len(left))
+    gap = left.new_full((len(left), 4, 3), 255)
+    write_png(picture, torch.cat((left, gap, right), dim=1).repeat_interleave(zoom, 0).repeat_interleave(zoom, 1))
+    slow, fast = (resolve(preset(name), defaults, resolve_device(device)) for name in names)
+    steps, window = (len(slow.schedule.timesteps), len(fast.schedule.timesteps)), (slow.policy.window, fast.policy.window)
+    yield (
+        f"{picture}: the last frame of both, baseline on the left; turbo takes {steps[1]} denoise steps instead of {steps[0]}, "
+        f"and its attention sees {window[1]} latent frames instead of {window[0]}."
+    )
 
 
 def what_next(run: Path) -> Iterator[str]:
@@ -87,6 +116,8 @@ def demo(
     shown = output.progress(titled, piece_s=took_s)
     with tells_what_is_kept(output, lambda: (f"the clip is kept: {video.path}",)):
         code, found = measure(case, ComparePlan(palindromes=rounds), out, [], output, progress=shown)
-    output.show(*why_fast(found), *what_next(Path(found["runs"][0])))
+    run = Path(found["runs"][0])
+    shown_frames = side_by_side(run, out / "baseline-turbo.png", model.defaults, clip.device)
+    output.show(*why_fast(found), *shown_frames, *what_next(run))
     output.emit({"clip": made, **found})
     return code

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
@@ -98,6 +98,7 @@ class Sides:
     between: tuple[str, ...] = ()
 
 
+SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 _LOGS: Final = LogFlags()
 _EVIDENCE: Final = Evidence()
 _SIDES: Final = Sides()
@@ -163,11 +164,7 @@ def attention(
     from strobe.core.errors import ConfigError
 
     names, windows = of_sides("--names", sides.names), of_sides("--between", sides.between)
-    asked = [
-        _Asked("baseline", sides.baseline_log, names[0], windows[0], evidence.baseline_trace, evidence.focal_baseline),
-        _Asked("candidate", sides.candidate_log, names[1], windows[1], evidence.candidate_trace, evidence.focal_candidate),
-    ]
-    if not any(side.log for side in asked):
+    if sides.baseline_log is None and sides.candidate_log is None:
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
     calls, (patterns, unit) = evidence.calls, _prepared(flags)
     from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, attention_summary, unsynchronised
@@ -175,18 +172,18 @@ def attention(
     from strobe.perf.report.documents.speedup import timer_document
 
     read, inputs, found = [], [], []
-    for side in asked:
-        if side.log is None:
+    for label, path, name, window in zip(SIDES, (sides.baseline_log, sides.candidate_log), names, windows, strict=True):
+        if path is None:
             continue
-        low, high = durations(side.between)
-        log = _read_log(side.log, patterns, output)
+        low, high = durations(window)
+        log = _read_log(path, patterns, output)
         read.append(log)
-        proof, files = _evidence(side, evidence.range, output)
+        proof, files = _evidence(label, evidence, output)
         inputs += [*_log_inputs([log]), *map(input_file, files)]
         request = LogRequest(log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=calls)
-        summaries = attention_summary(request, side.name, flags.stage or STAGE)
+        summaries = attention_summary(request, name, flags.stage or STAGE)
         checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
-        found.append((side.label, summaries, tuple(filter(None, checked))))
+        found.append((label, summaries, tuple(filter(None, checked))))
     document = {"attention": [timer_document(label, each, remarks) for label, summaries, remarks in found for each in summaries]}
     _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
 
@@ -229,17 +226,6 @@ def kernels(
     inputs = [input_file(trace.path) for trace in read]
     document = {"focal": focal, "kernels": [kernels_document(*one) for one in found]}
     _finish("Kernel latency", focal_section(found, focal), (inputs, []), out, document, output)
-
-
-class _Asked(NamedTuple):
-    """Flags of one side."""
-
-    label: str
-    log: Path | None
-    name: str
-    between: str
-    traces: tuple[Path, ...]
-    focal: str | None
 
 
 def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
@@ -321,19 +307,20 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
     return read
 
 
-def _evidence(side: _Asked, timed: str | None, output: Output) -> tuple[TraceEvidence, list[Path]]:
+def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
     from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.sections import TraceEvidence, trace_evidence
 
-    if not side.traces:
-        if side.focal is not None:
-            raise ConfigError(f"--focal-{side.label} needs a trace: --{side.label}-trace FILE")
+    paths, focal = getattr(evidence, f"{side}_trace"), getattr(evidence, f"focal_{side}")
+    if not paths:
+        if focal is not None:
+            raise ConfigError(f"--focal-{side} needs a trace: --{side}-trace FILE")
         return TraceEvidence(), []
-    if side.focal is None and timed is None:
-        raise ConfigError(f"--{side.label}-trace proves nothing alone; add --focal-{side.label} REGEX or --range REGEX")
-    traces = _read_traces(side.traces, output)
-    return trace_evidence(traces, side.focal, timed), [trace.path for trace in traces]
+    if focal is None and evidence.range is None:
+        raise ConfigError(f"--{side}-trace proves nothing alone; add --focal-{side} REGEX or --range REGEX")
+    traces = _read_traces(paths, output)
+    return trace_evidence(traces, focal, evidence.range), [trace.path for trace in traces]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -41,7 +41,7 @@ class Engine(ModelFlags):
     """Flags of the engine: preset, model, seed and start image.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`; or realtime: the
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`; or realtime: the
             best quality that holds the model's frame rate here, measured first, from the best quality down.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.

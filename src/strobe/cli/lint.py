@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,43 +14,21 @@ from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.lint.document import ClaimPlace
-    from strobe.lint.study import Claim, LintOptions
+    from strobe.lint.study import Claim
 
 FOUND = 1
 
 
-@Parameter(name="*", group="What was measured")
-@dataclass(frozen=True, kw_only=True)
-class FactFlags:
-    """Flags of facts that a document does not state, for rules that need them.
-
-    Args:
-        model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
-        size: height x width in pixels, such as 480x832.
-        window: latent frames attended in self-attention, the ones made included.
-        device: the GPU, e.g. h100, "A100 80GB SXM".
-    """
-
-    model: str | None = None
-    size: str | None = None
-    window: int | None = None
-    device: str | None = None
-
-    def options(self) -> LintOptions:
-        """Return the options of the rules.
-
-        Raises:
-            ConfigError: an unknown model or device, or a size without a model.
-        """
-        from strobe.lint.study import options_of
-
-        return options_of(model=self.model, size=parse_size(self.size), window=self.window, device=self.device)
+Fact = Parameter(group="What was measured")
 
 
 def lint(
     *files: Annotated[Path, Parameter(name="FILE")],
     ignore: tuple[str, ...] = (),
-    measured: FactFlags = FactFlags(),
+    model: Annotated[str | None, Fact] = None,
+    size: Annotated[str | None, Fact] = None,
+    window: Annotated[int | None, Fact] = None,
+    device: Annotated[str | None, Fact] = None,
     output: Output = Output(),
 ) -> int:
     """Find claims that cannot be true: in a README, a benchmark table, a report or printed output.
@@ -68,13 +45,19 @@ def lint(
     Args:
         files: Markdown, or printed output (.txt, .log).
         ignore: rules to leave out.
+        model: the transformer, e.g. wan-1.3b: its FLOPs bound the times of its parts.
+        size: height x width in pixels, such as 480x832.
+        window: latent frames attended in self-attention, the ones made included.
+        device: the GPU, e.g. h100, "A100 80GB SXM".
     """
     from strobe.core.errors import ConfigError
     from strobe.lint.check import chosen_rules, lint_file
+    from strobe.lint.study import options_of
 
     if not files:
         raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")
-    rules, options = chosen_rules(ignore), measured.options()
+    rules = chosen_rules(ignore)
+    options = options_of(model=model, size=parse_size(size), window=window, device=device)
     found: list[Claim] = []
     with output.progress("lint") as advance:
         for number, file in enumerate(files):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Final, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, UnknownOptionError
+from cyclopts import App, ArgumentCollection, CycloptsError, UnknownOptionError, ValidationError
 
 from strobe.cli.app import HELP, app, command_line
 from strobe.cli.console import OUT, styled, terminal
@@ -130,6 +130,8 @@ def explain(error: BaseException, place: str = "") -> tuple[int, str]:
             verb = " ".join(("strobe", *(error.command_chain or ())))
             if isinstance(error, UnknownOptionError) and (error.token.keyword or "").startswith(GUIDANCE):
                 return USAGE, f"Unknown option: {error.token.keyword}. {UNGUIDED} See {verb} --help"
+            if isinstance(error, ValidationError) and error.argument is None:  # of a group, whose name says nothing
+                return USAGE, f"{error.exception_message} See {verb} --help"
             return USAGE, f"{error} See {verb} --help"
         case ConfigError() | DataError() | SessionError() | ShapeError():
             return USAGE, str(error)

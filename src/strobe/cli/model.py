@@ -1,4 +1,4 @@
-"""Flags of every verb that loads a model. Their types are no strings: classes in other files inherit them."""
+"""Flags of every verb that loads a model or traces. Their types are no strings: classes in other files inherit them."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -10,6 +10,7 @@ from cyclopts import ArgumentCollection, Group, Parameter
 from strobe.cli.completion import ModelName, RecipeName
 from strobe.cli.console import Output
 from strobe.core.errors import ConfigError
+from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -215,6 +216,48 @@ def at_least(least: int, **given: int | None) -> None:
     for name, count in given.items():
         if count is not None and count < least:
             raise ConfigError(f"--{name} {count}: give {least} or more")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TraceFlags:
+    """Flags of the traced run, which is separate: nothing that is timed carries the profiler."""
+
+    trace: Annotated[bool, Parameter(negative="--no-trace", help="take a trace at all; without it there is no account.")] = True
+    regions: Annotated[
+        tuple[str, ...],
+        Parameter(help="regions to mark, such as dit_forward attention; all by default, or STROBE_PROFILE_REGIONS."),
+    ] = ()
+    wait: Annotated[
+        int | None,
+        Parameter(
+            help="frame blocks, or passes, before the profiler is switched on; by default it is where caches are full and no "
+            "prompt switches, and a GPU's trace of passes is of a whole clip."
+        ),
+    ] = None
+    warmup: Annotated[int, Parameter(help="frame blocks, or passes, under the profiler that are thrown away.")] = 1
+    active: Annotated[
+        int, Parameter(help="frame blocks, or passes, that are recorded, as far as the clip has so many in a row.")
+    ] = 3
+
+    @property
+    def chosen_regions(self) -> tuple[str, ...]:
+        """The regions of the flag, else of the environment; empty: all."""
+        return self.regions or read_settings().profile_regions
+
+    def amounts(self) -> dict[str, Any]:
+        """The fields of `ComparePlan` that they give.
+
+        Raises:
+            ConfigError: a count below its least.
+        """
+        at_least(1, active=self.active)
+        at_least(0, wait=self.wait)
+        placed = self.wait is not None and self.trace
+        return {
+            "traced_blocks": self.active if self.trace else 0,
+            "traced_from": (self.wait or 0) + self.warmup if placed else None,
+        }
 
 
 def _one_length(given: ArgumentCollection) -> None:

@@ -11,7 +11,6 @@ from rich.table import Column, Table
 
 from strobe.cli.completion import DeviceName
 from strobe.cli.console import Output, styled
-from strobe.core.errors import ConfigError
 
 ELSEWHERE: Final = {
     "window": "local_attn_size",
@@ -53,28 +52,26 @@ class SideBySide:
 
 def presets(
     *chosen: Annotated[str, Parameter(name="PRESET")],
-    diff: bool = False,
     device: DeviceName = "auto",
     output: Output = Output(),
 ) -> None:
-    """Show every setting of the presets side by side, and what is off on this machine.
+    """Show the settings of the presets side by side, and what is off on this machine.
 
     ```
-    strobe presets --diff
+    strobe presets
+    strobe presets --details
     strobe presets balanced turbo --json
     ```
 
+    Of several presets it shows the settings in which they differ; `--details` shows every one, as the document of `--json` does.
+
     Args:
         chosen: presets to show; all of them if none is named.
-        diff: only the settings in which they differ; of two presets or more.
         device: auto, cpu, cuda or cuda:N; a knob that does nothing on it is said to be off.
     """
-    if diff and len(chosen) == 1:
-        raise ConfigError(f"--diff compares presets; name another beside {chosen[0]!r}, or leave it out")
     from strobe.core.device import resolve_device
     from strobe.engine.load import shapes_defaults
-    from strobe.engine.presets import PRESETS, REALTIME, preset
-    from strobe.engine.presets import diff as settings_of
+    from strobe.engine.presets import PRESETS, REALTIME, diff, preset
     from strobe.engine.resolve import knob_states, lacking
 
     configs = [preset(name) for name in chosen or PRESETS]
@@ -84,10 +81,11 @@ def presets(
         config.name: {state.name: state.reason for state in knob_states(config, shapes_defaults(), where) if state.reason}
         for config in configs
     }
-    rows = {setting: values for setting, values in settings_of(configs).items() if not diff or len(set(values)) > 1}
+    rows, whole = diff(configs), output.details or len(configs) == 1
     shown = {
         setting: [f"{value}*" if setting in off[name] else value for name, value in zip(names, values, strict=True)]
         for setting, values in rows.items()
+        if whole or len(set(values)) > 1
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
     output.show(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
+from strobe.cli.console import OUT, Output, named
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import GatedFigure, failures, parse_requirement
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
+from strobe.quality.asked import MetricsAsked
 
 if TYPE_CHECKING:
     from strobe.perf.records.record import Quality
@@ -23,35 +23,11 @@ if TYPE_CHECKING:
 FORMATS: Final = (".html", ".md", ".json")
 
 
-@Parameter(name="*", group="Metrics")
-@dataclass(frozen=True, kw_only=True)
-class MetricFlags:
-    """Flags of the metrics. Nothing is downloaded: a metric that cannot be measured names the file it needs and its place.
-
-    Args:
-        metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
-        block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
-            shorter, as of a causal decoder: 9 12.
-        weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
-        prompt: what the clips should show, for the CLIP score and for VBench.
-        device: where it runs: auto, cpu, cuda or cuda:N.
-        vbench: a new folder for clips and prompts, which tells the command that judges them; or the *_eval_results.json that it
-            wrote, whose values become rows of the table.
-    """
-
-    metrics: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
-    block_frames: tuple[int, ...] = ()
-    weights: Path | None = None
-    prompt: str = ""
-    device: str = "auto"
-    vbench: Path | None = None
-
-
 def quality(
     reference: Annotated[Path, Parameter(name="REF")],
     /,
     *clips: Annotated[Path, Parameter(name="CLIP")],
-    measured: MetricFlags = MetricFlags(),
+    asked: Annotated[MetricsAsked, named("Metrics")] = MetricsAsked(),
     require: tuple[str, ...] = (),
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
@@ -78,29 +54,18 @@ def quality(
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
     with output.progress("quality") as advance:
-        from strobe.bench.quality import MetricsAsked, export_vbench, import_vbench, judge, variants_of
-        from strobe.core.device import resolve_device
+        from strobe.bench.quality import judge, variants_of
         from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
-        asked = MetricsAsked(
-            metrics=measured.metrics,
-            block_frames=measured.block_frames,
-            weights=measured.weights,
-            prompt=measured.prompt,
-            device=resolve_device(measured.device),
-        )
         variants = variants_of(reference, clips)
-        results = measured.vbench is not None and measured.vbench.suffix == ".json"
-        imported = import_vbench(variants, measured.vbench) if measured.vbench and results else ()
-        lines = (*judge(variants, asked, advance), *imported)
-        command = export_vbench(variants, measured.vbench, measured.prompt) if measured.vbench and not results else None
+        lines = judge(variants, asked, advance)
         report = quality_report(variants[0].name, lines)
     written = [] if out is None else [_write(report, out)]
     failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
     missing = missing_table(lines)
     output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
-    output.show(*(f"not met: {line}" for line in failed), *written, *([f"VBench: {command}"] if command else []))
-    output.emit(_document(lines, variants[0].name, command) | {"written": written, "not_met": failed})
+    output.show(*(f"not met: {line}" for line in failed), *written)
+    output.emit(_document(lines, variants[0].name) | {"written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
 
 
@@ -124,7 +89,7 @@ def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Ga
     return found
 
 
-def _document(lines: Sequence[Quality], reference: str, command: str | None) -> dict[str, Any]:
+def _document(lines: Sequence[Quality], reference: str) -> dict[str, Any]:
     cells = [
         {
             "clip": line.variant,
@@ -139,4 +104,4 @@ def _document(lines: Sequence[Quality], reference: str, command: str | None) -> 
         }
         for line in lines
     ]
-    return {"reference": reference, "cells": cells, "vbench": command}
+    return {"reference": reference, "cells": cells}

@@ -174,6 +174,7 @@ def write(
         from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.calls_page import times_table
         from strobe.perf.report.documents.runs import run_document, to_json
+        from strobe.perf.report.model import Table as Rows
         from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
 
@@ -195,6 +196,9 @@ def write(
     own = [run for run in runs if is_own_code(run)]
     if own:
         output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
+    elif any(run.header.kind == "operator" for run in runs):
+        sections = [section for section in built.sections if section.id in ("times", "speedups", "roofline")]
+        output.show(*(table_text(block) for section in sections for block in section.blocks if isinstance(block, Rows)))
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
     _show_answers(answers, findings, output)

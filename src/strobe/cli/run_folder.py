@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from strobe.cli.console import Advance, Output
+from cyclopts import Parameter
+
+from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
@@ -17,9 +19,20 @@ if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
     from strobe.bench.cases.stream import StreamCase
     from strobe.bench.dit.case import DitCase
+    from strobe.bench.runner import FinishedRun
     from strobe.perf.records.store import RunWriter
 
 FOLDER: Final = Path("traces")
+
+
+TracesOut = Annotated[
+    Path | None,
+    Parameter(
+        alias=OUT,
+        help="the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on. By "
+        "default STROBE_PROFILE_DIR, or traces.",
+    ),
+]
 
 
 def chosen_folder(out: Path | None) -> Path:
@@ -81,10 +94,26 @@ def measure(
     told = tells_what_is_kept(output, lambda: kept_runs([out] if into else set(out.glob("*")) - before))
     with told, closing(case), progress or output.progress("compare") as advance:
         outcome = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
+    return told_of(outcome, requirements, output, kept, allow_different)
+
+
+def told_of(
+    outcome: FinishedRun,
+    requirements: Sequence[Requirement],
+    output: Output,
+    kept: Sequence[Path],
+    allow_different: tuple[str, ...] = (),
+) -> tuple[int, dict[str, Any]]:
+    """Write the report of a run that was measured, and print what it found, was red, and was moved out of the way.
+
+    Returns: as `measure`.
+    """
     tell_kept(kept, output)
     for gate in outcome.red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
     code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
-    red = {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red}
-    document |= {"red": red} | ({"kept": [str(path) for path in kept]} if into else {})
-    return GATE_FAILED if red else code, document
+    document |= {
+        "red": {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red},
+        "kept": [str(path) for path in kept],
+    }
+    return GATE_FAILED if outcome.red else code, document

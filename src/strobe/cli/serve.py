@@ -5,87 +5,24 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Annotated, Final
 
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import Output
+from strobe.cli.console import Output, named
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
-from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.libraries import broken, install
+from strobe.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from strobe.engine.model import Model
-    from strobe.serve.settings import ServeSettings
+    from strobe.serve.replicas import Replicas
 
 NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Flags of the server: address, access, and limits.
-
-    Args:
-        host: address to listen on.
-        port: port to listen on; 0: any that is free.
-        allow_host: another name by which browsers may address it, such as that of a proxy; may be given several times.
-        token: what viewers must know, at least 16 characters; needed unless the host is loopback.
-        tls_cert: file of a certificate.
-        tls_key: file of its key.
-        insecure_http: listen on another address than loopback without TLS.
-        buffer: seconds of video that a viewer holds before it plays.
-        streams: the most streams that may be open.
-        suspend: seconds after which a stream that is paused or unwatched is moved to main memory.
-        resume: seconds after which a stream that nobody watches is closed.
-        keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
-        keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
-        executor: local: this process; ray: replicas on the machines of a Ray cluster, which share the folder `--keep` (needs
-            the extra ray here and there).
-        replicas: how many, each with a device of its own.
-        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to, or a new one.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 7860
-    allow_host: tuple[str, ...] = ()
-    token: str = ""
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    insecure_http: bool = False
-    buffer: float = 0.5
-    streams: int = 32
-    suspend: float = 20.0
-    resume: float = 300.0
-    keep: Path | None = None
-    keep_every: int = 8
-    executor: Literal["local", "ray"] = "local"
-    replicas: int = 1
-    address: str | None = None
-
-    def settings(self) -> ServeSettings:
-        """Return the server's settings from the flags."""
-        from strobe.serve.settings import ServeSettings
-
-        return ServeSettings(
-            host=self.host,
-            port=self.port,
-            allow_host=self.allow_host,
-            token=self.token,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-            insecure_http=self.insecure_http,
-            start_buffer_s=self.buffer,
-            streams=self.streams,
-            suspend_s=self.suspend,
-            resume_s=self.resume,
-            keep=self.keep,
-            keep_every=self.keep_every,
-        )
+SETTINGS: Final = named("Parameters", start_buffer_s="buffer", suspend_s="suspend", resume_s="resume")
 
 
 def serve(
@@ -93,7 +30,9 @@ def serve(
     preset: PresetName = "balanced",
     device: DeviceName = "auto",
     model: ModelFlags = ModelFlags(),
-    where: Where = Where(),
+    settings: Annotated[ServeSettings, SETTINGS] = ServeSettings(),
+    executor: str = "local",
+    replicas: int = 1,
     output: Output = Output(),
 ) -> None:
     """Show streams in a browser, and steer them there: prompts, presets, branches, recordings.
@@ -109,15 +48,24 @@ def serve(
     Args:
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
         device: auto, cpu, cuda or cuda:N.
+        executor: local: this process; ray or ray:HOST:PORT: replicas on the machines of a Ray cluster, by default the one this
+            machine belongs to, or a new one; they share the folder `--keep` (needs the extra ray here and there).
+        replicas: how many, each with a device of its own.
     """
     check_installed()
-    settings = where.settings()
     model.check()
-    if where.executor == "ray":
-        _serve_replicas(preset, device, model, where, output)
+    kind, _, address = executor.partition(":")
+    if kind == "ray":
+        from strobe.serve.replicas import Replicas
+
+        given = Replicas(model=model.load, device=device, preset=preset, settings=settings, number=replicas)
+        model.config(preset)  # unknown presets are told now
+        _serve_replicas(given, address or None, model.model, output)
         return
-    if where.replicas != 1 or where.address is not None:
-        raise ConfigError("--replicas and --address: give --executor ray too; without it this process is the server")
+    if executor != "local":
+        raise unknown_choice("executor", executor, ("local", "ray", "ray:HOST:PORT"))
+    if replicas != 1:
+        raise ConfigError("--replicas: give --executor ray too; without it this process is the server")
     listening = _listen(settings)
     from strobe.core.device import resolve_device
     from strobe.engine.resolve import check_device
@@ -147,18 +95,16 @@ def serve(
     output.note("strobe serve: ended; every viewer was told")
 
 
-def _serve_replicas(preset: str, device: str, model: ModelFlags, where: Where, output: Output) -> None:
+def _serve_replicas(given: Replicas, address: str | None, model: str, output: Output) -> None:
     """Run replicas until Ctrl-C or SIGTERM."""
-    from strobe.serve.replicas import Replicas, start
+    from strobe.serve.replicas import start
 
-    settings = where.settings()
-    given = Replicas(model=model.load, device=device, preset=preset, settings=settings, number=where.replicas)
-    model.config(preset)  # unknown presets are told now
-    end = start(given, where.address)
+    settings, preset, device = given.settings, given.preset, given.device
+    end = start(given, address)
     try:
         url, _ = _addresses(settings, settings.host, settings.port)
-        output.note(f"strobe serve: {url} ({where.replicas} replicas of {model.model}, {preset}, {device})")
-        output.emit({"url": url, "port": settings.port, "model": model.model, "preset": preset, "device": device})
+        output.note(f"strobe serve: {url} ({given.number} replicas of {model}, {preset}, {device})")
+        output.emit({"url": url, "port": settings.port, "model": model, "preset": preset, "device": device})
         with terminates_as_interrupted(), suppress(KeyboardInterrupt):  # Ray has put a handler of its own in the place of ours
             threading.Event().wait()
     finally:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, megabytes, styled
-from strobe.cli.extract import Evidence, LogFlags, Sides, durations, of_sides
+from strobe.cli.extract import SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import GatedFigure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
@@ -50,29 +50,11 @@ class Comparing:
     candidate: str | None = None
 
 
-@Parameter(name="*", group="Result")
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Flags of the result: files and requirements.
-
-    Args:
-        out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
-            the tables are only printed.
-        require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
-            It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
-    """
-
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None
-    require: tuple[str, ...] = ()
-
-
-_NAMES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 _SIDES: Final = Sides()
 _EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
 _LOGS: Final = LogFlags()
-_RESULT: Final = Result()
 
 OPTIONAL: Final = frozenset(("section", "e2e"))
 """Levels whose absence alone is told by --details."""
@@ -84,7 +66,8 @@ def speedup(
     evidence: Evidence = _EVIDENCE,
     comparing: Comparing = _COMPARING,
     flags: LogFlags = _LOGS,
-    result: Result = _RESULT,
+    require: Annotated[tuple[str, ...], Parameter(group="Result")] = (),
+    out: Annotated[Path | None, Parameter(alias=OUT, group="Result")] = None,
     output: Output = Output(),
 ) -> int:
     """Show how much faster a candidate is at every level, and where the rest of the kernel's speedup is lost.
@@ -101,10 +84,14 @@ def speedup(
     Args:
         run: two logs, two traces (.json, .json.gz, .sqlite) or both, the baseline's first; or one folder that `strobe
             compare` made.
+        require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
+            It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
+        out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
+            the tables are only printed.
     """
     from strobe.core.errors import ConfigError
 
-    requirements = [parse_requirement(text) for text in result.require]
+    requirements = [parse_requirement(text) for text in require]
     if any(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
@@ -112,7 +99,7 @@ def speedup(
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
-        return _of_run(run, comparing, (requirements, result.out), output)
+        return _of_run(run, comparing, (requirements, out), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
     _check_two_sides(sides, evidence)
@@ -127,7 +114,7 @@ def speedup(
         from strobe.perf.report.speedup_page.build import build_speedup_report
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
-        written = _write(study, report, document, result) if result.out else {}
+        written = _write(study, report, document, out) if out else {}
     refusal = study.comparability.refusal
     figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
@@ -152,9 +139,14 @@ def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[S
     ):
         if len(found) not in (0, 2) or (found and flagged):
             named = ", ".join(map(str, found))
-            raise ConfigError(
-                f"{named}: give two {kind}s, the baseline's first, or --baseline-{kind} A --candidate-{kind} B, not both"
-            )
+            if flagged:
+                raise ConfigError(
+                    f"{named}: a {kind} is given by a flag too; give both {kind}s as files, the baseline's first, or both by "
+                    f"--baseline-{kind} and --candidate-{kind}"
+                )
+            if len(found) == 1:
+                raise ConfigError(f"{named} is the only {kind}: add the other side's; the baseline's comes first")
+            raise ConfigError(f"{named}: these are {len(found)} {kind}s; give two, the baseline's first")
     if logs:
         sides = replace(sides, baseline_log=logs[0], candidate_log=logs[1])
     if traces:
@@ -187,10 +179,10 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
     from strobe.core.errors import ConfigError
 
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
-    there = [(side, what) for what, pair in given.items() for side, path in zip(_NAMES, pair, strict=True) if path]
+    there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]
     if there and not any(all(pair) for pair in given.values()):
         flags = " and ".join(f"--{side}-{what}" for side, what in there)
-        wanted = " or ".join(f"--{_NAMES[side == 'baseline']}-{what}" for side, what in there)
+        wanted = " or ".join(f"--{SIDES[side == 'baseline']}-{what}" for side, what in there)
         raise ConfigError(
             f"a speedup is of two sides, and {flags} is of one: give {wanted} too; one side by itself is what strobe trace and "
             "strobe extract read"
@@ -210,13 +202,13 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}
     shared = {flag: of_sides(f"--{flag}", texts) for flag, texts in given.items()}
     both = []
-    for at, name in enumerate(_NAMES):
+    for at, name in enumerate(SIDES):
         focal, traces = getattr(evidence, f"focal_{name}"), getattr(evidence, f"{name}_trace")
         if focal is not None and not traces:
             raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
         section = parse_section(shared["section"][at], focal) if shared["section"][at] and traces else None
         low, high = durations(shared["between"][at])
-        of_both = [text for text in comparing.fact if text.partition(":")[0] not in _NAMES]
+        of_both = [text for text in comparing.fact if text.partition(":")[0] not in SIDES]
         own = [text.removeprefix(f"{name}:") for text in comparing.fact if text.startswith(f"{name}:")]
         both.append(
             SideRequest(
@@ -246,15 +238,13 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     )
 
 
-def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], result: Result) -> dict[str, str]:
+def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write the page, its twins, the exact figures and the list of input files."""
     from strobe.core.files import write_whole
     from strobe.core.printable import clean_lines
     from strobe.perf.report.speedup_page.study import write_inputs
     from strobe.perf.report.write import write_report
 
-    folder = result.out
-    assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     paths = {path.suffix[1:]: str(path) for path in write_report(report, folder)}
     exact = folder / "speedup.json"

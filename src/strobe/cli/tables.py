@@ -28,7 +28,10 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
         [cell_text(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)] for row in table.rows[:max_rows]
     ]
     most = columns()
-    cuts = [MAX_NAME if most is None else 2 * most // 5 if at == 0 else _NARROW for at in range(len(heads))]
+    cuts = [
+        MAX_NAME if most is None or (at and column.numeric) else 2 * most // 5 if at == 0 else _NARROW  # no number is cut
+        for at, column in enumerate(table.columns)
+    ]
     lines = [[_cut(clean(text), cut) for text, cut in zip(row, cuts, strict=True)] for row in (heads, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
     order = sorted(range(len(widths)), key=lambda at: (at > 0, at > 0 and not table.columns[at].numeric, at))

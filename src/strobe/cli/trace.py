@@ -57,45 +57,13 @@ class Analysis:
 _DEFAULTS: Final = Analysis()
 
 
-@Parameter(name="*", group="Reading")
-@dataclass(frozen=True, kw_only=True)
-class Readers:
-    """Flags of the processes that read the files; by default this process reads them one after another.
-
-    Args:
-        executor: local: processes of this machine, a file each, as many at once as it has cores; ray: those of the machines of
-            a Ray cluster, which are sent the files (needs the extra ray here and there).
-        address: of the Ray cluster, HOST:PORT; by default the one this machine belongs to.
-    """
-
-    executor: Literal["local", "ray"] | None = None
-    address: str | None = None
-
-    def reading(self) -> Reading:
-        """Return the function that reads the files."""
-        from strobe.core.errors import ConfigError
-        from strobe.perf.report.study import read_in_turn
-
-        if self.executor is None:
-            if self.address is not None:
-                raise ConfigError(f"--address {self.address}: give --executor ray too; without it this process reads the files")
-            return read_in_turn
-        from strobe.bench.executor import open_executor
-        from strobe.bench.traces import spread_reading
-
-        return spread_reading(open_executor(self.executor, self.address))
-
-
-_HERE: Final = Readers()
-
-
 def trace(
     *files: Annotated[Path, Parameter(name="FILE")],
     analysis: Analysis = _DEFAULTS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
-    readers: Readers = _HERE,
+    executor: str | None = None,
     output: Output = Output(),
 ) -> None:
     """Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.
@@ -118,6 +86,9 @@ def trace(
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
+        executor: who reads the files, by default this process, one after another. local: processes of this machine, a file
+            each, as many at once as it has cores; ray or ray:HOST:PORT: those of the machines of a Ray cluster, which are sent
+            the files (needs the extra ray here and there).
     """
     from strobe.core.errors import ConfigError
 
@@ -125,7 +96,7 @@ def trace(
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
-    study = _read(files, analysis, readers, output)
+    study = _read(files, analysis, executor, output)
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
@@ -147,7 +118,7 @@ def trace(
         output.emit({**_data(study), "written": written})
 
 
-def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: Output) -> TraceStudy:
+def _read(files: Sequence[Path], analysis: Analysis, executor: str | None, output: Output) -> TraceStudy:
     """Read the files and warn on stderr of what was wrong with them."""
     from strobe.core.errors import ConfigError
 
@@ -160,7 +131,7 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
             details=output.details or None,
         )  # fmt: skip
-        study = load_trace_study(files, options, megabytes(advance), readers.reading())
+        study = load_trace_study(files, options, megabytes(advance), _reading(executor))
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     for one in study.traces:
@@ -169,6 +140,17 @@ def _read(files: Sequence[Path], analysis: Analysis, readers: Readers, output: O
         if bad:
             output.note(f"{one.path}: {', '.join(bad)}")
     return study
+
+
+def _reading(executor: str | None) -> Reading:
+    from strobe.perf.report.study import read_in_turn
+
+    if executor is None:
+        return read_in_turn
+    from strobe.bench.executor import open_executor
+    from strobe.bench.traces import spread_reading
+
+    return spread_reading(open_executor(executor))
 
 
 def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Sequence[Format], output: Output) -> dict[str, str]:

@@ -74,7 +74,7 @@ def _does_nothing(knobs: Knobs, name: str, place: KnobPlace) -> str:
     if name == "overlap_decode" and place.device.type == "cpu" and cores < OVERLAP_CORES:
         return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
     if name == "late_frames" and (not knobs.overlap_decode or _does_nothing(knobs, "overlap_decode", place)):
-        return "overlap_decode is off here, so decoding runs beside nothing"
+        return "it needs overlap_decode, which is off here"
     return ""
 
 

@@ -19,10 +19,10 @@ from strobe.engine.config import ModelDefaults
 
 Mode = Literal["recache", "soft", "interpolate", "shot"]
 MODES: dict[Mode, str] = {
-    "recache": "the window is derived again under the new prompt: a hard switch, one pass; as soft in a model that has shots",
-    "soft": "the new prompt from the next frame block on, the past as it is: no cost",
-    "interpolate": "over some frame blocks ever more denoise steps follow the new prompt, the last ones first; the past as it is",
-    "shot": "the frame block begins a new shot, whose first frames are a sink of their own; of models that have shots",
+    "recache": "what the stream remembers is computed again for the new prompt, in one pass; in a model with shots as soft",
+    "soft": "the next frame block follows the new prompt and still remembers the old pictures; this costs nothing",
+    "interpolate": "over a few frame blocks more and more denoising steps follow the new prompt, the last steps first",
+    "shot": "the next frame block begins a shot, whose first frames are remembered to its end; only in a model with shots",
 }
 _SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
 EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'

@@ -125,6 +125,17 @@ def missing_encoders() -> tuple[str, ...]:
     return tuple(suffix for suffix, each in FORMATS.items() if each.codec not in av.codecs_available)
 
 
+def write_png(path: Path, pixels: Tensor) -> None:
+    """Write a picture, uint8 [Y, X, 3], as PNG."""
+    import av
+
+    picture = av.VideoFrame.from_ndarray(pixels.numpy(), format="rgb24")
+    encoder = av.CodecContext.create("png", "w")
+    assert isinstance(encoder, av.VideoCodecContext)
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = picture.width, picture.height, "rgb24", Fraction(1)
+    path.write_bytes(b"".join(bytes(packet) for packet in (*encoder.encode(picture), *encoder.encode())))
+
+
 def read_image(path: Path, size: tuple[int, int]) -> Tensor:
     """Read a picture as a frame, uint8 [1, Y, X, 3] of height and width `size`: scaled to fill it, the middle of it kept.
 

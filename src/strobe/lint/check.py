@@ -17,14 +17,14 @@ MARKDOWN: Final = (".md", ".markdown")
 PRINTED: Final = (".txt", ".log", ".out")
 
 
-def lint_text(text: str, path: str, options: LintOptions | None = None, rules: Sequence[Rule] = RULES) -> tuple[Claim, ...]:
+def lint_text(text: str, path: str, options: LintOptions | None = None) -> tuple[Claim, ...]:
     """Hold the claims of a Markdown document to the rules.
 
     Args:
         path: named in every place.
         options: model, shape and device, which the document does not say.
     """
-    return _findings(LintStudy(document=read_markdown(text, path), options=options or LintOptions()), rules)
+    return _findings(LintStudy(document=read_markdown(text, path), options=options or LintOptions()), RULES)
 
 
 def lint_file(path: Path, options: LintOptions | None = None, rules: Sequence[Rule] = RULES) -> tuple[Claim, ...]:

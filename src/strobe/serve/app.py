@@ -23,13 +23,13 @@ from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
-from strobe.serve.guard import Guard, is_loopback, refuse
+from strobe.serve.guard import Guard, refuse
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.mjpeg import WARMING_UP, mjpeg
 from strobe.serve.protocol import Ended
-from strobe.serve.settings import ServeSettings
+from strobe.serve.settings import ServeSettings, is_loopback
 from strobe.serve.store import Store
 from strobe.serve.takeover import hand_over, watch_owners
 from strobe.serve.worker import Worker
@@ -133,7 +133,7 @@ class StreamServer:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         loop, settings = asyncio.get_running_loop(), self.settings
-        hub = Hub(loop, self.metrics, suspend_s=settings.suspend_s, resume_s=settings.resume_s, encoders=settings.encoders)
+        hub = Hub(loop, self.metrics, suspend_s=settings.suspend_s, resume_s=settings.resume_s)
         starting = asyncio.create_task(self._start(hub))
         starting.add_done_callback(self._started)
         tasks = [starting, asyncio.create_task(hub.housekeeping())]

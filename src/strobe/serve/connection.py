@@ -246,7 +246,7 @@ class Connection:
         cost = self.hub.worker.costs[preset]
         if cost.share <= 1:
             return ""
-        return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; a faster preset will not"
+        return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; take a faster preset"
 
     async def _refuse(self, kind: str, reason: str, *, fits: tuple[str, ...] = (), retry_s: float | None = None) -> None:
         self.hub.metrics.refused.labels(kind).inc()

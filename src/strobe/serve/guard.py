@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strobe.serve.metrics import Metrics
+from strobe.serve.settings import is_loopback
 
 COOKIE: Final = "strobe_login"
 PROBES: Final = frozenset({"/healthz", "/readyz"})
@@ -29,15 +30,6 @@ POLICY: Final = (
 )
 LONGEST_BODY: Final = 4096
 LOGINS_A_MINUTE: Final = 20
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address is this machine's loopback."""
-    name = host.strip("[]").lower()
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def is_address(name: str) -> bool:

@@ -7,6 +7,7 @@ forgotten once the viewer has painted it. Every place is bounded: the device mak
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -41,6 +42,8 @@ from strobe.serve.streams import LiveStream
 from strobe.serve.worker import StreamGoneError, Worker
 
 T = TypeVar("T")
+ENCODERS: Final = max(2, len(os.sched_getaffinity(0)) // 2)
+"""Threads that encode pictures."""
 JPEGS_UNDER_WAY: Final = 3
 """JPEG pictures sent and not received; a slow connection gets fewer frames made, not older ones."""
 PICTURES_UNDER_WAY: Final = 64
@@ -56,9 +59,7 @@ class Hub:
         resume_s: a stream that nobody watches is closed after so long.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, suspend_s: float, resume_s: float, encoders: int
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, suspend_s: float, resume_s: float) -> None:
         self.loop, self.metrics = loop, metrics
         self.suspend_s, self.resume_s = suspend_s, resume_s
         self._worker: Worker | None = None
@@ -68,7 +69,7 @@ class Hub:
         self.taking = asyncio.Lock()
         self._secrets: dict[str, str] = {}
         self._rewinding: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(encoders, thread_name_prefix="strobe-encode")
+        self._pool = ThreadPoolExecutor(ENCODERS, thread_name_prefix="strobe-encode")
         self.recordings = Recordings(metrics, self.recorded)
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from strobe.core.errors import ConfigError
-from strobe.serve.guard import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,17 +17,17 @@ class ServeSettings:
     Args:
         host: address to listen on.
         port: port to listen on; 0: any that is free.
-        allow_host: names beside this machine's own by which it may be addressed, for a proxy or another host.
-        token: what viewers must know; needed unless `host` is loopback.
-        tls_cert, tls_key: files of a certificate and its key.
+        allow_host: another name by which browsers may address it, such as that of a proxy; may be given several times.
+        token: what viewers must know, at least 16 characters; needed unless the host is loopback.
+        tls_cert: file of a certificate.
+        tls_key: file of its key.
         insecure_http: listen on another address than loopback without TLS.
         start_buffer_s: seconds of video that a viewer holds before it plays.
-        streams: the most that may be open.
+        streams: the most streams that may be open.
         suspend_s: seconds after which a stream that is paused or unwatched is moved to main memory.
         resume_s: seconds after which a stream that nobody watches is closed.
-        encoders: threads that encode pictures; by default half as many as cores, at least two.
-        keep: folder in which streams outlive the server; several servers may share it. None: they end with it.
-        keep_every: frame blocks between two snapshots there; 0: none, so that a stream comes back from its log alone.
+        keep: folder in which streams outlive this server: the next one, or another that shares it, goes on with them, bit by bit.
+        keep_every: frame blocks between two snapshots there; 0: none, a stream is then made again from its prompts.
 
     Raises:
         ConfigError: a number out of bounds, or an address that others reach without a token or TLS; names the flag of
@@ -46,7 +45,6 @@ class ServeSettings:
     streams: int = 32
     suspend_s: float = 20.0
     resume_s: float = 300.0
-    encoders: int = max(2, len(os.sched_getaffinity(0)) // 2)
     keep: Path | None = None
     keep_every: int = 8
 
@@ -63,7 +61,6 @@ class ServeSettings:
             ("--streams", self.streams, 1, 10_000),
             ("--suspend", self.suspend_s, 0.5, 86_400.0),
             ("--resume", self.resume_s, 1.0, 604_800.0),
-            ("encoders", self.encoders, 1, 256),  # no flag
             ("--keep-every", self.keep_every, 0, 100_000),
         ):
             if not least <= value <= most:
@@ -83,3 +80,12 @@ class ServeSettings:
                 )
         if self.token and len(self.token) < 16:
             raise ConfigError(f"--token: one of {len(self.token)} characters can be guessed; give at least 16")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's loopback."""
+    name = host.strip("[]").lower()
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

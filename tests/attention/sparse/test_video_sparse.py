@@ -327,7 +327,7 @@ def test_a_plan_is_found_again_where_nothing_has_changed(monkeypatch: pytest.Mon
 OTHERS = VideoOptions(
     grid=(5, 3, 6), kv_grid=(2, 9, 5), tile=(2, 4, 8), kv_tile=(1, 8, 8), topk=3, sparsity=0.25, coarse=True,
     forced=Forced(own=True, first_frames=1, last_frames=2), estimator=Estimator(parts=4), softmax_scale=0.5, q_layout="tiled",
-    kv_layout="tiled", impl="triton", return_lse=True, probe=7,
+    kv_layout="tiled", impl="triton", return_lse=True, probe=7, share=0.5, pool_skipped=True,
 )  # fmt: skip
 """Of every option a value that is not its default."""
 

@@ -1,4 +1,4 @@
-"""The acceptance of a model as a run: its checks, its page, the line for a table, and what a damaged model gives."""
+"""The acceptance of a model as a run: its checks, its page, and what a damaged model gives."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.accept import LEAST_BLOCKS, AcceptSubject, not_judged, run_accept
+from strobe.bench.accept import BLOCKS, RULES, AcceptSubject, not_judged, run_accept
 from strobe.core.errors import ConfigError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
-from strobe.perf.report.accept_page import accept_report, acceptance_of, markdown_line
+from strobe.perf.report.accept_page import accept_report, complete, failed_checks
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
 
@@ -44,23 +44,16 @@ def words(tiny: Model) -> Model:
     return replace(tiny, text=WordEncoder(["red", "blue", "circle", "square", "moving"], dim=16, length=6))
 
 
-def test_every_check_is_written_and_the_preset_is_compared(words: Model, tmp_path: Path) -> None:
-    folder = run_accept(subject(words, blocks=12), root=tmp_path, progress=quiet)
+def test_every_check_is_written_and_stands_on_the_page(words: Model, tmp_path: Path) -> None:
+    folder = run_accept(subject(words, blocks=4), root=tmp_path, progress=quiet)
     records = read_run(folder)
-    found = acceptance_of(records)
-    assert found.complete
-    names = {check.name: check for check in found.checks}
-    assert len(names) == len(found.checks)
-    assert names["streaming_against_one_pass"].passed and names["preset_balanced"].passed and names["prompt_sensitivity"].passed
-    compared = read_run(folder / "compare")
-    assert compared.header.order[:2] == ("quality", "balanced") and compared.end is not None and compared.end.status == "complete"
+    assert complete(records)
+    names = {check.name: check for check in records.checks}
+    assert len(names) == len(records.checks) and set(names) == set(RULES) - {"prompt_accuracy"}, "which reads no such clip"
+    assert names["streaming_against_one_pass"].passed and names["prompt_sensitivity"].passed
     page = render_markdown(build_report([folder]))
-    assert page == render_markdown(accept_report(folder))
-    for told in ("Line for a table of results", "pixel FPS, steady", "source of the bound", "reported, not judged"):
-        assert told in page
-    head, rule, row = markdown_line(records, found).splitlines()
-    assert head.count("|") == rule.count("|") == row.count("|") == 10 and row.startswith("| tiny | 000000000000 | balanced |")
-    assert f"{found.num_judged - len(found.failed)} of {found.num_judged}" in row
+    assert page == render_markdown(accept_report(folder)) and "source of the bound" in page
+    assert all(name in page.replace("\\", "") for name in names)
 
 
 def test_a_damaged_model_is_not_accepted_and_the_page_says_why(words: Model, tmp_path: Path) -> None:
@@ -70,11 +63,9 @@ def test_a_damaged_model_is_not_accepted_and_the_page_says_why(words: Model, tmp
     with torch.no_grad():
         dit.layers[1].ffn[0].weight[0, 0] = float("nan")
     folder = run_accept(subject(replace(words, dit=dit)), root=tmp_path, progress=quiet)
-    found = acceptance_of(read_run(folder))
-    assert found.complete and not found.accepted
-    assert {"tensors_not_finite", "latents_not_finite", "latent_std", "prompt_sensitivity"} <= {
-        each.name for each in found.failed
-    }
+    run = read_run(folder)
+    failed = {each.name for each in failed_checks(run)}
+    assert complete(run) and {"tensors_not_finite", "latents_not_finite", "latent_std", "prompt_sensitivity"} <= failed
     report = accept_report(folder)
     assert report.subtitle.startswith("Not accepted: ") and report.banners[0].title == "Checks failed"
     assert any("transformer blocks.1.ffn.0.weight" in item for item in report.banners[0].items)
@@ -93,10 +84,10 @@ def test_random_weights_are_not_judged_by_their_clips() -> None:
 
 
 def test_what_cannot_be_accepted_is_told_before_anything_runs(words: Model) -> None:
-    with pytest.raises(ConfigError, match="3 frame blocks are too few to see drift; give 4 or more"):
-        subject(words, blocks=3)
+    with pytest.raises(ConfigError, match="2 frame blocks are too few to compare streaming with one pass; give 3 or more"):
+        subject(words, blocks=2)
     with pytest.raises(ConfigError, match="the other prompt is the same as the first"):
         subject(words, prompts=("red circle", "red circle"))
     with pytest.raises(ConfigError, match="purple"):
         subject(words, prompts=("red circle", "purple circle"))
-    assert LEAST_BLOCKS == 4
+    assert BLOCKS == 3

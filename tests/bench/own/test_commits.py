@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strobe.bench.own.programs import ProgramsPlan, checked_out, commit_of, measure_programs
+from strobe.bench.own.programs import checked_out, commit_of, measure_programs
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.store import RunRecords, create_run, read_run
 
@@ -42,9 +43,9 @@ def repo(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(root: Path, commits: tuple[str, ...], command: str, install: str = "", **plan: object) -> RunRecords:
-    options = ProgramsPlan(**{"rounds": 1, "warmup": 1, **plan})  # type: ignore[arg-type]
+    options: dict[str, Any] = {"rounds": 1, "warmup": 1, **plan}
     with checked_out(commits, commits, command, install) as programs:
-        return read_run(measure_programs(programs, options, lambda: create_run(root, "programs"), lambda *_: None))
+        return read_run(measure_programs(programs, lambda: create_run(root, "programs"), lambda *_: None, **options))
 
 
 def untouched(repo: Path) -> bool:

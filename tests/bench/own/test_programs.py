@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strobe.bench.own.programs import ProgramsPlan, measure_programs, programs_of, signal_name
+from strobe.bench.own.programs import measure_programs, programs_of, signal_name
 from strobe.bench.runner import VariantError
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.records.store import RunRecords, create_run, read_run
@@ -21,8 +21,8 @@ PYTHON = sys.executable
 
 def measured(root: Path, *commands: str | tuple[str, ...], **plan: Any) -> RunRecords:
     programs = programs_of([command if isinstance(command, tuple) else (command,) for command in commands])
-    options = ProgramsPlan(**({"rounds": 1, "warmup": 0} | plan))
-    return read_run(measure_programs(programs, options, lambda: create_run(root, "programs"), lambda *_: None))
+    options: dict[str, Any] = {"rounds": 1, "warmup": 0} | plan
+    return read_run(measure_programs(programs, lambda: create_run(root, "programs"), lambda *_: None, **options))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,10 @@ def test_a_program_that_is_not_there_is_told_before_anything_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize("counts", [{"rounds": 0}, {"warmup": -1}])
-def test_counts_that_cannot_be_are_refused(counts: dict[str, int]) -> None:
+def test_counts_that_cannot_be_are_refused(counts: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give 1 round or more"):
-        ProgramsPlan(**counts)
+        measured(tmp_path, "true", "true", **counts)
+    assert not list(tmp_path.iterdir())
 
 
 def test_runs_are_interleaved_warmed_up_and_prepared(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_the_environment_and_the_folder_are_the_callers(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("echo one >&2; echo two >&2; exit 3", "ended with exit status 3; the last it wrote to stderr: one / two; --ignore"),
+        ("echo one >&2; echo two >&2; exit 3", "ended with exit status 3; the last it wrote to stderr: one / two; end"),
         ("exit 4", "ended with exit status 4, and wrote nothing to stderr"),
         ("kill -KILL $$", "was killed by SIGKILL"),
         ("no-such-program | cat; no-such-program", "exit status 127; the last it wrote to stderr: .*not found"),
@@ -148,8 +149,8 @@ def test_a_program_that_fails_is_an_error_that_says_how(tmp_path: Path, command:
 
 
 def test_failures_can_be_timed_all_the_same(tmp_path: Path) -> None:
-    run = measured(tmp_path, "true", "exit 3", "kill -TERM $$", ignore_failure=True)
-    assert [clip.exit_status for clip in run.clips[:3]] == [0, 3, -signal.SIGTERM]
+    run = measured(tmp_path, "true", "(exit 3) || true")
+    assert [clip.exit_status for clip in run.clips[:2]] == [0, 0]
 
 
 def test_a_program_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
@@ -157,12 +158,12 @@ def test_a_program_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     file.write_text("#!/no/such/interpreter\n")
     file.chmod(0o755)
     with pytest.raises(VariantError, match="could not be started: No such file"):
-        measured(tmp_path / "runs", "true", str(file), ignore_failure=True)
+        measured(tmp_path / "runs", "true", str(file))
 
 
 def test_a_failing_preparation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StrobeError, match="--prepare 'exit 5': ended with exit status 5"):
-        measured(tmp_path, "true", "true", prepare="exit 5", ignore_failure=True)
+        measured(tmp_path, "true", "true", prepare="exit 5")
 
 
 def test_a_program_ends_with_what_waits_for_it(tmp_path: Path) -> None:

@@ -35,9 +35,7 @@ def test_a_label_that_the_kernel_refutes_gives_way_to_the_only_unit_left(tmp_pat
     resolved = resolve_units(series(tmp_path, "0.009534198 ms", "0.0095 ms", "0.0096 ms"), [KERNEL, STAGE])
     (choice,) = resolved.choices
     assert (choice.unit, choice.source, choice.proven, choice.differs) == ("s", "inferred", True, True)
-    assert choice.text == (
-        "labelled ms: 9.53 µs would be shorter than the 2.76 ms kernel inside it; s: 9.53 ms is the only one that fits"
-    )
+    assert choice.text == ("labelled ms, but only s fits (9.53 ms): 9.53 µs would be shorter than the 2.76 ms kernel inside it")
     assert list(resolved.values_ns) == [9_534_198, 9_500_000, 9_600_000]
     assert resolved.prominent and resolved.notes == (f"t: {choice.text}",)
 
@@ -60,7 +58,7 @@ def test_a_missing_label_is_inferred_or_asked_for(tmp_path: Path) -> None:
     (choice,) = resolve_units(series(tmp_path, "9.5"), [KERNEL, STAGE]).choices
     assert (choice.unit, choice.source, choice.proven, choice.differs) == ("ms", "inferred", True, False)
     assert (
-        choice.text.endswith("ms: 9.50 ms is the only one that fits")
+        choice.text.startswith("without a unit, but only ms fits (9.50 ms): ns: ")
         and "9.50 s would be longer than the 5.75 s stage" in choice.text
     )
     with pytest.raises(UnitError, match=r"nothing bounds them; say --unit ns, us, ms or s"):

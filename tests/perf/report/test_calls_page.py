@@ -11,6 +11,7 @@ import torch
 import strobe
 from strobe.perf.analysis.runs.compare import own_code
 from strobe.perf.report.build import build_report
+from strobe.perf.report.model import Ratio, verdict_words
 from strobe.perf.report.write import render_markdown
 from strobe.records import Clip, Excluded, Gate, Span, Variant
 
@@ -87,3 +88,42 @@ def test_the_page_of_programs(tmp_path: Path) -> None:
 def test_two_of_a_run_are_reported_alone(tmp_path: Path) -> None:
     found = strobe.compare_runs(made(tmp_path, "calls"), pair=("fast", "slow"))
     assert [(row.name, row.ratio) for row in found.calls] == [("fast", None), ("slow", 0.5)]
+
+
+@pytest.mark.parametrize("pairs", [3, 4])
+def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, pairs: int) -> None:
+    """Means of all samples have another: a slow pair of the baseline moves them, and not the median ratio."""
+    slow, fast = (40, 40, 44, 40, 90, 60, 30, 30), (20, 24, 20, 22, 21, 23, 60, 60)
+    with strobe.create_run(tmp_path, "made") as run:
+        run.append(strobe.describe_run(run.folder, torch.device("cpu"), ORDER[:2], pairs, "calls"))
+        run.append(Variant(name="slow", preset="custom"), Variant(name="fast", preset="custom"))
+        for place in range(4 * pairs):
+            name = ORDER[place % 4]
+            number = 2 * (place // 4) + (place % 4 > 1)
+            common = {"variant": name, "clip": number, "order": place, "palindrome": place // 4}
+            value_ns = {"slow": slow, "fast": fast}[name][number] * MS * 5
+            span = Span(**common, name="e2e", index=None, start_ns=0, value_ns=value_ns, clock="perf_counter", warmup=False)
+            run.append(span, Clip(**common, phase="timed", num_spans=1, calls=5))
+        folder = run.folder
+    found = strobe.compare_runs(folder).calls[1]
+    assert found.pair_baseline_ns / found.pair_candidate_ns == pytest.approx(found.ratio, rel=1e-12)
+    assert 20 * MS < found.pair_candidate_ns < 23 * MS and 40 * MS <= found.pair_baseline_ns < 43 * MS
+    base, own = own_code(strobe.read_run(folder))
+    assert base.mean_ns / own.mean_ns != pytest.approx(found.ratio, rel=0.01)
+    assert base.pair_ns is None
+    shown = " -> ".join(f"{ns / MS:#.4g}" for ns in (found.pair_baseline_ns, found.pair_candidate_ns))
+    assert shown in render_markdown(build_report([folder])).replace("\\", "").replace("&gt;", ">")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict", "said"),
+    [
+        (Ratio(1.2683, 1.25, 1.29), "faster", "1.27x [1.25, 1.29] faster than plain"),
+        (Ratio(0.8696, 0.8547, 0.8850), "slower", "15 % [13, 17] slower than plain"),
+        (Ratio(0.25, 0.2, 0.5), "slower", "4.00x [2.00, 5.00] slower than plain"),
+        (Ratio(0.998, 0.99, 1.01), "no difference", "1.00x [0.99, 1.01] of plain's speed, no difference"),
+        (Ratio(1.5), "inconclusive", "1.50x of plain's speed, inconclusive"),
+    ],
+)
+def test_a_speedup_is_said_as_a_practitioner_says_it(ratio: Ratio, verdict: str, said: str) -> None:
+    assert verdict_words(ratio, verdict, "plain") == said

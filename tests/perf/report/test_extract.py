@@ -50,7 +50,7 @@ def test_an_inferred_unit_is_said_under_every_table_that_uses_it() -> None:
     (table,) = attention_section([("candidate", found, ("a remark",))]).blocks
     assert isinstance(table, Table)
     assert table.notes[0].startswith(
-        "candidate: VSA: UNIT NOT AS LABELLED: labelled ms: 9.53 µs would be shorter than the 2.76 ms"
+        "candidate: VSA: UNIT NOT AS LABELLED: labelled ms, but only s fits (9.53 ms): 9.53 µs would be shorter than the 2.76 ms"
     )
     assert any("8 left out (values 1-8): in round 1" in note for note in table.notes) and table.notes[-1] == "candidate: a remark"
     stages = stage_rounds(LogRequest(log=log, constraints=(Constraint(rule="at_least", bound_ns=10**10, what="a lower bound"),)))

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from strobe.perf.records.record import Quality
-from strobe.perf.report.ablation_page import FrontPoint, _mark
+from strobe.perf.report.ablation_page import _mark
 from strobe.perf.report.blocks.breakdown import quality_section
+from strobe.perf.report.blocks.front import FrontPoint
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.model import Axis, Figure, Plane, PlotPoint, Ratio
 from strobe.perf.report.study import RunStudy, load_study
@@ -115,3 +116,11 @@ def test_labels_give_way_to_a_legend_where_there_is_no_room() -> None:
     assert '<ul class="legend narrow"' in drawn and drawn.count("<li>") == 2
     narrow = CSS.partition("@media (max-width: 640px)")[2]
     assert ".plane text.mark { display: none; }" in narrow and ".legend.narrow { display: flex; }" in narrow
+
+
+def test_a_line_joins_points_in_the_order_that_is_given() -> None:
+    marks = (PlotPoint(0, 0, 0), PlotPoint(10, 5, 0), PlotPoint(20, 1, 0))
+    drawn = draw_plane(Plane(Axis("x"), Axis("y"), marks, joined=(2, 0)), "")
+    dots = re.findall(r'<circle class="dot s0" cx="([^"]+)" cy="([^"]+)"', drawn)
+    ((x1, x2, y1, y2),) = re.findall(r'<line class="level [^"]+" x1="([^"]+)" x2="([^"]+)" y1="([^"]+)" y2="([^"]+)"', drawn)
+    assert [(x1, y1), (x2, y2)] == [dots[2], dots[0]]

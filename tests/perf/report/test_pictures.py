@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, LaneSlices, Piece, draw_lanes, merged
+from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Bar,
     Code,
@@ -247,7 +247,7 @@ def pieces_of(rows: list[tuple[int, Kind]]) -> list[Piece]:
 @given(LANE, st.integers(1, 12))
 def test_joined_slices_tile_the_lane_and_keep_the_sum_of_each_class(rows: list[tuple[int, Kind]], times: int) -> None:
     pieces = pieces_of(rows * times)
-    lanes = [LaneSlices(label="x", series=0, pieces=merged(pieces))] * 40
+    lanes = [("x", 0, merged(pieces))] * 40
     picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=True)
     lane = picture.lanes[7]
     assert len(lane.start_ns) <= MAX_SLICES_BY_CLASS // 40
@@ -261,7 +261,7 @@ def test_joined_slices_tile_the_lane_and_keep_the_sum_of_each_class(rows: list[t
 def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
     pieces = pieces_of([(7 + i % 13, (WORK, GAP, OTHER)[i % 3]) for i in range(20_000)])
     for by_class, limit in ((False, MAX_SLICES), (True, MAX_SLICES_BY_CLASS)):
-        lanes = [LaneSlices(label=str(n), series=n, pieces=pieces) for n in range(4)]
+        lanes = [(str(n), n, pieces) for n in range(4)]
         picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=by_class)
         assert all(limit // 16 < len(lane.start_ns) <= limit // 4 and lane.num_total == 20_000 for lane in picture.lanes)
         assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
@@ -275,7 +275,7 @@ HOSTILE = (
     Flame(Frame(EVIL[0], 9, 9, tuple(Frame(name, 1, 1) for name in EVIL)), False),
     Flame(Frame(EVIL[0], 9, 5, tuple(Frame(name, 1, 2) for name in EVIL)), True),
     draw_lanes(
-        [LaneSlices(label=name, series=0, pieces=[Piece(0, 10, name, Kind(EVIL[2], "focal"))]) for name in EVIL],
+        [(name, 0, [Piece(0, 10, name, Kind(EVIL[2], "focal"))]) for name in EVIL],
         (Kind(EVIL[2], "focal"),), Kind(EVIL[2], "focal"), by_class=True,
     ),
 )  # fmt: skip

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import (
+    Banner,
     Code,
     Column,
     Fact,
@@ -232,6 +234,37 @@ def test_renderers_take_an_empty_report() -> None:
     empty = Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
     assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
     assert "- one" not in render_markdown(report_of(Notes(("one",)), Paragraph("two")))
+
+
+def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> None:
+    said = [f"doubt {number}" for number in range(5)]
+    report = report_of(Paragraph("the answer"), Paragraph("much more"))
+    banners = (
+        Banner("caution", "Mind.", tuple(said[:2])),
+        Banner("stop", "Halt.", ("void",)),
+        Banner("caution", "Note.", tuple(said[2:])),
+    )
+    doubted = msgspec.structs.replace(report, banners=banners)
+    for text, fold in ((render_html(doubted), '<details class="fold">'), (render_markdown(doubted), "<details>")):
+        order = [
+            "Halt.",
+            "void",
+            "the answer",
+            "Mind.",
+            *said[:2],
+            "Note.",
+            said[2],
+            fold,
+            "Note.",
+            *said[3:],
+            "</details>",
+            "much more",
+        ]
+        at = 0
+        for words in order:
+            at = text.index(words, at) + len(words)
+    alone = msgspec.structs.replace(doubted, sections=())
+    assert said[4] in render_html(alone) and said[4] in render_markdown(alone), "a page without a section has them too"
 
 
 def test_neighbours_without_a_value_say_their_common_reason_once() -> None:

@@ -165,7 +165,7 @@ def _run(
         with span(ATTENTION_FINISH):
             out = stages.finish(fine.out, chosen.coarse, gate, ring.q_rows)
         selection = selection_of(plan, chosen.indices, ring.q_rows.ragged_sizes, ring.all_rows, chosen.counts)
-    return Attended(out, fine, selection, tiled), ring
+    return Attended(out, fine, selection, tiled, fine.lse), ring
 
 
 _attend = outside_graphs(_run, "video-sparse attention waits for other processes")
@@ -339,6 +339,9 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     if options.kv_grid is not None or options.kv_tile is not None or options.probe:
         given = ", ".join(f"{name}={getattr(options, name)!r}" for name in ("kv_grid", "kv_tile", "probe"))
         raise ConfigError(f"group: got {given}, expected None, None and 0: queries and keys of all ranks share one grid")
+    if options.share is not None or options.pool_skipped:
+        given = f"share={options.share}, pool_skipped={options.pool_skipped}"
+        raise ConfigError(f"group: got {given}, which one device alone computes; give topk or sparsity, and pool_skipped=False")
     if call.faces[0].dtype not in DTYPES:
         raise ShapeError(f"q: got {call.faces[0].dtype}, expected float64, float32, bfloat16 or float16 on several ranks")
     tiles = tile_layout(options.grid, options.tile)

@@ -22,6 +22,7 @@ from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.launch import dense
 from strobe.attention.sparse.layout import held
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.skipped import add_skipped
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.impl import reference
 from strobe.attention.sparse.stages.types import Call, Grid, Prepared, Selected, SelectionSpec, Tiled
@@ -58,12 +59,16 @@ class Plan:
 
 
 class Attended(NamedTuple):
-    """The output in the order of the queries, the fine stage's result in tile order, what it saw, and its operands."""
+    """The output in the order of the queries, the fine stage's result in tile order, what it saw, its operands, and the lse.
+
+    The lse, in tile order, is of the output without the coarse one: of the fine stage, and of what `pool_skipped` adds.
+    """
 
     out: Tensor
     fine: AttentionOutput
     selection: BlockSelection
     tiled: Tiled
+    lse: Tensor | None
 
 
 class _Stages(Protocol):
@@ -143,8 +148,12 @@ def attend(
         tiled = stages.tile(*tensors, q_rows, kv_rows, rope, plan.wish)
     fine, chosen, selection = select_and_attend(plan, tiled, q_rows, kv_rows)
     with span(ATTENTION_FINISH):
-        out = stages.finish(fine.out, chosen.coarse, gate, q_rows)
-    return Attended(out, fine, selection, tiled)
+        seen = fine
+        if plan.wish.pool_skipped:
+            add = import_module("strobe.attention.sparse.stages.impl.triton").add_skipped if plan.fused else add_skipped
+            seen = add(fine, tiled, selection, plan.spec.softmax_scale)
+        out = stages.finish(seen.out, chosen.coarse, gate, q_rows)
+    return Attended(out, fine, selection, tiled, seen.lse)
 
 
 def prepare(
@@ -157,7 +166,8 @@ def prepare(
 ) -> Call | None:
     """Prepare calls like one that `attend` has done; None where they go on as it did."""
     impl, spec, tiled, (_, kv_rows) = plan.choice.impl, plan.spec, done.tiled, grids
-    if not plan.fused or spec.deterministic:  # then torch fills what it allocates
+    stock = plan.wish.share is None and not plan.wish.pool_skipped  # else a call does more than launch
+    if not plan.fused or not stock or spec.deterministic:  # then torch fills what it allocates
         return None
     operands, stride, fine = (tiled.q, tiled.k, tiled.v), done.fine.out.stride(), None
     if impl.prepare is not None:
@@ -214,7 +224,8 @@ def graded(*tensors: Tensor | None) -> bool:
 def select_and_attend(plan: Plan, tiled: Tiled, q_rows: Grid, kv_rows: Grid) -> tuple[AttentionOutput, Selected, BlockSelection]:
     """The fine stage over what the coarse stage takes; the padding queries of its result may hold anything finite."""
     with span(ATTENTION_SELECT):
-        chosen = stages_of(plan).select(tiled, q_rows, kv_rows, plan.wish)
+        selecting = stages_of(plan) if plan.wish.share is None else reference  # no kernel selects by share
+        chosen = selecting.select(tiled, q_rows, kv_rows, plan.wish)
     selection = selection_of(plan, chosen.indices, q_rows.ragged_sizes, kv_rows, chosen.counts)
     # padding queries that the last stage drops are 0 here, and need no masking
     masked = not plan.fused or q_rows.tiled or q_rows.ragged_sizes is None

@@ -51,7 +51,7 @@ class VideoAttentionOutput:
 
     Args:
         out: `[B, S_q, H, D]` in the layout and dtype of q.
-        lse: of the fine stage, float32 `[B, H, S_q]` in the layout of q; None unless it was asked for.
+        lse: of the fine stage and of `pool_skipped`, float32 `[B, H, S_q]` in the layout of q; None unless it was asked for.
         selection: what the coarse stage took; its counts belong to every call of this kind and are not to be written to.
         recall: share of the dense attention's mass that the selected tiles hold, float32 `[B, H]`, mean over the probed queries;
             None unless it was asked for.
@@ -91,6 +91,8 @@ def video_sparse_attention(
     probe: int = 0,
     group: ProcessGroup | None = None,
     shards: Sequence[int] | None = None,
+    share: float | None = None,
+    pool_skipped: bool = False,
 ) -> VideoAttentionOutput:
     """Attend over a video: every tile of queries sees the key tiles that a coarse pass ranks highest.
 
@@ -125,16 +127,21 @@ def video_sparse_attention(
             the group's own timeout.
         shards: tiles of each rank, in tile order; 0 is allowed. By default as even as can be, the first ranks one more.
 
+        share: in place of topk and sparsity, every query tile sees the fewest key tiles whose coarse probabilities add up to it,
+            ties to the lowest index; forced tiles count. Counts differ by row, so no call is prepared. Selected in PyTorch.
+        pool_skipped: each tile that is not seen counts as one key, its mean, with the weight of its tokens; without a coarse
+            output alone. `lse` is then that over all tiles. No such call is prepared.
+
     Raises:
         ShapeError: the arguments do not fit together.
-        ConfigError: neither or both of topk and sparsity, or a policy that cannot be met.
+        ConfigError: not one of topk, sparsity and share, or a policy that cannot be met.
         ImplUnavailableError: the named impl cannot run this call.
         CollectiveError: ranks disagree, or one of them is gone or does not answer in time.
     """
     options = VideoOptions(
         grid=grid, kv_grid=kv_grid, tile=tile, kv_tile=kv_tile, topk=topk, sparsity=sparsity, coarse=coarse, forced=forced,
         estimator=estimator, softmax_scale=softmax_scale, q_layout=q_layout, kv_layout=kv_layout, impl=impl,
-        return_lse=return_lse, probe=probe,
+        return_lse=return_lse, probe=probe, share=share, pool_skipped=pool_skipped,
     )  # fmt: skip
     if group is None:
         if shards is not None:
@@ -151,7 +158,7 @@ def _over_ranks(
     call, spread = _call_of(q, k, v, gate, rope, options), None if gate is None else _spread(gate, q)
     if rope is not None:
         _check_rope(rope, q)
-    (out, fine, selection, _), here = ring.attend(call, (q, k, v), rope, spread, group, shards)
+    (out, fine, selection, _, _), here = ring.attend(call, (q, k, v), rope, spread, group, shards)
     lse = _in_order(fine.lse, here.q_rows) if options.return_lse and fine.lse is not None else None
     return VideoAttentionOutput(out=out, lse=lse, selection=selection, recall=None, q_tiles=here.tiles, kv_tiles=here.tiles)
 
@@ -181,11 +188,11 @@ def _attend(
             if done is not None:
                 return _of_prepared(found, *done, return_lse)
         attended = attend(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread)
-        out, fine, selection, tiled = attended
+        out, fine, selection, tiled, seen = attended
         if place is not None and place not in found.ready:
             see_prepared(found, place, prepare(found.plan, tensors, (found.q_rows, found.kv_rows), rope, spread, attended))
         recall = None if probe == 0 else _recall(tiled.q, tiled.k, fine, found, probe)
-        lse = None if fine.lse is None or not return_lse else _in_order(fine.lse, found.q_rows)
+        lse = None if seen is None or not return_lse else _in_order(seen, found.q_rows)
     return VideoAttentionOutput(
         out=out, lse=lse, selection=selection, recall=recall, q_tiles=found.q_tiles, kv_tiles=found.kv_tiles
     )
@@ -351,6 +358,8 @@ def explain_video(
     stages = "fused, in Triton"
     if not plan.fused:
         stages = "in PyTorch: a gradient is asked for" if call.plain else "in PyTorch"
+    elif plan.wish.share is not None:
+        stages += ", but the selection by share in PyTorch"
     words = [f"the stages around it run {stages}", *([plan.choice.note] if plan.choice.note else [])]
     return replace(plan.choice, note="; ".join([*words, *said]))
 
@@ -363,6 +372,7 @@ def _call_of(
     expect("forced", options.forced, Forced, "a strobe.Forced")
     expect("estimator", options.estimator, Estimator, "a strobe.Estimator")
     expect("probe", probe, int, "0 for none or a number of queries")
+    expect("pool_skipped", options.pool_skipped, bool, "True or False")
     if gate is not None:
         expect("gate", gate, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
     if probe < 0:

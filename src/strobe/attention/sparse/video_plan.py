@@ -16,6 +16,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
+from strobe.attention.sparse.share import check_share
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Call, Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded
@@ -48,6 +49,8 @@ class VideoOptions(NamedTuple):
     impl: str = "auto"
     return_lse: bool = False
     probe: int = 0
+    share: float | None = None
+    pool_skipped: bool = False
 
 
 class VideoCall(NamedTuple):
@@ -180,18 +183,26 @@ def _planned(call: VideoCall) -> VideoPlan:
     layouts = options.q_layout, options.kv_layout
     q_tiles = tile_layout(options.grid, options.tile)
     kv_tiles = _kv_tiles(q_tiles, options.kv_grid, options.kv_tile)
-    spec = check(*call.faces, options.softmax_scale, options.return_lse)
+    spec = check(*call.faces, options.softmax_scale, options.return_lse or options.pool_skipped)
     if call.rotated and (layouts != ("raster", "raster") or q_tiles.grid != kv_tiles.grid):
         raise ConfigError("rope: needs q and k of one grid in raster order; rotate them before, and leave rope out")
     q_rows = _rows(q_tiles, layouts[0], spec.q_len, "q", spec.device)
     same = q_tiles == kv_tiles and layouts[0] == layouts[1]
     kv_rows = _rows(kv_tiles, layouts[1], spec.kv_len, "k", spec.device)
-    per_head = budget(options.topk, options.sparsity, spec.num_heads, kv_tiles.num_tiles)
+    topk, share = options.topk, options.share
+    if share is not None:
+        check_share(share, topk, options.sparsity)
+        topk = kv_tiles.num_tiles  # at most
+    if options.pool_skipped and options.coarse:
+        raise ConfigError("pool_skipped: got True beside a coarse output, which adds the skipped tiles too; give coarse=False")
+    per_head = budget(topk, options.sparsity, spec.num_heads, kv_tiles.num_tiles)
     must = forced_blocks(options.forced, q_tiles, kv_tiles, per_head)
     check_parts(options.estimator, q_tiles.block)
     ragged = not (q_tiles.whole and kv_tiles.whole)
     tiles = Tiles(q_tiles.block, q_tiles.num_tiles, kv_tiles.num_tiles, ragged)
     fine = fine_spec(spec, tiles, per_head, needs_grad=call.needs_grad, deterministic=call.deterministic)
+    if share is not None:
+        fine = SparseSpec.of(fine, uniform=False)
     wish = SelectionSpec(
         softmax_scale=spec.softmax_scale,
         parts=options.estimator.parts,
@@ -199,8 +210,11 @@ def _planned(call: VideoCall) -> VideoPlan:
         counts=_counts(per_head, spec.batch, q_tiles.num_tiles).to(spec.device),
         forced=None if must is None else must.to(spec.device),
         coarse=options.coarse,
+        share=share,
+        pool_skipped=options.pool_skipped,
     )
-    fused = not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
+    by_means = share is None or options.estimator.parts == 1
+    fused = by_means and not call.plain and spec.batch > 0 and fuses(spec.device, spec.dtype, spec.head_dim)
     return VideoPlan(
         q_tiles=q_tiles,
         kv_tiles=kv_tiles,
@@ -271,7 +285,8 @@ def _traced(faces: tuple[tuple[Any, ...], ...], options: tuple[Any, ...], rest: 
     q, k, v = (TensorMeta(*face) for face in faces)
     given = VideoOptions(*map(_dynamic, options))
     found = _kept(VideoCall((q, k, v), given._replace(impl="reference"), *rest))
-    return replace(found, text=written(filled(given, found))) if found.plan.fused else found
+    one = found.plan.fused and given.share is None  # counts of a share are no constant
+    return replace(found, text=written(filled(given, found))) if one else found
 
 
 def filled(options: VideoOptions, found: VideoPlan) -> VideoOptions:

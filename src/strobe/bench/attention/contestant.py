@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import ceil, prod
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from strobe.attention.sparse.layout import BLOCKS, TileLayout, Triple, tile_layo
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.models.captured import CapturedCall, read_calls, read_video
 from strobe.models.wan.rope import frequencies
 from strobe.perf.records import record
 
@@ -69,6 +71,8 @@ class GridCell:
         topk: key tiles that every query tile sees; None where `sparsity` is given.
         block: tokens of an attention block.
         backward: the gradient is measured, not the output.
+        captured: file, number and facts of the call whose q, k and v are measured; None: they are drawn. Its contestants have
+            budgets of their own.
     """
 
     shape: Shape
@@ -76,11 +80,14 @@ class GridCell:
     block: int
     topk: int | None = None
     backward: bool = False
+    captured: tuple[Path, int, CapturedCall] | None = None
 
     @property
     def name(self) -> str:
         """Name of the cell's folder: shape, budget, block and direction."""
-        budget = f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
+        budget = f"k{self.topk}" if self.sparsity is None else f"s{self.sparsity:g}"
+        if self.captured is not None:
+            budget = f"call{self.captured[1]:03}"
         return f"{self.shape.name}_{budget}_b{self.block}_{'backward' if self.backward else 'forward'}"
 
     def selected(self, tiles: TileLayout) -> int:
@@ -144,6 +151,26 @@ def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
         GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
     )
     return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
+
+
+def captured_cells(file: Path, levels: Sequence[float], blocks: Sequence[int]) -> tuple[GridCell, ...]:
+    """Return a cell for every call of a file of `strobe.capture`.
+
+    Args:
+        levels: shares of the key tiles that its contestants skip.
+
+    Raises:
+        ConfigError: it is no such file, or holds no call; or a value that is not possible.
+    """
+    found = []
+    for number, (call, (heads, width)) in enumerate(read_calls(file)):
+        name = "-".join((call.model, "x".join(map(str, call.grid)))).replace("_", "-")
+        shape = Shape(name=name, grid=call.grid, num_heads=heads, head_dim=width)
+        cut = {cell.block: cell for cell in cells((shape,), levels, blocks)}.values()
+        found += [replace(cell, sparsity=None, captured=(file, number, call)) for cell in cut]
+    if not found:
+        raise ConfigError(f"{file} holds no call; capture it again")
+    return tuple(found)
 
 
 def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
@@ -211,10 +238,10 @@ class CellTensors:
         count = min(CHECKED_ROWS, self.tiles.num_tokens)
         return torch.linspace(0, self.tiles.num_tokens - 1, count, device=self.device).round().long()
 
-    def means(self, tensor: Tensor) -> Tensor:
-        """Return the mean of each tile's tokens, float32 `[B, H, N, D]`, computed without the operator's own pooling."""
-        total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=torch.float32)
-        total = total.index_add(1, self.tile_of, tensor.float())
+    def means(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the mean of each tile's tokens, `[B, H, N, D]`, computed without the operator's own pooling."""
+        total = tensor.new_zeros((tensor.shape[0], self.tiles.num_tiles, *tensor.shape[2:]), dtype=dtype)
+        total = total.index_add(1, self.tile_of, tensor.to(dtype))
         return (total / self.tiles.sizes(self.device)[:, None, None]).transpose(1, 2)
 
     @cached_property
@@ -236,26 +263,23 @@ class CellTensors:
             known_bound=self.tiles.num_tiles,
         )
 
-    @cached_property
-    def pairs(self) -> int:
-        """Count of (query token, key token) pairs in the selection, over samples and heads, without padding."""
-        sizes = self.tiles.sizes(self.device).long()
-        seen = sizes[self.selection.indices.long()].sum(-1)  # [B, H, N]
-        return int((seen * sizes).sum().item())
-
-    @property
-    def blocks(self) -> int:
-        """Count of selected blocks, over samples, heads and query blocks."""
-        return self.selection.indices.numel()
+    def at(self, level: float | None) -> CellTensors:
+        """Return the same tensors with a share of the key tiles that is skipped; None: these."""
+        return self if level is None else replace(self, cell=replace(self.cell, sparsity=level))
 
 
 def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device, seed: int) -> CellTensors:
-    """Draw the tensors of a cell on the device: the same for the same device, seed and shape, whatever the block.
+    """Draw the tensors of a cell on the device, or read captured ones: the same for the same device, seed and shape.
 
     Args:
         tile: one of `TILES`.
     """
     tiles = layout_of(cell.shape, cell.block, tile)
+    if cell.captured is not None:
+        q, k, v = read_video(*cell.captured, dtype, device)
+        none = q.new_zeros(()).expand(q.shape)  # no contestant of such a cell has a gate, a gradient or a rotation
+        table = none[0, :, 0, ::2]
+        return CellTensors(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=none, upstream=none, cos=table, sin=table)
     generator = torch.Generator(device).manual_seed(seed)
     shape = (1, cell.shape.num_tokens, cell.shape.num_heads, cell.shape.head_dim)
     places = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float32, device=device) for size in cell.shape.grid))
@@ -294,8 +318,9 @@ def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
     return turns.cos().float(), turns.sin().float()
 
 
-Kind = Literal["dense", "fine", "tiled", "raster"]
-"""Computations: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order."""
+Kind = Literal["dense", "fine", "tiled", "raster", "vsa"]
+"""Computations: dense attention; the fine stage for a given selection; the whole operator, from tile or raster order, with a
+coarse part; the same without, by one of several methods of selection."""
 
 
 PEER: Final = "peer"
@@ -303,9 +328,15 @@ PEER: Final = "peer"
 
 
 def group_and_impl(name: str) -> tuple[str, str]:
-    """Split the name of a contestant: `kind:impl`, or `peer:name`."""
+    """Split the name of a contestant: `kind:impl`, or `peer:name`; a level of its own, `kind:impl@0.8`, is left out."""
     group, _, impl = name.partition(":")
-    return group, impl
+    return group, impl.partition("@")[0]
+
+
+def level_of(name: str) -> float | None:
+    """Return the share of the key tiles that a contestant skips, where its name says it."""
+    level = name.partition("@")[2]
+    return float(level) if level else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,7 +390,8 @@ class BoundContestant:
         """Record of the contestant: its work, impl, peer and raster flags."""
         group, impl = group_and_impl(self.name)
         work: record.Work = self.kind if self.kind in ("dense", "fine") else "whole"
-        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster")
+        raster = self.kind == "raster"
+        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=raster, level=level_of(self.name))
 
     @property
     def span(self) -> str:

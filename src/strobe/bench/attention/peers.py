@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from strobe.bench.attention.contestant import BoundContestant, CellTensors, Found, Kind, group_and_impl
+from strobe.bench.attention.contestant import BoundContestant, Call, CellTensors, Found, Kind, group_and_impl
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
@@ -30,6 +30,7 @@ class Peer:
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
+        dense: it has no selection.
     """
 
     package: str
@@ -37,6 +38,7 @@ class Peer:
     capabilities: tuple[int, ...]
     refuses: Callable[[CellTensors], str | None]
     build: Callable[[str, CellTensors, Any], BoundContestant]
+    dense: bool = False
 
     def installed(self) -> bool:
         """Return whether the module is installed, without importing it."""
@@ -182,26 +184,28 @@ def _refuses_fa4_sparse(inputs: CellTensors) -> str | None:
     return _half(inputs)
 
 
-def _fa4_dense(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
+def _fa4_call(module: Any, **options: Any) -> Call:
     def call(*leaves: Tensor, lse: bool) -> Found:
-        found = module.flash_attn_func(*leaves, return_lse=lse)
+        found = module.flash_attn_func(*leaves, **options, return_lse=lse)
         out, *rest = found if isinstance(found, tuple) else (found,)
         return Found(out=out, lse=rest[0] if lse else None)
 
-    return BoundContestant(name=name, kind="dense", impl=name, leaves=(inputs.q, inputs.k, inputs.v), call=call)
+    return call
+
+
+def _fa4_dense(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
+    leaves = (inputs.q, inputs.k, inputs.v)
+    return BoundContestant(name=name, kind="dense", impl=name, leaves=leaves, call=_fa4_call(module))
 
 
 def _fa4_sparse(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     lists = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
     selection, block = inputs.selection, inputs.tiles.block
     none = torch.zeros_like(selection.counts)  # blocks that a mask would cut
-    sparse = lists(none, selection.indices, selection.counts, selection.indices, block_size=(block, block))
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        found = module.flash_attn_func(*leaves, block_sparse_tensors=sparse, return_lse=lse)
-        out, *rest = found if isinstance(found, tuple) else (found,)
-        return Found(out=out, lse=rest[0] if lse else None)
-
+    call = _fa4_call(
+        module,
+        block_sparse_tensors=lists(none, selection.indices, selection.counts, selection.indices, block_size=(block, block)),
+    )
     return BoundContestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
 
 
@@ -272,6 +276,7 @@ PEERS: Final = {
         capabilities=_SINCE_AMPERE,
         refuses=lambda inputs: _half(inputs),
         build=_fa4_dense,
+        dense=True,
     ),
     "fa4-sparse": Peer(
         package="flash-attn-4",

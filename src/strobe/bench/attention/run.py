@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -19,36 +20,38 @@ from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.coarse import Estimator
 from strobe.attention.sparse.impls import IMPLS as SPARSE
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import video_sparse_attention
-from strobe.attention.types import AttentionSpec
 from strobe.bench import gate
 from strobe.bench.attention import peers
 from strobe.bench.attention.contestant import (
     PEER,
     TILES,
     BoundContestant,
+    Call,
     CellTensors,
     Found,
     GridCell,
     Kind,
     draw,
     group_and_impl,
+    level_of,
 )
 from strobe.bench.case import Progress
+from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
-from strobe.bench.clips import ClipNumbers, call_spans, number, trace_line
+from strobe.bench.clips import ClipNumbers, call_spans, number
 from strobe.bench.runner import end_line
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
 from strobe.core.files import write_whole
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, recording, span
+from strobe.core.spans import recording, span
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, read_clocks, reset_peak
-from strobe.perf.measure.profile import trace_blocks
+from strobe.perf.measure.profile import Capture
 from strobe.perf.measure.timing import Run, Speed, Stopwatch, TimedRegion, TimingRecorder, palindrome
 from strobe.perf.records import record
 from strobe.perf.records.record import (
@@ -59,11 +62,13 @@ from strobe.perf.records.record import (
     MATMUL,
     PEAK,
     RECALL,
+    RELATIVE,
     RMSE,
     SAVED,
     STAGE,
     TEMPORARY,
     WHOLE,
+    WORST_HEAD,
     AttentionCell,
 )
 from strobe.perf.records.store import RunWriter
@@ -74,36 +79,29 @@ SIMILAR: Final = 0.98
 """Least cosine similarity of an operator whose own selection is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Precision:
-    """Distance of computed values from expected ones.
+DEFINITIONS: Final = {
+    COSINE: "of all values as one vector",
+    L1: "sum of absolute differences / sum of absolute expected values",
+    RMSE: "root of the mean squared difference",
+    RELATIVE: "RMSE / root mean square of the expected values",
+}
+"""Distances of computed values from expected ones."""
 
-    Args:
-        cosine: similarity, all values as one vector.
-        l1: sum of absolute differences / sum of absolute expected values.
-        rmse: root of the mean squared difference.
-        relative: `rmse` / root mean square of the expected values.
+
+def precision(found: Tensor, expected: Tensor) -> dict[str, float]:
+    """Compare two tensors of one shape, in float64, by each of `DEFINITIONS`.
+
+    Values that are not finite give infinities and a cosine of 0.
     """
-
-    cosine: float
-    l1: float
-    rmse: float
-    relative: float
-
-
-def precision(found: Tensor, expected: Tensor) -> Precision:
-    """Compare two tensors of one shape, in float64; values that are not finite give infinities and a cosine of 0."""
     found, expected = found.double(), expected.double()
     difference = found - expected
     rmse = difference.square().mean().sqrt()
-    scale = expected.square().mean().sqrt()
     cosine = (found * expected).sum() / (found.square().sum().sqrt() * expected.square().sum().sqrt())
-    values = (cosine, difference.abs().sum() / expected.abs().sum(), rmse, rmse / scale)
+    values = (cosine, difference.abs().sum() / expected.abs().sum(), rmse, rmse / expected.square().mean().sqrt())
     numbers = [float(value) for value in values]
-    if not all(abs(number) < float("inf") for number in numbers):
-        inf = float("inf")
-        return Precision(cosine=0.0, l1=inf, rmse=inf, relative=inf)
-    return Precision(cosine=numbers[0], l1=numbers[1], rmse=numbers[2], relative=numbers[3])
+    if not all(map(math.isfinite, numbers)):
+        numbers = [0.0, *[math.inf] * 3]
+    return dict(zip(DEFINITIONS, numbers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -190,15 +188,10 @@ def _head(
     kept = scores.masked_fill(~seen, float("-inf"))
     out, lse = torch.softmax(kept, dim=-1) @ v, torch.logsumexp(kept, dim=-1)
     if contestant.coarse:
-        queries, keys, values = (_tile_means(tensor, inputs) for tensor in (q, k, v))
+        queries, keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (q, k, v))  # [N, D]
         coarse = torch.softmax(queries[inputs.tile_of[rows]] @ keys.T * scale, dim=-1) @ values
         out = out + (coarse * gate[rows] if len(contestant.leaves) > 3 else coarse)
     return out, lse, dense, dense_lse
-
-
-def _tile_means(x: Tensor, inputs: CellTensors) -> Tensor:
-    total = x.new_zeros(inputs.tiles.num_tiles, x.shape[1]).index_add(0, inputs.tile_of, x)
-    return total / inputs.tiles.sizes(x.device)[:, None]
 
 
 MIN_ROUNDS: Final = 3
@@ -215,7 +208,7 @@ def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> tuple[int, M
         Palindromes, never fewer than `MIN_ROUNDS`, and by contestant its calls in each of its two places of one.
     """
     budget_ns = seconds * 1e9
-    cost = {name: max(speed.device_ns, speed.host_ns, 1) for name, speed in speeds.items()}
+    cost = {name: max(*speed, 1) for name, speed in speeds.items()}
     round_ns = 2 * sum(cost.values())
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget_ns / max(1, round_ns))))
     spare_ns = max(0.0, budget_ns - rounds * round_ns) / max(1, len(cost))
@@ -242,7 +235,7 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
         speed = watch.probe(contestant.forward)
         for _ in range(CALLS):
             recorder.start_clip()
-            watch.hold(speed.host_ns)
+            watch.hold(speed[1])
             with span(WHOLE):
                 contestant.forward()
             for name, total in _sums(recorder.finish_clip()).items():
@@ -272,9 +265,21 @@ KINDS = ("dense", "fine", "tiled", "raster")
 """Dense attention, the fine stage of a given selection, and the whole operator on tokens in tile and in raster order."""
 
 
-def names() -> tuple[str, ...]:
-    """Return every implementation as `kind:impl`."""
-    return tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
+METHODS: Final[Mapping[str, Callable[[float], dict[str, Any]]]] = {
+    "count": lambda level: {"sparsity": level},
+    "sub-block": lambda level: {"sparsity": level, "estimator": Estimator(parts=4)},
+}
+"""Methods of selection that captured calls are measured with: arguments of `video_sparse_attention` at a level."""
+
+
+def names(levels: Sequence[float] = ()) -> tuple[str, ...]:
+    """Return every implementation as `kind:impl`, and the peers; with levels those that captured calls are measured with."""
+    ours = tuple(f"{kind}:{impl.name}" for kind in KINDS for impl in (DENSE if kind == "dense" else SPARSE))
+    if not levels:
+        return (*ours, *(f"{PEER}:{name}" for name in peers.PEERS))
+    dense = [*ours[: len(DENSE)], *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if peer.dense)]
+    sparse = [*(f"vsa:{name}" for name in METHODS), *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if not peer.dense)]
+    return (*dense, *(f"{name}@{level:g}" for name in sparse for level in levels))
 
 
 def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
@@ -283,84 +288,56 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     Raises:
         ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
     """
-    group, impl = group_and_impl(name)
-    if group == "dense":
-        return _dense(name, impl, inputs)
-    return _fine(name, impl, inputs) if group == "fine" else _whole(name, impl, inputs, raster=group == "raster")
-
-
-def _as_asked(inputs: CellTensors, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v as the choice of an impl must see them: with gradients where those are measured."""
-    q, k, v = (tensor.detach().requires_grad_(inputs.cell.backward) for tensor in tensors)
-    return q, k, v
-
-
-def _admit(choice: Choice[AttentionSpec] | Choice[SparseSpec], inputs: CellTensors) -> None:
+    kind: Kind
+    kind, impl = group_and_impl(name)  # type: ignore[assignment]
+    method = METHODS[impl](inputs.cell.sparsity or 0.0) if kind == "vsa" else None
+    impl = impl if method is None else "auto"
+    raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
+    q, k, v = (each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled))
+    choice: Choice[Any] = explain_dense(q, k, v, impl=impl) if dense else explain(q, k, v, inputs.selection, impl=impl)
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
-
-
-def _reason(choice: Choice[AttentionSpec] | Choice[SparseSpec]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
-
-
-def _dense(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
-    leaves = (inputs.q, inputs.k, inputs.v)
-    choice = explain_dense(*_as_asked(inputs, leaves), impl=impl)
-    _admit(choice, inputs)
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        found = dense_attention(*leaves, impl=impl, return_lse=lse)
-        return Found(out=found.out, lse=found.lse)
-
-    return BoundContestant(name=name, kind="dense", impl=choice.impl.name, leaves=leaves, call=call, reason=_reason(choice))
-
-
-def _fine(name: str, impl: str, inputs: CellTensors) -> BoundContestant:
-    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
-    _admit(choice, inputs)
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        q, k, v = leaves
-        found = block_sparse_attention(q, k, v, inputs.selection, impl=impl, return_lse=lse)
-        return Found(out=found.out, lse=found.lse)
-
+    tiled = kind in ("fine", "tiled")
     return BoundContestant(
-        name=name, kind="fine", impl=choice.impl.name, leaves=inputs.tiled, call=call, tiled=True, reason=_reason(choice)
+        name=name,
+        kind=kind,
+        impl=choice.impl.name,
+        leaves=inputs.tiled if tiled else (*raster, inputs.gate) if kind == "raster" else raster,
+        call=_part(kind, impl, inputs) if kind in ("dense", "fine") else _whole(kind, impl, inputs, method),
+        tiled=tiled,
+        coarse=kind in ("tiled", "raster"),
+        reason=gate.passed_over(choice),
     )
 
 
-def _whole(name: str, impl: str, inputs: CellTensors, *, raster: bool) -> BoundContestant:
-    kind: Kind = "raster" if raster else "tiled"
-    choice = explain(*_as_asked(inputs, inputs.tiled), inputs.selection, impl=impl)
-    _admit(choice, inputs)
-    topk = inputs.cell.selected(inputs.tiles)
-    order = "raster" if raster else "tiled"
-    rope = (inputs.cos, inputs.sin) if raster else None
+def _part(kind: Kind, impl: str, inputs: CellTensors) -> Call:
+    selection = None if kind == "dense" else inputs.selection
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v = leaves
+        if selection is None:
+            found = dense_attention(q, k, v, impl=impl, return_lse=lse)
+        else:
+            found = block_sparse_attention(q, k, v, selection, impl=impl, return_lse=lse)
+        return Found(out=found.out, lse=found.lse)
+
+    return call
+
+
+def _whole(kind: Kind, impl: str, inputs: CellTensors, method: Mapping[str, Any] | None) -> Call:
+    order = "tiled" if kind == "tiled" else "raster"
+    options: dict[str, Any] = {
+        "grid": inputs.tiles.grid, "tile": inputs.tiles.tile, "q_layout": order, "kv_layout": order, "coarse": method is None,
+        "rope": (inputs.cos, inputs.sin) if kind == "raster" else None,
+    } | dict(method or {"topk": inputs.cell.selected(inputs.tiles)})  # fmt: skip
 
     def call(*leaves: Tensor, lse: bool) -> Found:
         q, k, v, *gate = leaves
-        found = video_sparse_attention(
-            q,
-            k,
-            v,
-            grid=inputs.tiles.grid,
-            tile=inputs.tiles.tile,
-            topk=topk,
-            gate=gate[0] if gate else None,
-            coarse=True,
-            rope=rope,
-            q_layout=order,  # type: ignore[arg-type]
-            kv_layout=order,  # type: ignore[arg-type]
-            impl=impl,
-            return_lse=lse,
-        )
+        found = video_sparse_attention(q, k, v, gate=gate[0] if gate else None, impl=impl, return_lse=lse, **options)
         return Found(out=found.out, lse=found.lse, selection=found.selection)
 
-    leaves = (inputs.q, inputs.k, inputs.v, inputs.gate) if raster else inputs.tiled
-    ran, reason = choice.impl.name, _reason(choice)
-    return BoundContestant(name=name, kind=kind, impl=ran, leaves=leaves, call=call, tiled=not raster, coarse=True, reason=reason)
+    return call
 
 
 BACKWARD_FLOPS: Final = 2.5
@@ -369,30 +346,28 @@ BACKWARD_FLOPS: Final = 2.5
 
 def cell_line(cell: GridCell) -> AttentionCell:
     """Return the cell's place in the grid as a record."""
-    return AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    line = AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    if cell.captured is None:
+        return line
+    call = cell.captured[2]
+    return msgspec.structs.replace(line, layer=call.layer, step=call.step, text_tokens=call.text_tokens)
 
 
-def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Precision) -> tuple[record.Quality, ...]:
-    """Return three quality numbers of one tensor against its reference."""
-    words = {
-        COSINE: (close.cosine, "of all values as one vector", "higher"),
-        L1: (close.l1, "sum of absolute differences / sum of absolute expected values", "lower"),
-        RMSE: (close.rmse, "root of the mean squared difference", "lower"),
-    }
-    return tuple(
-        number(variant, metric, value, f"{tensor}: {how}", **reference, tensor=tensor, better=better)
-        for metric, (value, how, better) in words.items()
-    )
+def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
+    """Yield the quality numbers of one tensor against its reference."""
+    for metric, value in close.items():
+        better = "higher" if metric == COSINE else "lower"
+        yield number(variant, metric, value, f"{tensor}: {DEFINITIONS[metric]}", **reference, tensor=tensor, better=better)
 
 
-def settings(contestant: BoundContestant, inputs: CellTensors) -> record.Variant:
+def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockSelection | None) -> record.Variant:
     """Return the contestant's record: implementation, sizes and cost; FLOPs count selected token pairs without padding."""
-    cell, tiles = inputs.cell, inputs.tiles
+    cell, tiles, dense = inputs.cell, inputs.tiles, selection is None
     batch, tokens, heads, width = inputs.q.shape
-    dense = contestant.kind == "dense"
     per_pair = round(4 * width * (BACKWARD_FLOPS if cell.backward else 1))
     all_pairs = batch * heads * tokens * tokens
-    pairs = all_pairs if dense else inputs.pairs
+    pairs = all_pairs if selection is None else selected_pairs(selection, tiles)
+    most, blocks = (0, 0) if selection is None else (int(selection.counts.max()), int(selection.counts.sum()))
     moved = inputs.q.numel() * costs.element_bytes(str(inputs.q.dtype))
     spent = record.SpanCost(
         span=contestant.span,
@@ -404,8 +379,8 @@ def settings(contestant: BoundContestant, inputs: CellTensors) -> record.Variant
     sizes = {
         "batch": batch, "tokens": tokens, "heads": heads, "head_dim": width, "block": tiles.block,
         "rows": tokens if dense else tiles.num_rows, "blocks_in_all": tiles.num_tiles,
-        "blocks_per_row": 0 if dense else cell.selected(tiles), "selected_blocks": 0 if dense else inputs.blocks,
-        "padded_flops": per_pair * (all_pairs if dense else inputs.blocks * tiles.block**2),
+        "blocks_per_row": most, "selected_blocks": blocks,
+        "padded_flops": per_pair * (all_pairs if dense else blocks * tiles.block**2),
     }  # fmt: skip
     sizes |= {f"grid_{axis}": size for axis, size in zip("thw", tiles.grid, strict=True)}
     sizes |= {f"tile_{axis}": size for axis, size in zip("thw", tiles.tile, strict=True)}
@@ -431,7 +406,7 @@ class _Bound:
 
     contestant: BoundContestant
     run: Run
-    speed: Speed = field(default_factory=lambda: Speed(device_ns=0, host_ns=0))
+    speed: Speed = (0, 0)
 
 
 def measure_cell(inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
@@ -461,7 +436,7 @@ class _Measurement:
         if bound:
             self._time(bound, watch)
         for name, each in bound.items():
-            if each.contestant.line.work == "whole" and not each.contestant.line.peer and not self._inputs.cell.backward:
+            if each.contestant.kind in ("tiled", "raster") and not each.contestant.line.peer and not self._inputs.cell.backward:
                 self._say(f"splitting {name}")
                 self._split(name, each.contestant, watch)
         for name, each in bound.items() if plan.traced_calls else ():
@@ -472,12 +447,13 @@ class _Measurement:
 
     def _admit(self, name: str, watch: Stopwatch) -> _Bound | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
-        inputs = self._inputs
+        inputs = self._inputs.at(level_of(name))
         with Attempt() as attempt:
             contestant = (peers.build if group_and_impl(name)[0] == PEER else build_ours)(name, inputs)
-            if not self._passes(contestant):
+            passed, selection = self._passes(contestant, inputs)
+            if not passed:
                 return None
-            self._writer.append(settings(contestant, inputs))
+            self._writer.append(settings(contestant, inputs, selection))
             before = _allocated(self._device)
             run: Run = contestant.backward(inputs, inputs.upstream) if inputs.cell.backward else contestant.forward
             saved = _allocated(self._device) - before
@@ -504,9 +480,8 @@ class _Measurement:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, contestant: BoundContestant) -> bool:
-        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward."""
-        inputs = self._inputs
+    def _passes(self, contestant: BoundContestant, inputs: CellTensors) -> tuple[bool, BlockSelection | None]:
+        """Compare a contestant with the oracle on the checked rows, forward and, if measured, backward; return its selection."""
         with torch.no_grad():
             found = contestant.call(*contestant.leaves, lse=contestant.kind in ("dense", "fine"))
         expected = expect(inputs, contestant, found, gradients=inputs.cell.backward)
@@ -516,8 +491,9 @@ class _Measurement:
         selection = {"against": "selection", "reference": f"the same selection, {wide}"}
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
-        dense = precision(out, expected.dense)
-        numbers += quality(contestant.name, full, "out", dense)
+        numbers += quality(contestant.name, full, "out", precision(out, expected.dense))
+        heads = (precision(out[:, :, head], expected.dense[:, :, head])[RELATIVE] for head in range(out.shape[2]))
+        numbers.append(number(contestant.name, WORST_HEAD, max(heads), DEFINITIONS[RELATIVE], **full, tensor="out"))
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -547,13 +523,15 @@ class _Measurement:
         )
         self._writer.append(gate, *numbers)
         self._writer.sync()
-        return gate.passed
+        return gate.passed, None if contestant.kind == "dense" else found.selection or inputs.selection
 
-    def _rule(self, contestant: BoundContestant, what: str, close: Precision, slack: float = 1.0) -> tuple[bool, str, str]:
+    def _rule(
+        self, contestant: BoundContestant, what: str, close: Mapping[str, float], slack: float = 1.0
+    ) -> tuple[bool, str, str]:
         if contestant.close:
-            return close.cosine >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close.cosine:.4g}"
+            return close[COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[COSINE]:.4g}"
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
-        return close.relative <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close.relative:.3g}"
+        return close[RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[RELATIVE]:.3g}"
 
     def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
         """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
@@ -593,13 +571,13 @@ class _Measurement:
             taken = []
             for name in palindrome(first, rest):
                 with ClockSampler(self._device, lap=True) as sampler:
-                    lap = watch.lap(runs[name], calls[name], speeds[name].host_ns)
+                    lap = watch.lap(runs[name], calls[name], speeds[name][1])
                 taken.append((name, lap, sampler.sampled()))
             at_end = read_clocks(self._device)  # of laps that were not sampled
-            for name, lap, clocks in taken:
-                clip = self._clips.finish(name, "timed", index, len(lap.times_ns) + len(lap.hosts_ns), clocks or at_end)
-                times = call_spans(clip, spans[name], lap.times_ns, lap.clock)
-                self._writer.append(*times, *call_spans(clip, HOST, lap.hosts_ns, "perf_counter"), clip)
+            for name, (times_ns, hosts_ns, clock), clocks in taken:
+                clip = self._clips.finish(name, "timed", index, len(times_ns) + len(hosts_ns), clocks or at_end)
+                times = call_spans(clip, spans[name], times_ns, clock)
+                self._writer.append(*times, *call_spans(clip, HOST, hosts_ns, "perf_counter"), clip)
             self._writer.sync()
 
     def _split(self, name: str, contestant: BoundContestant, watch: Stopwatch) -> None:
@@ -619,22 +597,13 @@ class _Measurement:
     def _trace(self, name: str, each: _Bound) -> None:
         """Trace some calls, with torch's memory summary before and after them."""
         folder, calls = self._writer.folder, self._plan.traced_calls
-
-        def run() -> Iterator[None]:
-            for index in range(1 + calls):
-                with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                    each.run()
-                yield
-
-        path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
         before = _summary(self._device)
-        file = trace_blocks(run(), device=self._device, first_block=1, num_blocks=calls, path=path)
+        lines = trace_calls(each.run, name, calls, folder, self._clips, self._device, Capture())
         after = _summary(self._device)
         summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
         summary.parent.mkdir(exist_ok=True)
         write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(self._device))
-        self._writer.append(trace_line(clip, file, folder, range(1, 1 + calls)), clip)
+        self._writer.append(*lines)
         self._writer.sync()
 
 
@@ -665,6 +634,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         seed: seed of all tensors.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
+        captured: hash of the file of captured calls; empty: tensors are drawn.
     """
 
     contestants: tuple[str, ...]
@@ -674,6 +644,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     seconds: float = 4.0
     traced_calls: int = 0
+    captured: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in DTYPES:
@@ -686,13 +657,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def contestants(chosen: Sequence[str], device: torch.device) -> tuple[str, ...]:
+def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[float] = ()) -> tuple[str, ...]:
     """Resolve the user's words (`kind:impl`, `peer:name`, a kind, an impl, `peers`) to contestants; none: all but slow ones.
+
+    Args:
+        levels: shares of the key tiles that are skipped, of captured calls.
 
     Raises:
         ConfigError: a word that is none of them.
     """
-    known = (*names(), *(f"{PEER}:{name}" for name in peers.PEERS))
+    known = names(levels)
     if not chosen:
         on_gpu = device.type == "cuda"
         return tuple(name for name in known if _default(name, on_gpu))

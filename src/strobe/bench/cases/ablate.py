@@ -7,11 +7,11 @@ import re
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import torch
@@ -345,27 +345,21 @@ class CellCase(StreamCase):
 
     def gate(self, name: str) -> record.Gate:
         """Check the candidate against the base; for a red gate write the settings too, since nothing else will."""
-        with Attempt() as attempt:
+        with self._told(name):
             found = super().gate(name)
-        if attempt.reason:
-            self._fail(name, attempt)
         if not found.passed:
             self._write(name)
         return found
 
     def prepare(self, name: str) -> None:
         """Bring the variant's session back to the start of its stream."""
-        with Attempt() as attempt:
+        with self._told(name):
             super().prepare(name)
-        if attempt.reason:
-            self._fail(name, attempt)
 
     def blocks(self, name: str) -> Iterator[object]:
         """Make the clip; the work begins with the prompt."""
-        with Attempt() as attempt:
+        with self._told(name):
             yield from super().blocks(name)
-        if attempt.reason:
-            self._fail(name, attempt)
 
     def settings(self, name: str) -> record.Variant:
         """Return the resolved configuration of a variant, its cold start, and the memory of its text encoder."""
@@ -384,10 +378,8 @@ class CellCase(StreamCase):
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
         """Judge the variant's clips."""
-        with Attempt() as attempt:
+        with self._told(name):
             yield from super().review(name, folder)
-        if attempt.reason:
-            self._fail(name, attempt)
 
     def _workload(self) -> record.Workload:
         return msgspec.structs.replace(super()._workload(), batch=self._batch)
@@ -429,9 +421,14 @@ class CellCase(StreamCase):
         if self.writer is not None and name not in self._written:
             self.writer.append(self.settings(name))
 
-    def _fail(self, name: str, attempt: Attempt) -> NoReturn:
-        self._write(name)
-        raise attempt.error if isinstance(attempt.error, VariantError) else VariantError(name, attempt.reason)
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Write the settings of a side before whatever it raises, which becomes an error of ours."""
+        with Attempt() as attempt:
+            yield
+        if attempt.reason:
+            self._write(name)
+            raise attempt.error if isinstance(attempt.error, VariantError) else VariantError(name, attempt.reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import torch
 from msgspec.structs import replace
@@ -13,19 +13,20 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.attention.explain import explain
+from strobe.attention.impls import Choice
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.bench.case import Progress
+from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.bench.clips import ClipNumbers, call_spans, trace_line
 from strobe.bench.runner import end_line
 from strobe.core import costs
 from strobe.core.device import resolve_device
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
-from strobe.core.tolerances import TOLERANCES
 from strobe.perf.measure.machine import ClockSampler, describe_run, read_clocks, reset_peak
 from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.measure.timing import Isolated, palindrome, time_isolated
@@ -34,53 +35,10 @@ from strobe.perf.records.store import RunWriter
 
 SPARSE: Final = "sparse:"
 """Prefix of the implementations of sparse attention: `sparse:cpu`."""
-DTYPES: Final = {name: getattr(torch, name) for name in TOLERANCES["call"]}
 _GATE_ROWS: Final = 192
 _GATE_BLOCKS: Final = 3
 
 Span = Literal["attention_kernel", "attention"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionCall:
-    """Sizes and data of the attention call that every implementation computes.
-
-    Args:
-        q_tokens, kv_tokens, num_heads, head_dim, batch: sizes of q and k, v.
-        num_kv_heads: heads of k and v; None: as many as of q.
-        dtype: name of a dtype of `DTYPES`; "auto": bfloat16 on a GPU, float32 on a CPU.
-        grid: tokens in (time, height, width); sparse attention needs it.
-        sparsity: share of the key tiles that sparse attention skips.
-        seed: seed of q, k and v.
-
-    Raises:
-        ConfigError: a size, the dtype or the grid is not possible.
-    """
-
-    q_tokens: int
-    kv_tokens: int
-    num_heads: int
-    head_dim: int
-    batch: int = 1
-    num_kv_heads: int | None = None
-    dtype: str = "auto"
-    grid: tuple[int, int, int] | None = None
-    sparsity: float = 0.8
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for size in ("q_tokens", "kv_tokens", "num_heads", "head_dim", "batch", "num_kv_heads"):
-            if (number := getattr(self, size)) is not None and number < 1:
-                raise ConfigError(f"{size} of an attention call: got {number}; give 1 or more")
-        if not 0 <= self.sparsity < 1:
-            raise ConfigError(f"sparsity: got {self.sparsity}; give a share from 0 (dense) to below 1")
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
-        if self.grid is not None and not prod(self.grid) == self.q_tokens == self.kv_tokens:
-            raise ConfigError(
-                f"a grid of {'x'.join(map(str, self.grid))} has {prod(self.grid)} tokens; got {self.q_tokens} of q and "
-                f"{self.kv_tokens} of k; give as many of each"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +71,7 @@ class AttentionCase:
             raise ConfigError(f"name one implementation or several different ones, got: {', '.join(impls) or 'none'}")
         self.device = resolve_device(device)
         automatic = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self._dtype = automatic if call.dtype == "auto" else DTYPES[call.dtype]
+        self._dtype = automatic if call.dtype == "auto" else getattr(torch, call.dtype)
         self._call = call
         self._q, self._k, self._v = _draw(call, self._dtype, self.device)
         self._tiles = tile_layout(call.grid, (4, 4, 4)) if call.grid is not None else None
@@ -133,7 +91,7 @@ class AttentionCase:
         return costs.AttentionShape(
             batch=call.batch,
             q_tokens=call.q_tokens,
-            kv_tokens=call.kv_tokens,
+            kv_tokens=call.num_keys,
             num_heads=call.num_heads,
             num_kv_heads=call.num_kv_heads,
             head_dim=call.head_dim,
@@ -152,8 +110,7 @@ class AttentionCase:
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
 
         cost = costs.attention(self._shape(), dtype=str(self._dtype))
-        passed_over = "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
-        settings = self._settings(impl, choice.impl.name, passed_over, 0.0)
+        settings = self._settings(impl, choice, 0.0)
         return AttentionVariant(kernel=run, section=run, check=check, cost=_span_cost(cost, None), settings=settings)
 
     def _sparse(self, name: str) -> AttentionVariant:
@@ -189,25 +146,24 @@ class AttentionCase:
         shape = self._shape()
         pairs = selected_pairs(chosen, tiles)
         cost = _span_cost(costs.attention(shape, dtype=str(self._dtype), pairs=pairs), costs.attention(shape, dtype="bf16").flops)
-        passed_over = "; ".join(f"{other}: {reason}" for other, reason in choice.passed_over)
-        settings = self._settings(name, choice.impl.name, passed_over, 1 - pairs / shape.pairs)
+        settings = self._settings(name, choice, 1 - pairs / shape.pairs)
         return AttentionVariant(kernel=kernel, section=section, check=check, cost=cost, settings=settings)
 
-    def _settings(self, name: str, impl: str, passed_over: str, sparsity: float) -> record.Variant:
+    def _settings(self, name: str, choice: Choice[Any], sparsity: float) -> record.Variant:
         call = self._call
         sizes = {
             "batch": call.batch,
             "q_tokens": call.q_tokens,
-            "kv_tokens": call.kv_tokens,
+            "kv_tokens": call.num_keys,
             "heads": call.num_heads,
-            "kv_heads": call.num_kv_heads or call.num_heads,
+            "kv_heads": call.num_key_heads,
             "head_dim": call.head_dim,
         }
         return record.Variant(
             name=name,
             preset="custom",
-            attention_impl=impl,
-            attention_reason=passed_over,
+            attention_impl=choice.impl.name,
+            attention_reason=gate.passed_over(choice),
             sparsity=sparsity,
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,
@@ -215,7 +171,7 @@ class AttentionCase:
 
 
 def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
-    """Count the (query token, key token) pairs that a selection computes, over heads and samples."""
+    """Count the (query token, key token) pairs that a selection computes, over heads and samples, without padding."""
     sizes = tiles.sizes(selection.indices.device).long()
     selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
     return int(((selected * sizes).sum(-1) * sizes).sum().item())
@@ -234,36 +190,12 @@ def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
 def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Draw q, k, v `[B, S, H, D]`, standard normal, on the CPU so that every device gets the same."""
     generator = torch.Generator().manual_seed(call.seed)
-    kv_heads = call.num_kv_heads or call.num_heads
+    keys = (call.num_keys, call.num_key_heads)
     q, k, v = (
         torch.randn(call.batch, tokens, heads, call.head_dim, generator=generator).to(device=device, dtype=dtype)
-        for tokens, heads in ((call.q_tokens, call.num_heads), (call.kv_tokens, kv_heads), (call.kv_tokens, kv_heads))
+        for tokens, heads in ((call.q_tokens, call.num_heads), keys, keys)
     )
     return q, k, v
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionPlan:
-    """Amounts of a measurement: palindromes, timed and traced calls.
-
-    Args:
-        rounds: palindromes of laps; an interval needs 2.
-        calls: timed calls in a lap.
-        cold: overwrite a GPU's cache before each call.
-        traced_calls: calls of each implementation in its trace; 0 for none.
-
-    Raises:
-        ConfigError: a count is not possible.
-    """
-
-    rounds: int = 4
-    calls: int = 60
-    cold: bool = False
-    traced_calls: int = 10
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.calls < 1 or self.traced_calls < 0:
-            raise ConfigError(f"give 1 round and 1 call or more, got {self.rounds} and {self.calls}")
 
 
 def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> tuple[record.Gate, ...]:
@@ -331,20 +263,29 @@ class _AttentionRun:
         self._writer.sync()
 
     def _trace(self, name: str) -> None:
-        case, plan, variant = self._case, self._plan, self._case.variants[name]
+        run, calls, capture = (
+            self._case.variants[name].kernel,
+            self._plan.traced_calls,
+            Capture(regions=(ATTENTION, ATTENTION_KERNEL)),
+        )
+        self._writer.append(*trace_calls(run, name, calls, self._writer.folder, self._clips, self._case.device, capture))
 
-        def calls() -> Iterator[None]:
-            for index in range(1 + plan.traced_calls):
-                with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                    variant.kernel()
-                yield
 
-        path = self._writer.folder / "traces" / f"{name.replace(':', '-')}.json.gz"
-        capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
-        file = trace_blocks(calls(), device=case.device, first_block=1, num_blocks=plan.traced_calls, path=path, capture=capture)
-        clip = self._clips.finish(name, "traced", None, 0, read_clocks(case.device))
-        blocks = range(1, 1 + plan.traced_calls)
-        self._writer.append(trace_line(clip, file, self._writer.folder, blocks, capture.regions), clip)
+def trace_calls(
+    run: Callable[[], object], name: str, calls: int, folder: Path, clips: ClipNumbers, device: torch.device, capture: Capture
+) -> tuple[record.Trace, record.Clip]:
+    """Trace some calls of a contestant into a run's folder, after one that warms up."""
+
+    def each() -> Iterator[None]:
+        for index in range(1 + calls):
+            with span(ATTENTION, index), span(ATTENTION_KERNEL):
+                run()
+            yield
+
+    path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
+    file = trace_blocks(each(), device=device, first_block=1, num_blocks=calls, path=path, capture=capture)
+    clip = clips.finish(name, "traced", None, 0, read_clocks(device))
+    return trace_line(clip, file, folder, range(1, 1 + calls), capture.regions), clip
 
 
 def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:

@@ -1,15 +1,12 @@
 """Viewers that load a server of live streams: they come, watch, steer and leave, and each is written down.
 
-The load is how many viewers would watch at once if all were let in. With Poisson arrivals they come at `load / stay_s` a second
-and stay for times that are drawn from an exponential distribution (Little's law); `together` is `load` viewers who all come at
-the start and stay. Nothing ticks: no viewer waits for another.
+Nothing ticks: no viewer waits for another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -18,7 +15,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -28,10 +24,11 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from strobe.bench.case import Progress
+from strobe.bench.cases.visits import Load, Visit, plan
 from strobe.bench.runner import end_line
-from strobe.core.errors import ConfigError, SessionError, StrobeError
+from strobe.core.errors import SessionError, StrobeError
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.records.record import Arrivals, Served, Server
+from strobe.perf.records.record import Served, Server
 from strobe.perf.records.record import Viewer as ViewerLine
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.serve import protocol
@@ -41,81 +38,10 @@ WARM_UP_S: Final = 600.0
 """A server that is not ready by then is given up."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """Behaviour of the viewers that load a server.
-
-    Args:
-        levels: viewers at once on average, one level after another.
-        seconds: length of a level; viewers that are still there leave at its end.
-        stay_s: mean time that a viewer stays; with `together` all stay to the end.
-        prompt_every_s: mean time between two prompts of a viewer; 0: none.
-        seed: of arrivals, stays, prompts and noise.
-    """
-
-    levels: tuple[float, ...]
-    seconds: float
-    arrivals: Arrivals = "poisson"
-    stay_s: float = 30.0
-    prompt_every_s: float = 10.0
-    preset: str = ""
-    codec: protocol.Codec = "h264"
-    prompts: tuple[str, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.levels or min(self.levels) <= 0:
-            raise ConfigError(f"--sessions {', '.join(f'{level:g}' for level in self.levels) or 'none'}: give numbers above 0")
-        if self.arrivals == "together" and any(level != int(level) for level in self.levels):
-            raise ConfigError("viewers who come together are whole numbers; fractions are for --arrivals poisson")
-        if min(self.seconds, self.stay_s) < 0.1 or 0 != self.prompt_every_s < 0.1:
-            raise ConfigError(
-                f"seconds {self.seconds:g}, stay {self.stay_s:g}, prompt every {self.prompt_every_s:g}: "
-                "give 0.1 or more, and 0 for no prompts"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
-    """One viewer as planned: seconds are from the start of its level; those of its prompts from its coming."""
-
-    at_s: float
-    stay_s: float
-    prompts: tuple[tuple[float, str], ...]
-    seed: int
-
-
-def plan(load: Load, level: float, examples: Sequence[str]) -> tuple[Visit, ...]:
-    """Return who comes at a level and what they do: the same for the same load, level and examples."""
-    draw = random.Random(f"{load.seed} {level:g} {load.arrivals}")
-    texts = load.prompts or tuple(examples)
-    if load.arrivals == "together":
-        moments = [(0.0, load.seconds)] * int(level)
-    else:
-        moments, at = [], draw.expovariate(level / load.stay_s)
-        while at < load.seconds:
-            moments.append((at, min(draw.expovariate(1 / load.stay_s), load.seconds - at)))
-            at += draw.expovariate(level / load.stay_s)
-    return tuple(
-        Visit(at_s=at, stay_s=stay, prompts=tuple(_prompts(draw, load, stay, texts)), seed=draw.randrange(1 << 31))
-        for at, stay in moments
-    )
-
-
-def _prompts(draw: random.Random, load: Load, stay_s: float, texts: Sequence[str]) -> Iterator[tuple[float, str]]:
-    yield 0.0, draw.choice(texts)
-    if load.prompt_every_s:
-        at = draw.expovariate(1 / load.prompt_every_s)
-        while at < stay_s:
-            yield at, draw.choice(texts)
-            at += draw.expovariate(1 / load.prompt_every_s)
-
-
 def run_load(
     load: Load,
     *,
     url: str,
-    token: str = "",
     own: bool,
     device: str,
     root: Path,
@@ -135,6 +61,7 @@ def run_load(
     Raises:
         SessionError: the server is not there, wants a token or refuses even the first viewer.
     """
+    token = load.token
     socket = url.replace("http", "ws", 1).rstrip("/")
     welcome = asyncio.run(_look(socket, token, load))
     here = torch.device(device) if own and device else torch.device("cpu")

@@ -302,7 +302,7 @@ class StreamCase:
         query = torch.empty(shape, device=config.device, dtype=config.dtype)
         keys = torch.empty((1, config.policy.window * tokens_per_frame, *shape[2:]), device=config.device, dtype=config.dtype)
         choice = (explain if config.attention_format == "native" else explain_eightbit)(query, keys, keys)
-        return choice.impl.name, "; ".join(f"{name}: {reason}" for name, reason in choice.passed_over)
+        return choice.impl.name, gate.passed_over(choice)
 
     def _sparse_choice(self, config: EngineConfig) -> Choice[Any]:
         """Return the chosen impl for attention over the selected tiles of the past, with the reasons."""

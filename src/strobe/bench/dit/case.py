@@ -234,7 +234,6 @@ class LoadedModel:
         weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: whether the weights are drawn, so that outputs mean nothing.
         masked: as of `DitModel`.
-        ran: the user's function that made it; empty for a model of the table.
     """
 
     name: str
@@ -244,7 +243,6 @@ class LoadedModel:
     weights_sha256: str
     random: bool
     masked: bool = False
-    ran: str = ""
 
     @property
     def num_params(self) -> int:

@@ -55,7 +55,6 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
         weights_sha256=digest.hexdigest(),
         random=False,
         masked=True,  # nobody knows
-        ran=text,
     )
 
 

@@ -1,25 +1,24 @@
 """Executors of benchmark cells: each cell is a command in its own processes, with a timeout, and leaves none behind."""
 
-from strobe.bench.executor.local import Cell, Executor, Finished, Handle, LocalExecutor, Resources
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.bench.executor.local import Cell, Executor, Finished, LocalExecutor, Resources
+from strobe.core.errors import unknown_choice
 
-__all__ = ["Cell", "Executor", "Finished", "Handle", "LocalExecutor", "Resources", "open_executor"]
+__all__ = ["Cell", "Executor", "Finished", "LocalExecutor", "Resources", "open_executor"]
 
 
-def open_executor(name: str = "local", address: str | None = None) -> Executor:
-    """Return an executor by name: `local`, or `ray`, over the cluster at `address` (None: the one of this machine).
+def open_executor(text: str = "local") -> Executor:
+    """Return an executor: `local`, `ray` for the cluster of this machine, or `ray:HOST:PORT` for the one at that address.
 
     Raises:
-        ConfigError: another name, or an address for this machine.
+        ConfigError: another name.
         ImplUnavailableError: ray is not installed.
         StrobeError: there is no cluster.
     """
+    name, _, address = text.partition(":")
     if name == "ray":
         from strobe.bench.executor.ray import RayExecutor
 
         return RayExecutor(address)
-    if name != "local":
-        raise unknown_choice("executor", name, ("local", "ray"))
-    if address is not None:
-        raise ConfigError(f"address: got {address} for the executor local, which is this machine; use ray")
+    if text != "local":
+        raise unknown_choice("executor", text, ("local", "ray", "ray:HOST:PORT"))
     return LocalExecutor()

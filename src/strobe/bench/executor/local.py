@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -11,11 +9,11 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, Final, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 from strobe.bench.executor import leash, processes
@@ -30,28 +28,22 @@ class Resources:
     """Resources that a cell occupies while it runs.
 
     Args:
-        cpus: cores of each machine.
-        gpus: whole GPUs of each machine.
+        cpus: cores.
+        gpus: whole GPUs.
         exclusive: it measures times, so no other cell may run on its machine.
-        nodes: machines, all at once; its command runs on each, and `torchrun` without `--standalone` joins them into one world.
     """
 
     cpus: int = 1
     gpus: int = 0
     exclusive: bool = True
-    nodes: int = 1
 
     def __post_init__(self) -> None:
-        if self.cpus < 1 or self.gpus < 0 or self.nodes < 1:
-            raise ConfigError(
-                f"resources: got {self.cpus} cores and {self.gpus} GPUs on {self.nodes} machines, "
-                "expected 1 or more, 0 or more, and 1 or more"
-            )
+        if self.cpus < 1 or self.gpus < 0:
+            raise ConfigError(f"resources: got {self.cpus} cores and {self.gpus} GPUs, expected 1 or more, and 0 or more")
 
     def __str__(self) -> str:
         """Return the resources in words."""
-        alone = ", nothing else there" if self.exclusive else ""
-        return f"{self.nodes} machine{'s' * (self.nodes > 1)} of {self.cpus} CPU and {self.gpus} GPU{alone}"
+        return f"a machine of {self.cpus} CPU and {self.gpus} GPU{', nothing else there' if self.exclusive else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,13 +69,6 @@ class Cell:
         if not self.argv or self.timeout_s <= 0:
             raise ConfigError(f"cell: got argv {self.argv} and a timeout of {self.timeout_s:g} s, expected a command and above 0")
 
-    @property
-    def digest(self) -> str:
-        """Hash of command, environment, files and resources."""
-        files = [(path, hashlib.sha256(content).hexdigest()) for path, content in sorted(self.files.items())]
-        what = [self.argv, sorted(self.env.items()), files, asdict(self.resources)]
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
@@ -93,7 +78,6 @@ class Finished:
         status: `done`: exit code 0; `failed`: another one, or a signal (then negative); `timeout`, `cancelled`: it was ended;
             `lost`: its machine was lost, more often than is retried; stderr holds the reason.
         code: exit code of the process; None if it never began, or is not known.
-        wall_s: from its start to its end.
         stdout, stderr: the last 64 kB of each.
         swept: processes of the cell that outlived its first one, and were ended.
         files: files left in its folder, by relative path, without the given files that did not change.
@@ -103,22 +87,12 @@ class Finished:
 
     status: Status
     code: int | None
-    wall_s: float
     stdout: str
     stderr: str
     swept: int
     files: Mapping[str, bytes] = field(default_factory=dict)
     node: str = ""
     lost: tuple[str, ...] = ()
-
-
-class Handle(Protocol):
-    """A cell that was submitted."""
-
-    @property
-    def cell(self) -> Cell:
-        """Submitted cell."""
-        ...
 
 
 class Executor(Protocol):
@@ -128,15 +102,15 @@ class Executor(Protocol):
         """Return how many cells with these resources to submit before waiting for the first."""
         ...
 
-    def submit(self, cell: Cell) -> Handle:
-        """Start a cell, or queue it."""
+    def submit(self, cell: Cell) -> Any:
+        """Start a cell, or queue it; the handle that is returned is what `wait` and `cancel` take."""
         ...
 
-    def wait(self, handle: Handle) -> Finished:
+    def wait(self, handle: Any) -> Finished:
         """Wait for the cell's end, at most its timeout and a few seconds once it runs; repeated calls give the same result."""
         ...
 
-    def cancel(self, handle: Handle) -> Finished:
+    def cancel(self, handle: Any) -> Finished:
         """End the cell now; a finished cell stays finished."""
         ...
 
@@ -148,19 +122,24 @@ Job: TypeAlias = Generator[Cell, Finished, T]
 
 def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:
     """Run every job; a refused cell raises inside its job. On Ctrl-C all cells are ended, and all jobs told."""
-    under_way: deque[tuple[Job[T], Handle]] = deque()
+    under_way: deque[tuple[Job[T], Any]] = deque()
+
+    def first() -> Any:
+        job, handle = under_way[0]
+        return _ended(job.send, executor.wait(handle))
+
     try:
         for job in jobs:
             cell = next(job)
             while under_way and len(under_way) >= executor.at_once(cell.resources):
-                yield _finish(*under_way[0], executor)
+                yield first()
                 under_way.popleft()
             try:
                 under_way.append((job, executor.submit(cell)))
             except StrobeError as error:
-                yield _told(job, error)
+                yield _ended(job.throw, error)
         while under_way:
-            yield _finish(*under_way[0], executor)
+            yield first()
             under_way.popleft()
     except KeyboardInterrupt:
         for job, handle in under_way:
@@ -174,21 +153,12 @@ def spread(jobs: Iterable[Job[T]], executor: Executor) -> Iterator[T]:
             job.close()
 
 
-def _finish(job: Job[T], handle: Handle, executor: Executor) -> T:
+def _ended(resume: Callable[[Any], object], given: object) -> Any:
+    """Return the result of a job that is told what became of its one cell."""
     try:
-        job.send(executor.wait(handle))
+        resume(given)
     except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a job has one cell")
-
-
-def _told(job: Job[T], error: StrobeError) -> T:
-    try:
-        job.throw(error)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+        return end.value
     raise AssertionError("a job has one cell")
 
 
@@ -240,16 +210,14 @@ class LocalExecutor:
         """Start a cell now.
 
         Raises:
-            ConfigError: it needs the machine for itself and another is running, or the other way round, or more cores or machines
-                than there are.
+            ConfigError: it needs the machine for itself and another is running, or the other way round, or more cores than there
+                are.
             StrobeError: the command cannot be started.
         """
         if self._running and (cell.resources.exclusive or any(each.cell.resources.exclusive for each in self._running)):
             raise ConfigError("a cell that takes times runs alone on its machine; wait for the one that is running")
         if cell.resources.cpus > cpu_cores():
             raise ConfigError(f"cell: got {cell.resources.cpus} cores, this machine has {cpu_cores()}; ask for fewer")
-        if cell.resources.nodes > 1:
-            raise ConfigError(f"cell: got {cell.resources.nodes} machines, this executor has one; use the executor ray")
         mark, folder, running = uuid4().hex, Path(tempfile.mkdtemp(prefix="strobe-cell-")), None
         keeper = subprocess.Popen(
             [*_BARE, str(Path(processes.__file__)), mark, str(self._grace_s), str(folder)],
@@ -267,10 +235,9 @@ class LocalExecutor:
                 _dismiss(keeper, folder)
         return running
 
-    def wait(self, handle: Handle) -> Finished:
+    def wait(self, handle: Running) -> Finished:
         """Wait for the end of a cell; at its timeout or on Ctrl-C it is ended."""
-        running = _own(handle)
-        while (found := self.poll(running, running.cell.timeout_s)) is None:
+        while (found := self.poll(handle, handle.cell.timeout_s)) is None:
             pass
         return found
 
@@ -288,22 +255,18 @@ class LocalExecutor:
             raise
         return self._close(running, "failed" if code else "done")
 
-    def cancel(self, handle: Handle) -> Finished:
+    def cancel(self, handle: Running) -> Finished:
         """End a cell now."""
-        running = _own(handle)
-        return running.finished or self._close(running, "cancelled")
+        return handle.finished or self._close(handle, "cancelled")
 
     def _close(self, running: Running, status: Status) -> Finished:
-        wall_s = time.monotonic() - running.started
         swept = processes.end(running.mark, self._grace_s)
         running.process.kill()  # one that is so young that it has no mark yet
         code = running.process.wait()
         texts = [_tail(file) for file in running.output]
         files = _left(running.folder, running.cell)
         _dismiss(running.keeper, running.folder)
-        running.finished = Finished(
-            status=status, code=code, wall_s=wall_s, stdout=texts[0], stderr=texts[1], swept=swept, files=files
-        )
+        running.finished = Finished(status=status, code=code, stdout=texts[0], stderr=texts[1], swept=swept, files=files)
         self._running.remove(running)
         return running.finished
 
@@ -339,12 +302,6 @@ def _left(folder: Path, cell: Cell) -> dict[str, bytes]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
     return {name: content for name, content in found.items() if cell.files.get(name) != content}
-
-
-def _own(handle: Handle) -> Running:
-    if not isinstance(handle, Running):
-        raise ConfigError(f"handle: got {handle!r}, expected one that this executor gave")
-    return handle
 
 
 def _tail(file: IO[bytes]) -> str:

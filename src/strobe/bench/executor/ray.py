@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import strobe
-from strobe.bench.executor.local import GRACE_S, Cell, Finished, Handle, LocalExecutor, Resources
+from strobe.bench.executor.local import GRACE_S, Cell, Finished, LocalExecutor, Resources, Status
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.libraries import broken, install
 
@@ -26,29 +26,27 @@ SEAT: Final = "strobe_node"
 """Ray resource of each machine, 1 in all (`ray start --resources`): cells that measure times take it whole, others a part."""
 PART: Final = 0.001
 LOOK_S: Final = 0.25
+RETRIES: Final = 2
+"""Attempts after machines that were lost."""
 SILENCE_S: Final = 60.0
 """Seconds after timeout and grace at which a placed cell without an answer counts as lost."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Sent:
-    """A submitted cell: its placement, answers and lost machines.
+    """A submitted cell: its placement, pending answer and lost machines.
 
     Args:
         group: its placement.
-        answers: pending answers of the worker on each machine.
-        heard: the answers that came, by rank.
-        ending: one went wrong, and the others were told to end.
-        nodes: where it is placed, as soon as that is known, and since when.
+        answer: pending answer of the worker.
+        node: where it is placed, as soon as that is known, and since when.
         lost: machines of earlier attempts.
     """
 
     cell: Cell
-    group: Any
-    answers: list[Any]
-    heard: dict[int, Finished] = field(default_factory=dict)
-    ending: bool = False
-    nodes: tuple[str, ...] = ()
+    group: Any = None
+    answer: Any = None
+    node: str = ""
     placed: float = 0.0
     lost: list[str] = field(default_factory=list)
     finished: Finished | None = None
@@ -57,30 +55,26 @@ class Sent:
 class RayExecutor:
     """Executor over the machines of a Ray cluster; a cell that measures times is alone on its machine.
 
-    All machines of a cell are reserved at once or not at all. A machine that is lost with a cell on it costs the cell its
-    attempt: it is placed again, up to `retries` times, and `Finished.lost` says where it was. A cell that is submitted again
-    while it runs or after it was done is not run again: the answer is the same, by the cell's hash.
+    A machine that is lost with a cell on it costs the cell its attempt: it is placed again, up to `RETRIES` times, and
+    `Finished.lost` says where it was.
 
     Args:
-        address: address of the cluster, `HOST:PORT`; None: the one of this machine.
-        grace_s: between asking a cell to end and ending it.
-        retries: after machines that were lost.
+        address: address of the cluster, `HOST:PORT`; empty: the one of this machine.
 
     Raises:
         ImplUnavailableError: ray is not installed.
         StrobeError: there is no cluster.
     """
 
-    def __init__(self, address: str | None = None, *, grace_s: float = GRACE_S, retries: int = 2) -> None:
+    def __init__(self, address: str = "") -> None:
         if why := broken("ray.util.placement_group"):
             raise ImplUnavailableError("ray", f"{why}; {install(EXTRA)} installs it", ["local"])
         self._ray: Any = importlib.import_module("ray")
         self._groups: Any = importlib.import_module("ray.util.placement_group")
-        self._grace_s, self._retries = grace_s, retries
-        self._sent: dict[str, Sent] = {}
+        self._sent: list[Sent] = []
         if not self._ray.is_initialized():
             try:
-                if address is not None:  # Ray itself takes a minute to say that nobody is there
+                if address:  # Ray itself takes a minute to say that nobody is there
                     host, _, port = address.rpartition(":")
                     socket.create_connection((host, int(port)), timeout=5).close()
                 self._ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
@@ -89,95 +83,63 @@ class RayExecutor:
 
     def at_once(self, resources: Resources) -> int:
         """Return twice as many cells as the cluster holds, so that a machine that becomes free has the next one."""
-        if resources.exclusive:
-            return max(1, 2 * len(self._fitting(resources)) // resources.nodes)
-        return max(1, 2 * sum(int(node["CPU"]) // resources.cpus for node in self._fitting(resources).values()))
+        fitting = self._fitting(resources)
+        return max(1, 2 * (len(fitting) if resources.exclusive else sum(int(each["CPU"]) // resources.cpus for each in fitting)))
 
     def submit(self, cell: Cell) -> Sent:
         """Queue a cell.
 
         Raises:
-            ConfigError: the cluster has no such machines, free or not.
+            ConfigError: the cluster has no such machine, free or not.
         """
-        held = self._sent.get(cell.digest)
-        if held is not None and (held.finished is None or held.finished.status == "done"):
-            return held
-        refusal = self._refusal(cell.resources)
-        if refusal:
+        if refusal := self._refusal(cell.resources):
             raise ConfigError(refusal)
-        sent = Sent(cell=cell, group=None, answers=[])
+        sent = Sent(cell=cell)
         self._place(sent)
-        self._sent[cell.digest] = sent
+        self._sent.append(sent)
         return sent
 
-    def wait(self, handle: Handle) -> Finished:
-        """Wait for the end of a cell. Its timeout counts from its start on its machines. On Ctrl-C it is ended."""
-        sent = _own(handle)
+    def wait(self, handle: Sent) -> Finished:
+        """Wait for the end of a cell. Its timeout counts from its start on its machine. On Ctrl-C it is ended."""
         try:
-            while sent.finished is None:  # the others go on meanwhile: what is done makes room, what is lost is placed again
-                under_way = [each for each in self._sent.values() if each.finished is None]
+            while handle.finished is None:  # the others go on meanwhile: what is done makes room, what is lost is placed again
+                under_way = [each for each in self._sent if each.finished is None]
                 for each in under_way:
                     self._look(each)
-                awaited = [answer for each in under_way for rank, answer in enumerate(each.answers) if rank not in each.heard]
-                if sent.finished is None:
-                    self._ray.wait(awaited, num_returns=1, timeout=LOOK_S)
+                if handle.finished is None:
+                    self._ray.wait([each.answer for each in under_way if each.finished is None], num_returns=1, timeout=LOOK_S)
         except KeyboardInterrupt:
-            self.cancel(sent)
+            self.cancel(handle)
             raise
-        return sent.finished
+        return handle.finished
 
-    def cancel(self, handle: Handle) -> Finished:
+    def cancel(self, handle: Sent) -> Finished:
         """End a cell now, or take it out of the queue."""
-        sent = _own(handle)
-        if sent.finished is not None:
-            return sent.finished
-        for answer in sent.answers:
-            self._ray.cancel(answer)
-        self._ray.wait(sent.answers, num_returns=len(sent.answers), timeout=self._grace_s + 5)
-        self._hear(sent)
-        return self._finish(sent, sent.heard or {0: _nothing("cancelled")})
+        if handle.finished is not None:
+            return handle.finished
+        self._ray.cancel(handle.answer)
+        came, _ = self._ray.wait([handle.answer], num_returns=1, timeout=GRACE_S + 5)
+        found = self._read(handle.answer) if came else ""
+        return self._finish(handle, found if isinstance(found, Finished) else _nothing("cancelled"))
 
     def _place(self, sent: Sent) -> None:
-        """Reserve the cell's machines and submit it to them, without waiting for either."""
+        """Reserve the cell's machine and submit it to it, without waiting for either."""
         wanted = sent.cell.resources
         bundle = _bundle(wanted)
-        strategy = "STRICT_PACK" if wanted.nodes == 1 else "STRICT_SPREAD"
-        sent.group = self._groups.placement_group([bundle] * wanted.nodes, strategy=strategy)
-        sent.nodes, sent.placed, sent.answers, sent.heard, sent.ending = (), 0.0, [], {}, False
-        meet = self._remote(sent, 0, num_cpus=0)(_meeting_point).remote() if wanted.nodes > 1 else None
-        for rank in range(wanted.nodes):
-            worker = self._remote(sent, rank, num_cpus=wanted.cpus, num_gpus=wanted.gpus, resources={SEAT: bundle[SEAT]})(_run)
-            sent.answers.append(worker.remote(sent.cell, self._grace_s, (sys.executable, strobe.__version__), rank, meet))
-
-    def _remote(self, sent: Sent, bundle: int, **resources: Any) -> Any:
-        where = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy(sent.group, bundle)
-        return self._ray.remote(max_retries=0, scheduling_strategy=where, **resources)
+        sent.group, sent.node, sent.placed = self._groups.placement_group([bundle], strategy="STRICT_PACK"), "", 0.0
+        where = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy(sent.group, 0)
+        remote = self._ray.remote(
+            max_retries=0, scheduling_strategy=where, num_cpus=wanted.cpus, num_gpus=wanted.gpus, resources={SEAT: bundle[SEAT]}
+        )
+        sent.answer = remote(_run).remote(sent.cell, (sys.executable, strobe.__version__))
 
     def _look(self, sent: Sent) -> None:
-        """Collect the answers that came, and check that the others can still come."""
-        reason = self._hear(sent)
-        if len(sent.heard) == len(sent.answers):
-            self._finish(sent, sent.heard)
-            return
-        reason = reason or self._absence(sent)
-        if reason:
-            self._lose(sent, reason)
-        elif not sent.ending and any(each.status != "done" for each in sent.heard.values()):
-            sent.ending = True  # told once: a second word would disturb how they end
-            for rank in set(range(len(sent.answers))) - set(sent.heard):
-                self._ray.cancel(sent.answers[rank])
-
-    def _hear(self, sent: Sent) -> str:
-        """Collect new answers of the workers; return the reason why one will not come, or an empty text."""
-        reason = ""
-        for rank, answer in enumerate(sent.answers):
-            if rank not in sent.heard and self._ray.wait([answer], timeout=0)[0]:
-                found = self._read(answer)
-                if isinstance(found, Finished):
-                    sent.heard[rank] = found
-                else:
-                    reason = found
-        return reason
+        """Take the answer if it came, else check that it can still come."""
+        found = self._read(sent.answer) if self._ray.wait([sent.answer], timeout=0)[0] else self._absence(sent)
+        if isinstance(found, Finished):
+            self._finish(sent, found)
+        elif found:
+            self._lose(sent, found)
 
     def _read(self, answer: Any) -> Finished | str:
         """Return a worker's result, or the reason why it has none."""
@@ -194,36 +156,33 @@ class RayExecutor:
 
     def _absence(self, sent: Sent) -> str:
         """Return the reason why no answer will come; empty if one may."""
-        if not sent.nodes:
+        if not sent.node:
             table = self._groups.placement_group_table(sent.group)
             if table["state"] != "CREATED":
                 return self._refusal(sent.cell.resources)
-            sent.nodes, sent.placed = tuple(table["bundles_to_node_id"].values()), time.monotonic()
-        gone = set(sent.nodes) - {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-        if gone:
+            (sent.node,), sent.placed = table["bundles_to_node_id"].values(), time.monotonic()
+        if sent.node not in self._offers():
             return "the machine left the cluster"
-        silent = time.monotonic() - sent.placed - sent.cell.timeout_s - self._grace_s > SILENCE_S
+        silent = time.monotonic() - sent.placed - sent.cell.timeout_s - GRACE_S > SILENCE_S
         return f"no word {SILENCE_S:g} s after its timeout" if silent else ""
 
     def _lose(self, sent: Sent, reason: str) -> None:
         """Handle a lost attempt: place the cell again, or finish it as lost after the last retry."""
-        for answer in sent.answers:
-            self._ray.cancel(answer, force=True)
-        sent.lost.append(", ".join(map(self._name, sent.nodes)) or "not placed")
+        self._ray.cancel(sent.answer, force=True)
+        sent.lost.append(self._name(sent.node) if sent.node else "not placed")
         refusal = self._refusal(sent.cell.resources)
-        if not refusal and len(sent.lost) <= self._retries:
+        if not refusal and len(sent.lost) <= RETRIES:
             self._groups.remove_placement_group(sent.group)
             self._place(sent)
             return
-        said = f"attempt {len(sent.lost)} was lost on {sent.lost[-1]}: {reason}; {refusal or 'give more retries'}"
-        self._finish(sent, {0: replace(_nothing("lost"), stderr=said)})
+        said = f"attempt {len(sent.lost)} was lost on {sent.lost[-1]}: {reason}; {refusal or 'keep its machines up'}"
+        self._finish(sent, replace(_nothing("lost"), stderr=said))
 
-    def _finish(self, sent: Sent, heard: Mapping[int, Finished]) -> Finished:
-        found = _joined([heard[rank] for rank in sorted(heard)])
-        if found.status != "lost" and not sent.nodes:
+    def _finish(self, sent: Sent, found: Finished) -> Finished:
+        if found.status != "lost" and not sent.node:
             self._absence(sent)  # it was over before anyone looked where it was
         self._groups.remove_placement_group(sent.group)
-        sent.finished = replace(found, node=", ".join(map(self._name, sent.nodes)), lost=tuple(sent.lost))
+        sent.finished = replace(found, node=self._name(sent.node) if sent.node else "", lost=tuple(sent.lost))
         return sent.finished
 
     def _name(self, node: str) -> str:
@@ -235,17 +194,13 @@ class RayExecutor:
         """Return the total resources of each living machine, by node id."""
         return {node["NodeID"]: {"CPU": 0.0, "GPU": 0.0, **node["Resources"]} for node in self._ray.nodes() if node["Alive"]}
 
-    def _fitting(self, wanted: Resources) -> dict[str, Mapping[str, float]]:
-        needed = _bundle(wanted)
-        return {
-            node: has
-            for node, has in self._offers().items()
-            if all(has.get(what, 0.0) >= amount for what, amount in needed.items())
-        }
+    def _fitting(self, wanted: Resources) -> list[Mapping[str, float]]:
+        needed = _bundle(wanted).items()
+        return [has for has in self._offers().values() if all(has.get(what, 0.0) >= amount for what, amount in needed)]
 
     def _refusal(self, wanted: Resources) -> str:
         """Return the reason why the cluster can never run such a cell; empty if it can."""
-        if len(self._fitting(wanted)) >= wanted.nodes:
+        if self._fitting(wanted):
             return ""
         offers = self._offers()
         has = "; ".join(
@@ -260,19 +215,19 @@ _START: Final = f"""start each machine with `ray start --head` or `--address HOS
 
 
 def _bundle(wanted: Resources) -> dict[str, float]:
-    """Return the resources that Ray reserves on each machine of a cell."""
+    """Return the resources that Ray reserves for a cell."""
     gpus = {"GPU": float(wanted.gpus)} if wanted.gpus else {}
     return {"CPU": float(wanted.cpus), SEAT: 1.0 if wanted.exclusive else PART, **gpus}
 
 
-def _run(cell: Cell, grace_s: float, sender: tuple[str, str], rank: int, meet: str | None) -> Finished | None:
+def _run(cell: Cell, sender: tuple[str, str]) -> Finished | None:
     """Run a cell to its end, on a worker. Return None if the worker's raylet ends: the cluster then lost this machine."""
     python, version = sender
     if version != strobe.__version__:
         raise ConfigError(f"strobe {strobe.__version__} is installed there and {version} here; install the same")
-    argv = (sys.executable, *cell.argv[1:]) if cell.argv[0] == python else cell.argv
-    cell = replace(cell, argv=argv, env={**cell.env, **_gang(cell, rank, meet)}, resources=replace(cell.resources, nodes=1))
-    raylet, executor = os.getppid(), LocalExecutor(grace_s)
+    if cell.argv[0] == python:
+        cell = replace(cell, argv=(sys.executable, *cell.argv[1:]))
+    raylet, executor = os.getppid(), LocalExecutor()
     running = executor.submit(cell)
     try:
         while (found := executor.poll(running, LOOK_S)) is None:
@@ -284,53 +239,8 @@ def _run(cell: Cell, grace_s: float, sender: tuple[str, str], rank: int, meet: s
     return found
 
 
-def _gang(cell: Cell, rank: int, meet: str | None) -> dict[str, str]:
-    """Return the environment by which `torchrun` on each machine of a cell finds the others."""
-    if meet is None:
-        return {}
-    host, _, port = meet.rpartition(":")
-    return {
-        "PET_NNODES": str(cell.resources.nodes),
-        "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": host,
-        "PET_MASTER_PORT": port,
-    }
-
-
-def _meeting_point() -> str:
-    """Return an address of the first machine of a cell with a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return f"{importlib.import_module('ray').util.get_node_ip_address()}:{probe.getsockname()[1]}"
-
-
-def _nothing(status: Any) -> Finished:
-    return Finished(status=status, code=None, wall_s=0.0, stdout="", stderr="", swept=0)
-
-
-def _joined(found: Sequence[Finished]) -> Finished:
-    """Merge the results of all machines: the worst status, all texts and files."""
-    if len(found) == 1:
-        return found[0]
-    order = ("done", "cancelled", "timeout", "failed")
-    worst = max(found, key=lambda each: order.index(each.status))
-    files: dict[str, bytes] = {}
-    for each in found:
-        files |= each.files
-    return replace(
-        worst,
-        wall_s=max(each.wall_s for each in found),
-        stdout="".join(each.stdout for each in found),
-        stderr="".join(each.stderr for each in found),
-        swept=sum(each.swept for each in found),
-        files=files,
-    )
-
-
-def _own(handle: Handle) -> Sent:
-    if not isinstance(handle, Sent):
-        raise ConfigError(f"handle: got {handle!r}, expected one that this executor gave")
-    return handle
+def _nothing(status: Status) -> Finished:
+    return Finished(status=status, code=None, stdout="", stderr="", swept=0)
 
 
 def _first_line(error: BaseException) -> str:

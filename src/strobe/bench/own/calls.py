@@ -520,11 +520,11 @@ class _CallsRun:
     def _one_call_ns(self, name: str) -> int:
         (call,) = self._prepared(name, 1)
         self._wait()
-        start = time.perf_counter_ns()
         with _Blame(name, "the warm-up"):
+            start = time.perf_counter_ns()
             call()
-        self._wait()
-        return max(1, time.perf_counter_ns() - start)
+            self._wait()
+            return max(1, time.perf_counter_ns() - start)
 
     def _wait(self) -> None:
         for gpu in self._gpus:

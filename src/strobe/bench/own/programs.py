@@ -62,30 +62,6 @@ class Program:
     environment: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramsPlan:
-    """Amount of measuring.
-
-    Args:
-        rounds: palindromes `B C1 C2 C2 C1 B` of runs; an interval needs 2.
-        warmup: untimed runs of each program before the first round.
-        prepare: a command before every run, not timed; empty for none.
-        ignore_failure: a run counts whatever its exit status.
-
-    Raises:
-        ConfigError: a count is not possible.
-    """
-
-    rounds: int = 4
-    warmup: int = 1
-    prepare: str = ""
-    ignore_failure: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.warmup < 0:
-            raise ConfigError(f"give 1 round or more and 0 runs of warm-up or more, got {self.rounds} and {self.warmup}")
-
-
 def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) -> tuple[Program, ...]:
     """Return the programs of some command lines, each a list of words or one text that holds all of them.
 
@@ -147,66 +123,77 @@ def told_apart(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure_programs(
-    programs: Sequence[Program], plan: ProgramsPlan, open_run: Callable[[], RunWriter], progress: Progress
+    programs: Sequence[Program],
+    open_run: Callable[[], RunWriter],
+    progress: Progress,
+    *,
+    rounds: int = 4,
+    warmup: int = 1,
+    prepare: str = "",
 ) -> Path:
     """Run programs in palindromes, the first being the baseline; return the run folder.
 
     Their output is thrown away, and stdin is empty. In its untimed runs a program may leave profiler traces in the folder that
     the variable STROBE_PROFILE_DIR names (`traces_of`).
 
+    Args:
+        rounds: palindromes `B C1 C2 C2 C1 B` of runs; an interval needs 2.
+        warmup: untimed runs of each program before the first round.
+        prepare: a command before every run, not timed; empty for none.
+
     Raises:
+        ConfigError: a count is not possible.
         VariantError: a program failed, with its exit status and the last lines of its stderr.
         StrobeError: the command that prepares failed, or the records cannot be written.
     """
+    if rounds < 1 or warmup < 0:
+        raise ConfigError(f"give 1 round or more and 0 runs of warm-up or more, got {rounds} and {warmup}")
     with open_run() as writer, tempfile.TemporaryDirectory(prefix="strobe-") as scratch, end_line(writer):
-        _ProgramsRun({each.name: each for each in programs}, plan, writer, progress, Path(scratch)).measure()
+        _ProgramsRun({each.name: each for each in programs}, prepare, writer, progress, Path(scratch)).measure(rounds, warmup)
         return writer.folder
 
 
 class _ProgramsRun:
     """One comparison under way."""
 
-    def __init__(
-        self, programs: dict[str, Program], plan: ProgramsPlan, writer: RunWriter, progress: Progress, scratch: Path
-    ) -> None:
-        self._programs, self._plan, self._writer, self._progress = programs, plan, writer, progress
+    def __init__(self, programs: dict[str, Program], prepare: str, writer: RunWriter, progress: Progress, scratch: Path) -> None:
+        self._programs, self._prepare, self._writer, self._progress = programs, prepare, writer, progress
         self._stderr = scratch / "stderr"
-        self._clips, self._done = ClipNumbers(torch.device("cpu")), 0
+        self._clips, self._done, self._total = ClipNumbers(torch.device("cpu")), 0, 0
 
-    def measure(self) -> None:
-        plan, (baseline, *candidates) = self._plan, list(self._programs)
-        order = palindrome(baseline, candidates)
-        self._writer.append(describe_run(self._writer.folder, torch.device("cpu"), order, plan.rounds, "programs"))
+    def measure(self, rounds: int, warmup: int) -> None:
+        baseline, *candidates = self._programs
+        order, self._total = palindrome(baseline, candidates), len(self._programs) * (warmup + 2 * rounds)
+        self._writer.append(describe_run(self._writer.folder, torch.device("cpu"), order, rounds, "programs"))
         for name, program in self._programs.items():
             self._writer.append(record.Variant(name=name, preset=record.CUSTOM, command=program.command))
-            for number in range(plan.warmup):
-                self._say(f"warming up {name}, run {number + 1} of {plan.warmup}")
+            for number in range(warmup):
+                self._say(f"warming up {name}, run {number + 1} of {warmup}")
                 self._time(program, "warmup", None)
-            if plan.warmup:
-                numbers = tuple(range(plan.warmup))
+            if warmup:
+                numbers = tuple(range(warmup))
                 self._writer.append(
                     record.Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up")
                 )
-        for lap in range(plan.rounds):
+        for lap in range(rounds):
             for name in order:
-                self._say(f"timing {name}, round {lap + 1} of {plan.rounds}")
+                self._say(f"timing {name}, round {lap + 1} of {rounds}")
                 self._time(self._programs[name], "timed", lap)
 
     def _say(self, what: str) -> None:
-        each = self._plan.warmup + 2 * self._plan.rounds
-        self._progress(self._done, len(self._programs) * each, what)
+        self._progress(self._done, self._total, what)
         self._done += 1
 
     def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
-        if self._plan.prepare:
-            prepared = self._launch(program, argv_of(self._plan.prepare), {})
+        if self._prepare:
+            prepared = self._launch(program, argv_of(self._prepare), {})
             if why := self._failed(prepared):
-                raise StrobeError(f"--prepare {self._plan.prepare!r}: {why}")
+                raise StrobeError(f"--prepare {self._prepare!r}: {why}")
         took = self._launch(program, program.argv, self._traced(program) if phase == "warmup" else {})
         if "not_started" in took:
             raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
-        if (why := self._failed(took)) and not self._plan.ignore_failure:
-            raise VariantError(program.name, f"{program.command!r} {why}; --ignore-failure times it all the same")
+        if why := self._failed(took):
+            raise VariantError(program.name, f"{program.command!r} {why}; end the command with || true to time it all the same")
         clip = replace(
             self._clips.finish(program.name, phase, lap, 1, read_clocks(torch.device("cpu"))),
             peak_bytes=took["peak_bytes"],

@@ -6,12 +6,12 @@ import importlib.metadata
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Literal, Self, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 import torch
@@ -77,10 +77,17 @@ class MarkRecorder:
         self.meet = meet
         self.done: list[tuple[str, str, Moment, Moment]] = []
 
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that marks the region; `tree_message:gather` is the part `gather` of `tree_message`."""
+    @contextmanager
+    def region(self, name: str, index: int | None) -> Iterator[None]:
+        """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
         region, _, part = name.partition(":")
-        return _Region(self, region, part)
+        if self.meet is not None and region == MESSAGE:
+            first = self.now()
+            self.meet()
+            self.done.append((MEETING, "", first, self.now()))
+        first = self.now()
+        yield
+        self.done.append((region, part, first, self.now()))
 
     def now(self) -> Moment:
         """Return this moment, on the clock of the device."""
@@ -106,27 +113,6 @@ class MarkRecorder:
             for name, part, first, last in self.done
         ]
         return RankCall(total_ns=_between(start, stop), regions=tuple(sorted(regions, key=lambda region: region.start_ns)))
-
-
-class _Region:
-    __slots__ = ("first", "name", "part", "recorder")
-
-    def __init__(self, recorder: MarkRecorder, name: str, part: str) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.part = part
-
-    def __enter__(self) -> Self:
-        recorder = self.recorder
-        if recorder.meet is not None and self.name == MESSAGE:
-            first = recorder.now()
-            recorder.meet()
-            recorder.done.append((MEETING, "", first, recorder.now()))
-        self.first = recorder.now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.recorder.done.append((self.name, self.part, self.first, self.recorder.now()))
 
 
 def _between(first: Moment, last: Moment) -> int:
@@ -254,7 +240,7 @@ def main() -> None:
 
 
 def _begin(task: Task) -> torch.device:
-    timeout = timedelta(seconds=max(START_S, task.how.timeout_s))
+    timeout = timedelta(seconds=max(START_S, task.timeout_s))
     if task.shape.device == "cpu":
         dist.init_process_group("gloo", timeout=timeout)
         return torch.device("cpu")
@@ -270,7 +256,8 @@ class _Rank:
     def __init__(self, task: Task, device: torch.device, result: RankResult) -> None:
         self._shape, self._how = task.shape, task.how
         self._device, self._result = device, result
-        self._held = task.how.delay_ms / 1e3 if task.how.delay_rank == result.rank else 0.0
+        rank, held_ms = task.how.delay or (-1, 0.0)
+        self._timeout_s, self._held = task.timeout_s, held_ms / 1e3 if rank == result.rank else 0.0
 
     def run(self, folder: Path) -> None:
         """Run the phases of this rank: gate, predict, time, profile."""
@@ -283,11 +270,11 @@ class _Rank:
                 describe_run(folder, self._device, order, how.rounds, "tree"), world_size=self._shape.world_size
             )
         with torch.inference_mode():
-            measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=how.timeout_s)
+            measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=self._timeout_s)
             result.predicted, choice = predict(inputs, measured)
             result.links = links_line(measured, choice)
             result.predicted["auto"] = msgspec.structs.replace(result.predicted[choice], variant="auto")
-            runs = {name: bind(name, inputs, how.timeout_s, measured) for name in names}
+            runs = {name: bind(name, inputs, self._timeout_s, measured) for name in names}
             if runs:
                 self._time(runs)
             if how.profile:
@@ -301,7 +288,7 @@ class _Rank:
         with torch.inference_mode():
             for name in self._how.contestants:
                 self._align()
-                result.checks[name] = check(name, inputs, self._how.timeout_s)
+                result.checks[name] = check(name, inputs, self._timeout_s)
         everyone: list[dict[str, RankErrors]] = [{} for _ in range(self._shape.world_size)]
         dist.all_gather_object(everyone, result.checks)
         for name in self._how.contestants:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -70,34 +71,37 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class TreeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the measurement, the same for all cells of a folder.
+@dataclass(frozen=True, kw_only=True)
+class TreeSettings:
+    """How to measure a cell. All cells of a folder share it.
 
     Args:
-        contestants: in order; the first that can run is what ratios are measured against.
-        iterations: timed calls of each, at least; never fewer than three palindromes.
-        profile: also take calls apart, free-running and serialised.
-        seed: seed of all tensors.
-        timeout_s: timeout of a wait for another rank.
-        delay_rank, delay_ms: hold a rank back before each call, to see what a straggler looks like; -1: none.
+        contestants: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
+            symmetric and auto (with the links measured here) by name. Ratios are against the first that can run.
+        profile: also take calls apart, free-running and serialised, and time the guide's blocks.
+        iterations: timed calls of each strategy; three palindromes at least, whatever it says.
+        seed: of all tensors.
+        delay: RANK MS: hold a rank back before each call, to see what a straggler looks like.
+
+    Raises:
+        ConfigError: an unknown strategy, none, no iteration, or a delay below 0.
     """
 
     contestants: tuple[str, ...] = CONTESTANTS
-    iterations: int = 20
     profile: bool = False
+    iterations: int = 20
     seed: int = 0
-    timeout_s: float = 30.0
-    delay_rank: int = -1
-    delay_ms: float = 0.0
+    delay: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         for name in self.contestants:
             if name not in (*CONTESTANTS, *BY_NAME):
                 raise unknown_choice("strategy", name, (*CONTESTANTS, *BY_NAME))
-        if not self.contestants or self.iterations < 1 or self.timeout_s <= 0 or self.delay_ms < 0:
+        held_ms = self.delay[1] if self.delay else 0.0
+        if not self.contestants or self.iterations < 1 or held_ms < 0:
             raise ConfigError(
-                f"give at least one strategy, one iteration, a timeout above 0 and a delay of 0 or more, got "
-                f"{len(self.contestants)}, {self.iterations}, {self.timeout_s:g}, {self.delay_ms:g}"
+                f"give at least one strategy, one iteration and a delay of 0 or more, got {len(self.contestants)}, "
+                f"{self.iterations}, {held_ms:g}"
             )
 
     @property
@@ -112,10 +116,11 @@ class TreeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of a rank, in `task.json` of its folder."""
+    """Task of a rank, in `task.json` of its folder; `timeout_s`: of a wait for another rank."""
 
     shape: RankedCall
     how: TreeSettings
+    timeout_s: float = 30.0
 
 
 class RankErrors(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import torch
 
 from strobe.bench.case import Progress
 from strobe.bench.cells import CellsOutcome, claim, finished
-from strobe.bench.clips import ClipNumbers, number
+from strobe.bench.clips import ClipNumbers, number, timed_span
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.bench.runner import end_line
@@ -117,14 +117,6 @@ def _item(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
-def _span(clip: record.Clip, name: str, index: int, value_ns: int, **more: Any) -> record.Span:
-    """Return one timed call or region of a clip."""
-    return record.Span(
-        variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
-        value_ns=value_ns, clock="perf_counter", warmup=False, **({"start_ns": 0} | more),
-    )  # fmt: skip
-
-
 def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
     """Yield the records of each palindrome, place by place."""
     laps = ranks[0].laps
@@ -138,8 +130,8 @@ def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Re
             clip = clips.finish(name, "timed", lap, calls * (1 + len(ranks)))
             for index in range(seen[name] * calls, (seen[name] + 1) * calls):
                 values = [rank.laps[name][lap][index] for rank in ranks]
-                yield _span(clip, record.CALL, index, max(values))
-                yield from (_span(clip, record.CALL, index, value, rank=rank) for rank, value in enumerate(values))
+                yield timed_span(clip, record.CALL, index, max(values))
+                yield from (timed_span(clip, record.CALL, index, value, rank=rank) for rank, value in enumerate(values))
             seen[name] += 1
             yield clip
 
@@ -148,16 +140,16 @@ def _apart(clips: ClipNumbers, name: str, mode: record.Mode, calls: Sequence[Seq
     clip = clips.finish(name, "timed", None, sum(1 + len(call.regions) for taken in calls for call in taken))
     for rank, taken in enumerate(calls):
         for index, call in enumerate(taken):
-            yield _span(clip, record.CALL, index, call.total_ns, rank=rank, mode=mode)
+            yield timed_span(clip, record.CALL, index, call.total_ns, rank=rank, mode=mode)
             for region in call.regions:
-                yield _span(
+                yield timed_span(
                     clip, region.name, index, region.value_ns, start_ns=region.start_ns, part=region.part, rank=rank, mode=mode
                 )
     yield clip
 
 
 def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
-    found = [
+    found: list[tuple[str, int, int, dict[str, Any]]] = [
         (block, index, round(ms * 1e6), {"part": kind_of(block), "rank": rank.rank, "mode": mode})
         for rank in ranks
         for mode, blocks in rank.blocks.items()
@@ -165,7 +157,7 @@ def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.
         for index, ms in enumerate(values)
     ]
     clip = clips.finish(record.GUIDE, "timed", None, len(found))
-    yield from (_span(clip, block, index, value_ns, **more) for block, index, value_ns, more in found)
+    yield from (timed_span(clip, block, index, value_ns, **more) for block, index, value_ns, more in found)
     yield clip
 
 
@@ -188,6 +180,7 @@ def run_cells(
     folder: Path,
     progress: Progress,
     *,
+    timeout_s: float = 30.0,
     cell_timeout_s: float = 600.0,
     executor: Executor | None = None,
 ) -> CellsOutcome:
@@ -195,6 +188,7 @@ def run_cells(
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same request.
+        timeout_s: of a rank's wait for another.
         cell_timeout_s: a cell is ended when it has run that long.
         executor: where; this machine by default.
 
@@ -219,7 +213,7 @@ def run_cells(
             progress(done, len(shapes), shape.name)
             if place.exists():
                 rotate(place)
-            yield _measure(Task(shape=shape, how=how), place, cell_timeout_s)
+            yield _measure(Task(shape=shape, how=how, timeout_s=timeout_s), place, cell_timeout_s)
 
     for name, reason in spread(jobs(), executor):
         if reason:
@@ -260,13 +254,12 @@ def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
     """Return the busy cores of the cell's machine before its ranks began, lost machines, and the delayed rank."""
     if TOPOLOGY in done.files:
         write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
-    how = task.how
-    delayed = how.delay_rank >= 0 and how.delay_ms > 0
+    rank, held_ms = task.how.delay or (None, 0.0)
     return Surroundings(
         busy_cores=float(done.files[BUSY]) if BUSY in done.files else None,
         lost_machines=len(done.lost),
-        delayed_rank=how.delay_rank if delayed else None,
-        delay_ms=how.delay_ms if delayed else 0.0,
+        delayed_rank=rank if held_ms else None,
+        delay_ms=held_ms,
     )
 
 

@@ -17,6 +17,7 @@ from strobe.cli.model import at_least
 from strobe.cli.presets import SideBySide
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.libraries import DISTRIBUTION
+from strobe.core.printable import bytes_in
 
 if TYPE_CHECKING:
     import torch
@@ -268,7 +269,7 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
     knobs = [(name, knob["reason"]) for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]]
     yield from (f"  {', '.join(names)}: {reason}" for reason, names in _by_second(knobs))
     lacking = [(name, reason.removeprefix(f"{name} ")) for name, reason in document["lacking"].items()]
-    yield from (f"  preset {', '.join(names)} {reason}" for reason, names in _by_second(lacking))
+    yield from (f"  {', '.join(names)} cannot run: each {reason}" for reason, names in _by_second(lacking))
     yield from ("", styled(("quality metrics", "bold"), "  measured and not:"))
     yield from (f"  {', '.join(names)}: {state}" for state, names in _by_second(list(document["metrics"].items())))
     if document["plugins"]:
@@ -286,7 +287,7 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
 
 def _machine(found: dict[str, Any]) -> str:
     """Return the machine on one line, in units that people read."""
-    memory = f"{found['memory_bytes'] / 1e9:.1f} GB" if found.get("memory_bytes") else ""
+    memory = f"{bytes_in(found['memory_bytes'], 'GiB'):.1f} GiB" if found.get("memory_bytes") else ""
     cpu = f"{found['cpu_name']}, {found['cores']} cores" if found.get("cpu_name") else f"{found['cores']} cores"
     gpu = "no GPU" if found["device"] == "cpu" else found["device_name"]
     driver = f"driver {found['driver']}" if found.get("driver") else ""

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from strobe.cli.console import styled
 from strobe.cli.model import parse_size
-from strobe.core.printable import bytes_in
+from strobe.core.printable import ByteUnit, bytes_in
 
 if TYPE_CHECKING:
     from strobe.engine.memory import MemoryPart
@@ -115,16 +115,17 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     height, width = memory["frame_size"]
     yield ""
     what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
-    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in GiB")
+    unit: ByteUnit = "GiB" if memory["total_bytes"] >= 1 << 30 else "MiB"
+    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in {unit}")
     table = Table("", Column("", justify="right"), "", box=None, show_header=False)
     for part in memory["parts"]:
-        table.add_row(f"  {part['name']}", _gib(part["num_bytes"]), "" if part["exact"] else "estimated")
+        table.add_row(f"  {part['name']}", _amount(part["num_bytes"], unit), "" if part["exact"] else "estimated")
     free = memory["free_bytes"]
-    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {_gib(free)} free"
-    table.add_row("  total", _gib(memory["total_bytes"]), verdict)
+    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {_amount(free, unit)} free"
+    table.add_row("  total", _amount(memory["total_bytes"], unit), verdict)
     yield table
     if memory["arena_bytes"]:
-        yield f"  {_gib(memory['arena_bytes'])} of it in one pool: keys and values, recorded passes and the decoder"
+        yield f"  {_amount(memory['arena_bytes'], unit)} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
     if memory["needs"]:
         yield f"  to download: {memory['needs']}"
@@ -139,10 +140,10 @@ def devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
     table = Table(*numbers, "", box=None, header_style="")
     for each in devices:
         grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
-        held = [_gib(rank["total_bytes"]) for rank in each["ranks"]]
+        held = [_amount(rank["total_bytes"], "GiB") for rank in each["ranks"]]
         table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
     yield table
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{bytes_in(num_bytes, 'GiB'):.2f}"
+def _amount(num_bytes: float, unit: ByteUnit) -> str:
+    return f"{bytes_in(num_bytes, unit):,.2f}"

@@ -6,12 +6,55 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, UnsetType
 
-from strobe.cli.documents.extracted import Kernels, Stages, Timers
-from strobe.cli.documents.printed import NotMet, Paths, Printed, Red, ReportPaths, Written
 from strobe.perf.report.blocks.rows import DocumentPart
 from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
+
+Written = Annotated[
+    dict[str, str], Meta(description="paths of the written files, by kind, e.g. `html`; empty if none was written")
+]
+ReportPaths = Annotated[dict[str, str], Meta(description="paths of the report, by suffix, e.g. `html`")]
+Paths = Annotated[tuple[str, ...], Meta(description="paths of the files of the report")]
+NotMet = Annotated[
+    tuple[str, ...], Meta(description="requirements (--require) that are not met, each with the reason; exit code 1 if any")
+]
+
+
+class Printed(DocumentPart, frozen=True, kw_only=True):
+    """Base of documents that a verb builds itself."""
+
+    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+
+
+class Extracted(Printed, frozen=True, kw_only=True):
+    """`strobe extract`: figures from logs and traces, those of the verb that ran."""
+
+    inputs: Annotated[tuple[dict[str, Any], ...], Meta(description="each input file: `path`, `bytes`, `sha256`")]
+    logs: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="each log: `path`, `counts` of its lines, `damage`, `similar` lines, `rejected` values"),
+    ]
+    written: Annotated[str | UnsetType, Meta(description="path of the page, with -o")] = UNSET
+    stages: Annotated[
+        tuple[dict[str, Any], ...] | UnsetType,
+        Meta(
+            description="each log and stage: `log`, `stage`, `rounds_ns`, `avg_all_rounds_ns`, `avg_excl_warmup_ns`, "
+            "`excluded`, `ranks`, `note`"
+        ),
+    ] = UNSET
+    attention: Annotated[
+        tuple[dict[str, Any], ...] | UnsetType,
+        Meta(
+            description="each timer: `log`, `timer`, `rank`, `units`, number of `values`, `calls` (times in `_ns`), "
+            "`method`, `note`, `excluded`, `outliers`, `remarks`"
+        ),
+    ] = UNSET
+    focal: Annotated[str | UnsetType, Meta(description="regular expression of the focal kernel")] = UNSET
+    kernels: Annotated[
+        tuple[dict[str, Any], ...] | UnsetType,
+        Meta(description="each trace: `trace`, and its `devices` with `device`, `names` and `calls` (times in `_ns`)"),
+    ] = UNSET
 
 
 class TraceOutput(TraceDocument, frozen=True, kw_only=True):
@@ -27,30 +70,10 @@ class SpeedupOutput(SpeedupDocument, frozen=True, kw_only=True):
     not_met: NotMet
 
 
-class Reported(RunDocument, frozen=True, kw_only=True):
-    """`strobe report`, and `strobe speedup RUN_DIR`: the speedups of measured runs."""
+class Generated(DocumentPart, frozen=True, kw_only=True):
+    """`strobe generate`: the clip that was made; within another document it has no version."""
 
-    report: ReportPaths
-    figures: Annotated[
-        dict[str, dict[str, float | None]],
-        Meta(description="by candidate: value of each level and metric that --require accepts; null: not measured or infinite"),
-    ]
-    not_met: NotMet
-    damaged: Annotated[
-        dict[str, tuple[str, ...]],
-        Meta(description="by damaged run folder: the damage; damaged records are left out; empty if there is no damage"),
-    ]
-
-
-class CompareOutput(Reported, frozen=True, kw_only=True):
-    """`strobe compare`: the speedups of the run that it measured."""
-
-    red: Red
-
-
-class ClipMade(DocumentPart, frozen=True, kw_only=True):
-    """A clip that was made: its file, length, speed, preset and device."""
-
+    v: Annotated[int | UnsetType, Meta(description="schema version of the document")] = UNSET
     path: Annotated[str | None, Meta(description="path of the file; null if no frame was made")]
     frames: Annotated[int, Meta(description="number of pixel frames")]
     frame_blocks: Annotated[int, Meta(description="number of frame blocks")]
@@ -65,10 +88,32 @@ class ClipMade(DocumentPart, frozen=True, kw_only=True):
     prompts: Annotated[tuple[dict[str, Any], ...], Meta(description="prompts: `text` and the `frame_block` where each begins")]
 
 
-class Generated(ClipMade, frozen=True, kw_only=True):
-    """`strobe generate`: the clip that was made."""
+class Reported(RunDocument, frozen=True, kw_only=True):
+    """`strobe report`, `compare`, `demo`, `profile stream`, `attention` and `dit`, and `speedup RUN_DIR`: speedups of runs."""
 
-    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+    report: ReportPaths
+    figures: Annotated[
+        dict[str, dict[str, float | None]],
+        Meta(description="by candidate: value of each level and metric that --require accepts; null: not measured or infinite"),
+    ]
+    not_met: NotMet
+    damaged: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="by damaged run folder: the damage; damaged records are left out; empty if there is no damage"),
+    ]
+    red: Annotated[
+        dict[str, str] | UnsetType,
+        Meta(description="of a run that was measured now, by candidate that failed its gate: the rule and the measured figure"),
+    ] = UNSET
+    kept: Annotated[
+        tuple[str, ...] | UnsetType,
+        Meta(description="of such a run: paths to which earlier contents of its folder were moved"),
+    ] = UNSET
+    attribution: Annotated[
+        tuple[str, ...] | UnsetType,
+        Meta(description="of `profile stream`: path of the page that attributes time to callers; empty if not asked for"),
+    ] = UNSET
+    clip: Annotated[Generated | UnsetType, Meta(description="of `demo`: clip that was made before the comparison")] = UNSET
 
 
 class Serving(Printed, frozen=True, kw_only=True):
@@ -79,40 +124,6 @@ class Serving(Printed, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="name of the model, as given on the command line")]
     preset: Annotated[str, Meta(description="preset of viewers who ask for none")]
     device: Annotated[str, Meta(description="device that streams run on")]
-
-
-class Shown(CompareOutput, frozen=True, kw_only=True):
-    """`strobe demo`: the comparison, and the clip made before it."""
-
-    clip: Annotated[ClipMade, Meta(description="clip that was made before the comparison")]
-
-
-class ProfiledStream(CompareOutput, frozen=True, kw_only=True):
-    """`strobe profile stream`: the run that profiles one or several presets."""
-
-    kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
-    attribution: Annotated[
-        tuple[str, ...], Meta(description="path of the page that attributes time to callers; empty if not asked for")
-    ]
-
-
-class ProfiledAttention(Printed, frozen=True, kw_only=True):
-    """`strobe profile attention`: one attention call by several implementations."""
-
-    run: Annotated[str, Meta(description="path of the run folder")]
-    report: ReportPaths
-    speedups: Annotated[
-        tuple[dict[str, Any], ...],
-        Meta(description="each speedup: `candidate`, `reference`, `level`, `ratio`, and `low`, `high` of its 95 % interval"),
-    ]
-    red: Annotated[tuple[str, ...], Meta(description="names of the implementations that failed their gate")]
-    not_met: NotMet
-
-
-class ProfiledDit(CompareOutput, frozen=True, kw_only=True):
-    """`strobe profile dit`: forward passes of one transformer under several kinds of attention."""
-
-    kept: Annotated[tuple[str, ...], Meta(description="paths to which earlier contents of the folder were moved")]
 
 
 class ProfiledKernels(Printed, frozen=True, kw_only=True):
@@ -230,6 +241,7 @@ class BenchServeOutput(Printed, frozen=True, kw_only=True):
         ),
     ]
     report: ReportPaths
+    not_met: NotMet
 
 
 class Benched(Printed, frozen=True, kw_only=True):
@@ -259,13 +271,12 @@ class QualityOutput(Printed, frozen=True, kw_only=True):
             "`better`, `reference`, `definition`, `note`"
         ),
     ]
-    vbench: Annotated[str | None, Meta(description="command that runs VBench on the exported clips; null if none were exported")]
     written: Paths
     not_met: NotMet
 
 
 class AcceptOutput(Printed, frozen=True, kw_only=True):
-    """`strobe accept`: checks of a model that need no official code, and its comparison with `quality`."""
+    """`strobe accept`: checks of a model that need no official code."""
 
     run: Annotated[str, Meta(description="path of the run folder")]
     accepted: Annotated[bool, Meta(description="true: every check was made and none failed; false: exit code 1")]
@@ -275,24 +286,19 @@ class AcceptOutput(Printed, frozen=True, kw_only=True):
     checks: Annotated[
         tuple[dict[str, Any], ...],
         Meta(
-            description="each check: `group`, `name`, `value` (null: not finite, or not measured), `unit`, bounds `low` and "
-            "`high`, `passed` (null: reported, not judged), `basis` of the bounds, `detail`"
+            description="each check: `group`, `name`, `value` (null: not finite), `unit`, bounds `low` and `high`, `passed` "
+            "(null: random weights, not judged), `basis` of the bounds, `detail`"
         ),
     ]
-    fps: Annotated[
-        float | None, Meta(description="pixel frames per second that the preset delivers; null: no steady frame blocks")
-    ]
-    compare: Annotated[str, Meta(description="path of the run folder of the comparison with `quality`")]
-    row: Annotated[str, Meta(description="head and row of a Markdown table of results")]
-    report: Annotated[dict[str, str], Meta(description="by name: path of each file of the page and of the row")]
+    report: ReportPaths
 
 
 DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "accept": (AcceptOutput,),
-    "demo": (Shown,),
+    "demo": (Reported,),
     "generate": (Generated,),
     "serve": (Serving,),
-    "compare": (CompareOutput, Varied),
+    "compare": (Reported, Varied),
     "report": (Reported, Varied),
     "trace": (TraceOutput,),
     "speedup": (SpeedupOutput, Reported),
@@ -302,15 +308,15 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "bench tree": (Benched,),
     "bench scaling": (Benched,),
     "bench serve": (BenchServeOutput,),
-    "extract stages": (Stages,),
-    "extract attention": (Timers,),
-    "extract kernels": (Kernels,),
+    "extract stages": (Extracted,),
+    "extract attention": (Extracted,),
+    "extract kernels": (Extracted,),
     "lint": (Linted,),
     "presets": (Presets,),
-    "profile stream": (ProfiledStream,),
-    "profile attention": (ProfiledAttention,),
+    "profile stream": (Reported,),
+    "profile attention": (Reported,),
     "profile kernels": (ProfiledKernels,),
-    "profile dit": (ProfiledDit,),
+    "profile dit": (Reported,),
     "quality": (QualityOutput,),
 }
 """Documents of every verb; for a run folder `speedup` prints the second one."""

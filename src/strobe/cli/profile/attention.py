@@ -2,81 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
-from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import GatedFigure, failures, parse_requirement
-from strobe.cli.run_folder import chosen_folder, rotating, tell_kept
-from strobe.cli.tables import table_text
-
-if TYPE_CHECKING:
-    from strobe.perf.report.model import Report
-
-
-@Parameter(name="*", group="Call")
-@dataclass(frozen=True, kw_only=True)
-class AttentionFlags:
-    """The call that every implementation computes.
-
-    Args:
-        seq_q: tokens of the queries.
-        seq_kv: tokens of the keys and values; as many as of the queries by default.
-        heads: heads of the queries.
-        kv_heads: heads of the keys and values; as many as of the queries by default.
-        head_dim: channels of a head.
-        batch: samples.
-        dtype: auto, bfloat16, float16, float32 or float64; auto is bfloat16 on a GPU and float32 on a CPU.
-        grid: tokens in time, height and width, which sparse attention needs.
-        sparsity: share of the key tiles that sparse attention skips.
-        seed: of q, k and v.
-        device: auto, cpu, cuda or cuda:N.
-    """
-
-    seq_q: int = 1024
-    seq_kv: int | None = None
-    heads: int = 12
-    kv_heads: int | None = None
-    head_dim: int = 128
-    batch: int = 1
-    dtype: str = "auto"
-    grid: tuple[int, int, int] | None = None
-    sparsity: float = 0.8
-    seed: int = 0
-    device: str = "auto"
-
-
-@Parameter(name="*", group="Times and trace")
-@dataclass(frozen=True, kw_only=True)
-class RepeatFlags:
-    """Flags of how often to call it, timed and traced.
-
-    Args:
-        rounds: palindromes of laps, A B B A; an interval needs two.
-        iterations: timed calls of an implementation in a lap.
-        cold: overwrite a GPU's cache before each call; without it, it holds what the call before left.
-        active: calls of each implementation in its trace, a run of its own.
-        trace: take traces at all.
-    """
-
-    rounds: int = 4
-    iterations: int = 60
-    cold: bool = False
-    active: int = 10
-    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+from strobe.bench.cases.call import AttentionCall, AttentionPlan
+from strobe.cli.completion import DeviceName
+from strobe.cli.console import Output, named
+from strobe.cli.require import parse_requirement
+from strobe.cli.run_folder import TracesOut, chosen_folder, rotating, told_of
 
 
 def attention(
     *,
     impls: tuple[str, ...] = ("sdpa", "reference"),
-    call: AttentionFlags = AttentionFlags(),
-    measured: RepeatFlags = RepeatFlags(),
+    call: Annotated[
+        AttentionCall, named("Call", q_tokens="seq-q", kv_tokens="seq-kv", num_heads="heads", num_kv_heads="kv-heads")
+    ] = AttentionCall(),
+    device: DeviceName = "auto",
+    plan: Annotated[AttentionPlan, named("Times and trace", calls="iterations", traced_calls="active")] = AttentionPlan(),
+    trace: Annotated[bool, Parameter(negative="--no-trace", group="Times and trace")] = True,
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
+    out: TracesOut = None,
     output: Output = Output(),
 ) -> int:
     """Check, time and trace one attention call by several implementations, and compare them with the device's peaks.
@@ -91,82 +40,20 @@ def attention(
     Args:
         impls: implementations of dense attention (sdpa, reference, auto) and of sparse attention (sparse:triton, sparse:cpu,
             sparse:reference); the first is what speedups are measured against.
+        device: auto, cpu, cuda or cuda:N.
+        trace: take traces at all.
         require: a condition that must hold for every other implementation, such as kernel>=2; see `strobe report --help`.
-        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
-            By default STROBE_PROFILE_DIR, or traces.
     """
     requirements = [parse_requirement(text) for text in require]
     folder = chosen_folder(out)
     kept: list[Path] = []
     with output.progress("attention") as advance:
-        from strobe.bench.cases.attention import AttentionCall, AttentionCase, AttentionPlan, measure_attention
+        from strobe.bench.cases.attention import AttentionCase, measure_attention
+        from strobe.bench.runner import FinishedRun
 
-        work = AttentionCall(
-            q_tokens=call.seq_q,
-            kv_tokens=call.seq_q if call.seq_kv is None else call.seq_kv,
-            num_heads=call.heads,
-            num_kv_heads=call.kv_heads,
-            head_dim=call.head_dim,
-            batch=call.batch,
-            dtype=call.dtype,
-            grid=call.grid,
-            sparsity=call.sparsity,
-            seed=call.seed,
-        )
-        plan = AttentionPlan(
-            rounds=measured.rounds,
-            calls=measured.iterations,
-            cold=measured.cold,
-            traced_calls=measured.active if measured.trace else 0,
-        )
-        case = AttentionCase(work, impls, device=call.device)
+        case = AttentionCase(call, impls, device=device)
         with rotating(kept)(folder, case.slug) as writer:
-            red = measure_attention(case, writer, plan, advance)
-    tell_kept(kept, output)
-    for gate in red:
-        output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
-    report, paths = _report(folder, output)
-    failed = [line for each in requirements for line in failures(each, _figures(report, impls[1:]))]
-    output.show(*(f"not met: {line}" for line in failed), " ".join(paths))
-    output.emit(_document(report, folder, paths) | {"red": [gate.variant for gate in red], "not_met": failed})
-    return GATE_FAILED if red or failed else 0
-
-
-def _report(folder: Path, output: Output) -> tuple[Report, list[str]]:
-    """Write the report and show its first tables."""
-    with output.progress("report"):
-        from strobe.perf.report.build import build_report
-        from strobe.perf.report.model import Table
-        from strobe.perf.report.write import write_report
-
-        report = build_report([folder])
-        paths = [str(path) for path in write_report(report, folder)]
-    shown = [section for section in report.sections if section.id in ("times", "speedups", "roofline")]
-    output.show(*(table_text(block) for section in shown for block in section.blocks if isinstance(block, Table)))
-    return report, paths
-
-
-def _figures(report: Report, names: tuple[str, ...]) -> dict[str, dict[str, GatedFigure | None]]:
-    """Return the speedups of every candidate; None for one that was not measured."""
-    figures: dict[str, dict[str, GatedFigure | None]] = {name: {"kernel": None, "section": None} for name in names}
-    for each in report.speedups:
-        ratio = each.ratio
-        figures[each.candidate][each.level] = GatedFigure(
-            value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns
-        )
-    return figures
-
-
-def _document(report: Report, folder: Path, paths: list[str]) -> dict[str, Any]:
-    speedups = [
-        {
-            "candidate": each.candidate,
-            "reference": each.reference,
-            "level": each.level,
-            "ratio": each.ratio.value,
-            "low": each.ratio.low,
-            "high": each.ratio.high,
-        }
-        for each in report.speedups
-    ]
-    return {"run": str(folder), "report": {Path(path).suffix[1:]: path for path in paths}, "speedups": speedups}
+            red = measure_attention(case, writer, plan if trace else replace(plan, traced_calls=0), advance)
+    code, document = told_of(FinishedRun(folder=folder, red=red), requirements, output, kept)
+    output.emit(document)
+    return code

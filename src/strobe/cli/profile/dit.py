@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
-from strobe.cli.model import at_least, parse_size
+from strobe.cli.console import Output
+from strobe.cli.model import TraceFlags, at_least, parse_size
 from strobe.cli.require import parse_requirement
-from strobe.cli.run_folder import chosen_folder, measure
+from strobe.cli.run_folder import TracesOut, chosen_folder, measure
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.core.settings import read_settings, split_list
 
 if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
@@ -75,26 +74,17 @@ class Variants:
 
 @Parameter(name="*", group="Times and trace")
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class Runs(TraceFlags):
     """Flags of the timed clips and of the traced clip, which runs separately for each variant.
 
     Args:
         steps: forward passes of a clip, one denoise step each.
         rounds: palindromes A B C C B A of clips; an interval needs two.
-        trace: take traces at all; without them there are no kernel times and no account.
-        regions: regions to mark, separated by commas, such as dit_forward,attention; all by default, or STROBE_PROFILE_REGIONS.
-        wait: passes before the profiler is switched on; by default a GPU's trace is of a whole clip.
-        warmup: passes under the profiler that are thrown away.
-        active: passes that are recorded.
     """
 
     steps: int = 4
     rounds: int = 3
-    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
-    regions: str | None = None
-    wait: int | None = None
-    warmup: int = 1
-    active: int = 2
+    active: Annotated[int, Parameter(help="passes that are recorded, as far as the clip has so many.")] = 2
 
 
 def dit(
@@ -103,7 +93,7 @@ def dit(
     variants: Variants = Variants(),
     runs: Runs = Runs(),
     require: tuple[str, ...] = (),
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
+    out: TracesOut = None,
     output: Output = Output(),
 ) -> int:
     """Time and trace the forward pass of a diffusers transformer under dense and sparse attention, and explain the difference.
@@ -119,16 +109,14 @@ def dit(
 
     Args:
         require: a condition that every candidate must meet, such as e2e>=1.5; see `strobe report --help`.
-        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
-            By default STROBE_PROFILE_DIR, or traces.
     """
     requirements = [parse_requirement(text) for text in require]
     for mode in variants.compile:
         if mode not in MODES:
             raise unknown_choice("--compile", mode, MODES)
-    at_least(1, rounds=runs.rounds, batch=what.batch, active=runs.active, warmup=runs.warmup)
+    at_least(1, rounds=runs.rounds, batch=what.batch, warmup=runs.warmup)
     at_least(3, steps=runs.steps)
-    at_least(0, wait=runs.wait)
+    runs.amounts()
     folder = chosen_folder(out)
     if what.pipe is not None:
         output.note(f"runs your code: {what.pipe}")
@@ -190,14 +178,9 @@ def _plan(runs: Runs) -> ComparePlan:
     from strobe.bench.case import ComparePlan
     from strobe.perf.measure.profile import Capture
 
-    regions = read_settings().profile_regions if runs.regions is None else split_list(runs.regions)
-    return ComparePlan(
-        palindromes=runs.rounds,
-        traced_blocks=runs.active if runs.trace else 0,
-        traced_from=None if runs.wait is None or not runs.trace else runs.wait + runs.warmup,
-        whole_clip=not regions,
-        capture=Capture(warmup=runs.warmup, regions=regions),
-    )
+    regions = runs.chosen_regions
+    capture = Capture(warmup=runs.warmup, regions=regions)
+    return ComparePlan(palindromes=runs.rounds, whole_clip=not regions, capture=capture, **runs.amounts())
 
 
 def _show(folder: Path, output: Output) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,28 +26,13 @@ PROMPTS = ("a red circle moving left slowly on a navy background", "a yellow sta
 FORMATS = (".md", ".html", ".json")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class What:
-    """Flags of the run to profile.
-
-    Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets --diff`.
-        model: shapes, or a folder of weights trained like it.
-        device: auto, cpu, cuda or cuda:N.
-        cold: overwrite a GPU's cache before each call of an operation by itself.
-    """
-
-    preset: PresetName = "balanced"
-    model: ModelName = "shapes"
-    device: DeviceName = "auto"
-    cold: bool = False
-
-
 def kernels(
     *,
     iterations: int = 500,
-    what: What = What(),
+    preset: PresetName = "balanced",
+    model: ModelName = "shapes",
+    device: DeviceName = "auto",
+    cold: bool = False,
     out: Annotated[Path, Parameter(alias=OUT)] = Path("kernel_profile.md"),
     output: Output = Output(),
 ) -> None:
@@ -63,6 +48,10 @@ def kernels(
 
     Args:
         iterations: calls of each operation by itself, and denoise steps with and without timers inside; a p99 needs 459.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
+        model: shapes, or a folder of weights trained like it.
+        device: auto, cpu, cuda or cuda:N.
+        cold: overwrite a GPU's cache before each call of an operation by itself.
         out: the page, .md or .html; its JSON twin lies beside it.
     """
     if out.suffix not in FORMATS:
@@ -72,17 +61,15 @@ def kernels(
         from strobe.bench.operations import profile_kernels
         from strobe.core.device import resolve_device
         from strobe.engine.load import load
-        from strobe.engine.presets import preset
+        from strobe.engine.presets import preset as preset_named
         from strobe.engine.resolve import resolve
         from strobe.perf.measure.machine import ClockSampler
 
-        device, model, config = resolve_device(what.device), load(what.model), preset(what.preset)
-        resolved = resolve(config, model.defaults, device)
-        described = _described(model, resolved, what.cold)
-        with ClockSampler(device) as sampler:
-            found = profile_kernels(
-                model, config, PROMPTS, device=device, iterations=iterations, cold=what.cold, progress=advance
-            )
+        place, loaded, config = resolve_device(device), load(model), preset_named(preset)
+        resolved = resolve(config, loaded.defaults, place)
+        described = _described(loaded, resolved, cold)
+        with ClockSampler(place) as sampler:
+            found = profile_kernels(loaded, config, PROMPTS, device=place, iterations=iterations, cold=cold, progress=advance)
         described = replace(described, clocks=sampler.clocks())
         from strobe.perf.report.model import Table, encode_report
         from strobe.perf.report.profile_pages import kernel_report

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output
-from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
-from strobe.cli.run_folder import chosen_folder, measure, tell_case
+from strobe.cli.console import Output
+from strobe.cli.model import LENGTH, ModelFlags, TraceFlags, at_least, frame_blocks, tell_length
+from strobe.cli.run_folder import TracesOut, chosen_folder, measure, tell_case
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
@@ -63,25 +62,15 @@ class StreamFlags(ModelFlags):
 
 @Parameter(name="*", group="Trace")
 @dataclass(frozen=True, kw_only=True)
-class TraceFlags:
-    """Flags of the traced run, which is separate: no timed clip carries the profiler.
+class Traced(TraceFlags):
+    """Flags of the traced run.
 
     Args:
-        trace: take a trace at all.
-        regions: regions to mark, such as dit_forward attention; all by default, or STROBE_PROFILE_REGIONS.
-        wait: frame blocks before the profiler is switched on; by default it is where caches are full and no prompt switches.
-        warmup: frame blocks under the profiler that are thrown away.
-        active: frame blocks that are recorded, as far as the clip has so many in a row without a switch.
         breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
             is then run without them as well: its graphs are taken apart by that run.
     """
 
-    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
     breakdown: Annotated[bool, Parameter(negative="")] = False
-    regions: tuple[str, ...] = ()
-    wait: int | None = None
-    warmup: int = 1
-    active: int = 3
 
 
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
@@ -93,23 +82,23 @@ class AttributionFlags:
         with_stack: record Python frames and modules.
         profile_memory: record every allocation.
         record_shapes: record the input sizes of operators.
-        sort_by: device, self_host, host or calls.
+        by: order of its rows: device, self_host, host or calls.
         top: rows of a table.
     """
 
     with_stack: bool = False
     profile_memory: bool = False
     record_shapes: bool = False
-    sort_by: str = "device"
+    by: str = "device"
     top: int = 20
 
 
 def stream(
     *presets: Annotated[str, Parameter(name="PRESET")],
     what: StreamFlags = StreamFlags(),
-    traced: TraceFlags = TraceFlags(),
+    traced: Traced = Traced(),
     attributed: AttributionFlags = AttributionFlags(),
-    out: Annotated[Path | None, Parameter(alias=OUT)] = None,
+    out: TracesOut = None,
     output: Output = Output(),
 ) -> int:
     """Time a stream and trace it, in separate runs, and put both into one report.
@@ -119,24 +108,22 @@ def stream(
     strobe profile stream balanced turbo --no-compile --rounds 4  # slow
     strobe profile stream balanced turbo_fp8 --breakdown  # gpu
     strobe profile stream ultra --blocks 1000 --rounds 1 --no-trace  # slow
-    strobe profile stream --with-stack --record-shapes --sort-by self_host --top 30  # slow
+    strobe profile stream --with-stack --record-shapes --by self_host --top 30  # slow
     ```
 
     Args:
         presets: the preset to profile, balanced by default; several are compared, the first being the reference.
-        out: the folder for records, traces and report; one that holds something is kept as traces.1, traces.2 and so on.
-            By default STROBE_PROFILE_DIR, or traces.
     """
     from strobe.perf.analysis.operators import SORTS
 
-    if attributed.sort_by not in SORTS or attributed.top < 1:
-        raise unknown_choice("order", attributed.sort_by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
+    if attributed.by not in SORTS or attributed.top < 1:
+        raise unknown_choice("order", attributed.by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
     if what.attention not in ATTENTIONS:
         raise unknown_choice("attention", what.attention, ATTENTIONS)
     if traced.breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
-    at_least(1, rounds=what.rounds, blocks=what.blocks, active=traced.active)
-    at_least(0, wait=traced.wait)
+    at_least(1, rounds=what.rounds, blocks=what.blocks)
+    traced.amounts()
     folder = chosen_folder(out)
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase, runnable
@@ -218,18 +205,17 @@ def _show_breakdown(folder: Path, output: Output) -> None:
     output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
-def _plan(blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
+def _plan(blocks: int, rounds: int, traced: Traced, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
     from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
-    regions = traced.regions or read_settings().profile_regions
+    regions = traced.chosen_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
     return ComparePlan(
         palindromes=rounds,
-        traced_blocks=traced.active if traced.trace else 0,
-        traced_from=None if traced.wait is None or not traced.trace else traced.wait + traced.warmup,
+        **traced.amounts(),
         whole_clip=False,
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=_attribution_capture(attributed, regions),
@@ -277,4 +263,4 @@ def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report
 
     records = [record for record in run.traces if record.options]
     traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
-    return attribution_report(traces, records[0].options, sort_by=attributed.sort_by, top=attributed.top)
+    return attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)

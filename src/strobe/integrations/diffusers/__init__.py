@@ -18,7 +18,8 @@ from strobe.core.libraries import broken, install
 if why := broken("diffusers.models.transformers.transformer_ltx2") or broken("accelerate"):
     raise ImplUnavailableError("diffusers", f"{why}; {install('diffusers')} installs it", what="integration")
 
-from strobe.integrations.diffusers.handle import SparseHandle, restore, sparsify
+from strobe.integrations.diffusers.handle import SparseHandle, calibrate, restore, sparsify
+from strobe.integrations.diffusers.keep import Calibration
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
 
-__all__ = ["LayerReport", "SparseHandle", "SparseReport", "restore", "sparsify"]
+__all__ = ["Calibration", "LayerReport", "SparseHandle", "SparseReport", "calibrate", "restore", "sparsify"]

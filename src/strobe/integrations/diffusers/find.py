@@ -25,8 +25,11 @@ def bare(component: Any) -> Any:
     return component
 
 
-def find_transformers(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily]]:
+def find_transformers(pipe: Any, asks: str = "sparsify") -> dict[str, tuple[nn.Module, TransformerFamily]]:
     """Return a pipeline's transformers that can become sparse, by component; a single transformer has an empty name.
+
+    Args:
+        asks: what looks for them, for messages.
 
     Raises:
         ConfigError: there is none, or it is sharded, or something that hides it stands around it.
@@ -34,19 +37,19 @@ def find_transformers(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily
     given, found = components_of(pipe), {}
     for name, component in given.items():
         module = getattr(component, "_orig_mod", component)  # what torch.compile wrapped
-        _check_sharded(name, module)
+        _check_sharded(name, module, asks)
         family = family_of(module)
         if family is not None:
             found[name] = (module, family)
         elif family_of(bare(module)) is not None:
             raise ConfigError(
-                f"sparsify: {name or 'this'} is a {type(module).__name__} around a {type(bare(module)).__name__}; "
-                "give its .module, or better sparsify the transformer before it is wrapped"
+                f"{asks}: {name or 'this'} is a {type(module).__name__} around a {type(bare(module)).__name__}; "
+                f"give its .module, or better {asks} the transformer before it is wrapped"
             )
     if not found:
         names = sorted({type(each).__name__ for each in given.values() if isinstance(each, nn.Module)}) or [type(pipe).__name__]
         known = ", ".join(family.model.__name__ for family in FAMILIES)
-        raise ConfigError(f"sparsify: found no transformer it knows among {', '.join(names)}; it knows {known}")
+        raise ConfigError(f"{asks}: found no transformer it knows among {', '.join(names)}; it knows {known}")
     return found
 
 
@@ -55,11 +58,11 @@ def is_known(component: Any) -> bool:
     return isinstance(bare(component), _MODELS)
 
 
-def _check_sharded(name: str, module: Any) -> None:
+def _check_sharded(name: str, module: Any, asks: str) -> None:
     """Refuse a transformer that `fully_shard` has changed, as a whole or its blocks."""
     inner = bare(module)
     if is_known(inner) and any(base.__name__ == "FSDPModule" for each in inner.modules() for base in type(each).__mro__):
         kind = next(model.__name__ for model in _MODELS if isinstance(inner, model))
         raise ConfigError(
-            f"sparsify: {name or 'the model'}, a {kind}, was sharded by fully_shard; sparsify before fully_shard, which keeps it"
+            f"{asks}: {name or 'the model'}, a {kind}, was sharded by fully_shard; {asks} before fully_shard, which keeps it"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 from typing import Any, Final, Literal
@@ -32,6 +32,8 @@ class SparseOptions:
         forced: key tiles that are selected whatever they score.
         dense_steps: denoise steps in which every layer is dense, counted from 0.
         dense_layers: layers that are dense in every step, counted from 0.
+        pool_skipped: as in `video_sparse_attention`.
+        kept: of a calibration, the share that is skipped by step and layer, whose mean `sparsity` is; None without.
     """
 
     sparsity: float
@@ -40,6 +42,8 @@ class SparseOptions:
     forced: Forced
     dense_steps: frozenset[int]
     dense_layers: frozenset[int]
+    pool_skipped: bool = False
+    kept: Mapping[int, Mapping[str, float]] | None = None
 
     def check_tile(self, grid: Triple) -> None:
         """Raise ShapeError if the tile that was asked for is larger than a grid."""
@@ -54,7 +58,7 @@ class SparseOptions:
 
     def check_forced(self, grid: Triple) -> None:
         """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
-        if self.forced == Forced() or self.sparsity == 0 or torch.compiler.is_compiling():
+        if self.forced == Forced() or self.sparsity == 0 or self.kept is not None or torch.compiler.is_compiling():
             return
         layout = tile_layout(grid, self.tile)
         tiles, selected = layout.num_tiles, budget(None, self.sparsity, 1, layout.num_tiles)[0]
@@ -132,11 +136,22 @@ class Pass:
         dense: every layer is, in this step.
         queries: of every head, that a recall is measured with; 0 measures none.
         recalls: where recalls go, by layer.
+        skipped: share of the key tiles that a layer skips, by layer; None if it is one for all.
+        held: where a calibration adds up its measurements, by layer; None without.
     """
 
     def __init__(
-        self, grid: Triple, text_lengths: tuple[int, ...], *, dense: bool, queries: int, recalls: dict[str, list[Tensor]]
+        self,
+        grid: Triple,
+        text_lengths: tuple[int, ...],
+        *,
+        dense: bool,
+        queries: int,
+        recalls: dict[str, list[Tensor]],
+        skipped: Mapping[str, float] | None = None,
+        held: dict[str, Tensor] | None = None,
     ) -> None:
+        self.skipped, self.held = skipped, held
         self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
         self.pair: tuple[Any, ...] = ()  # as diffusers made it
         self.rope: tuple[Any, ...] = ()  # as the sparse layers take it

@@ -93,6 +93,12 @@ def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Lay
 
 
 def _where_it_was_loaded_from(component: str, transformer: nn.Module, layers: tuple[Layer, ...]) -> GateSource | None:
+    folder = loaded_from(component, transformer)
+    return None if folder is None else _checked(str(folder), _in_folder(folder), layers, must=False)
+
+
+def loaded_from(component: str, transformer: nn.Module) -> Path | None:
+    """Return the folder of a transformer's weights, also in the hub's cache; None if it was not loaded from one."""
     config: Any = transformer.config
     origin = config.get("_name_or_path") or ""
     folder = Path(origin)
@@ -101,9 +107,7 @@ def _where_it_was_loaded_from(component: str, transformer: nn.Module, layers: tu
             folder = Path(snapshot_download(origin, local_files_only=True)) / component
         except (HFValidationError, LocalEntryNotFoundError):
             return None
-    if not origin or not folder.is_dir():
-        return None
-    return _checked(str(folder), _in_folder(folder), layers, must=False)
+    return folder if origin and folder.is_dir() else None
 
 
 def _in_place(place: Path) -> dict[str, Tensor]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.attention.explain import components_of
-from strobe.attention.sparse.coarse import Forced, budget
+from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
@@ -22,9 +23,17 @@ from strobe.integrations.diffusers.find import bare, find_transformers, is_known
 from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
+from strobe.integrations.diffusers.keep import (
+    Calibration,
+    model_hash,
+    place_of,
+    read_calibration,
+    tiles_that_keep,
+    write_calibration,
+)
 from strobe.integrations.diffusers.processors import SparseProcessor
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
-from strobe.integrations.diffusers.steps import name_of, step_of
+from strobe.integrations.diffusers.steps import TOLD, name_of, step_of
 
 UNMEASURED = "not measured: sparse attention without trained gates; compare with the dense pipeline before you rely on it"
 _FREE = Forced()
@@ -42,6 +51,8 @@ def sparsify(
     dense_steps: int | Iterable[int] = 0,
     dense_layers: int | Iterable[int] = 0,
     forced: Forced = _FREE,
+    keep: float | str | Path | None = None,
+    pool_skipped: bool = False,
 ) -> SparseHandle:
     """Make the video self-attention of a diffusers pipeline, or of one transformer, sparse, until `restore()`.
 
@@ -61,38 +72,48 @@ def sparsify(
         dense_layers: layers, counted from 0, that are always dense: the first so many, or those listed. With gates a dense layer
             still adds the gated coarse output, as it was trained.
         forced: key tiles that are selected whatever they score.
+        keep: in place of `sparsity`, the share of the attention weight that `calibrate` wrote beside the checkpoint, or its file:
+            one number of tiles for all heads of a layer in a step, for the fast kernels and prepared calls, which the host knows.
+            The tile and the forced tiles of the calibration are taken.
+        pool_skipped: as in `video_sparse_attention`, without gates.
 
     Raises:
-        ConfigError: no supported transformer, one that is sparse already, or an option that is not possible.
+        ConfigError: no supported transformer, one that is sparse already, an option that is not possible, or a calibration of
+            another model.
         WeightsError: gates that do not fit, or that would not be used.
     """
     expect("forced", forced, Forced, "a strobe.Forced")
-    found = find_transformers(pipe)
-    for name, (transformer, family) in found.items():
-        for layer in family.layers(transformer):
-            if isinstance(_processor(layer), SparseProcessor):
-                raise ConfigError(
-                    f"{name or type(transformer).__name__} is sparse already; call restore() on the handle of the first "
-                    "sparsify, or without it strobe.integrations.diffusers.restore(pipe)"
-                )
-    parts = {name: (transformer, family.layers(transformer)) for name, (transformer, family) in found.items()}
-    sources = find_gates(gates, parts)
+    parts = _dense_parts(pipe)
+    sources = find_gates(gates, {name: (transformer, layers) for name, (transformer, _, layers) in parts.items()})
+    calibration = None
+    if keep is not None:
+        if sparsity != "auto" or any(sources.values()):
+            given = f"sparsity={sparsity}" if sparsity != "auto" else "trained gates, which have a sparsity of their own"
+            raise ConfigError(f"keep: got {keep} beside {given}; give sparsity='auto' and gates=None")
+        calibration = _calibration(keep, parts)
+        tile, forced = _as_calibrated(calibration, tile, forced)
     plans = []
-    for name, (transformer, family) in found.items():
-        source, layers = sources[name], parts[name][1]
+    for name, (transformer, family, layers) in parts.items():
+        source = sources[name]
         if source is None and any(hasattr(layer.block, GATE) for layer in layers):
             raise ConfigError(f"gates: {name or 'the transformer'} holds a {GATE} that would not be used; load it without")
-        if source is not None and not family.gated:
-            raise ConfigError(f"gates: {family.model.__name__} has no place for those of {source.where}; give gates=None")
+        if source is not None and (pool_skipped or not family.gated):
+            who = "pool_skipped" if family.gated else family.model.__name__
+            raise ConfigError(f"gates: {who} has no place for those of {source.where}; give gates=None")
+        kept = None if calibration is None else calibration.sparsities(name)
         options = SparseOptions(
-            sparsity=_sparsity(sparsity, source, layers),
+            sparsity=_sparsity(sparsity, source, layers)
+            if kept is None
+            else fmean(fmean(each.values()) for each in kept.values()),
             tile=_tile(tile, source),
             impl=impl,
             forced=forced,
             dense_steps=numbers_of("dense_steps", dense_steps),
             dense_layers=numbers_of("dense_layers", dense_layers, len(layers)),
+            pool_skipped=pool_skipped,
+            kept=kept,
         )
-        plans.append((name, transformer, family, source, options))
+        plans.append((name, transformer, family, source, options, calibration))
     made: list[_SparsePart] = []
     try:
         for plan in plans:
@@ -105,6 +126,101 @@ def sparsify(
     if handle.unmeasured:
         warnings.warn_explicit(f"quality {UNMEASURED}", UserWarning, "strobe", 0)  # one line: there is no source to quote
     return handle
+
+
+def calibrate(
+    pipe: Any,
+    call: Callable[[], object],
+    *,
+    keep: float,
+    tile: Iterable[int] | int | Literal["auto"] = "auto",
+    forced: Forced = _FREE,
+    file: str | Path | None = None,
+) -> Calibration:
+    """Measure how many key tiles keep a share of the attention weight, in each layer and denoise step, and write it to a file.
+
+    The pipeline runs dense. A pass is measured with 64 queries of each head over all keys; of joint models over those of the
+    video. `sparsify(pipe, keep=...)` reads the file.
+
+    Args:
+        pipe: as for `sparsify`.
+        call: runs the pipeline, for a few prompts, at one size and with one number of steps; 10 steps serve 50, by their place.
+        keep: share of the attention weight, above 0 to below 1.
+        tile: tokens of a tile, as in `video_sparse_attention`.
+        forced: key tiles that are always selected; they count.
+        file: where to write; by default `strobe_keep_0.95.json`, of the share, beside the weights of the first transformer.
+
+    Raises:
+        ConfigError: an option or a model that is not possible, or a call that does not run each transformer at one size.
+    """
+    if not (isinstance(keep, float) and 0 < keep < 1):
+        raise ConfigError(f"keep: got {keep!r}, expected a share of the attention weight above 0 to below 1, such as 0.95")
+    with sparsify(pipe, sparsity=0, tile=tile, gates=None, forced=forced) as handle:
+        parts, models = handle._parts, {part.component: model_hash(part.transformer, part.layers) for part in handle._parts}
+        place = place_of(keep, parts[0].component, parts[0].transformer) if file is None else Path(file)
+        for part in parts:
+            part.held = {}
+        call()
+    sizes = set().union(*(part.sizes for part in parts))
+    if len(sizes) != 1 or not all(part.held for part in parts):
+        ran = ", ".join(f"{steps} steps of grid {grid}" for grid, steps in sorted(sizes)) or "nothing"
+        raise ConfigError(f"calibrate: the call ran {ran}; expected one size and number of steps, and every transformer to run")
+    grid, steps = sizes.pop()
+    layout = tile_layout(grid, _tile(tile, None))
+    must = forced_blocks(forced, layout, layout, (layout.num_tiles,))
+    fewest = 1 if must is None else int(must.sum(dim=-1).max())
+    selected: dict[str, dict[int, dict[str, int]]] = {}
+    shares: list[Tensor] = []
+    for part in parts:
+        chosen = selected[part.component] = {}
+        for step, layers in sorted((part.held or {}).items()):
+            found = {layer: tiles_that_keep(held, keep, fewest) for layer, held in layers.items()}
+            chosen[step] = {layer: number for layer, (number, _) in found.items()}
+            shares += [of_heads for _, of_heads in found.values()]
+    every = torch.stack(shares)
+    calibration = Calibration(
+        keep=keep, kept=every.mean().item(), worst=every.min().item(), models=models, grid=grid, tile=layout.tile, forced=forced,
+        tiles=layout.num_tiles, steps=steps, selected=selected,
+    )  # fmt: skip
+    write_calibration(calibration, place)
+    return calibration
+
+
+def _dense_parts(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]:
+    """Find the transformers of a pipeline and their layers, none of them sparse."""
+    found = {name: (each, family, family.layers(each)) for name, (each, family) in find_transformers(pipe).items()}
+    for name, (transformer, _, layers) in found.items():
+        if any(isinstance(_processor(layer), SparseProcessor) for layer in layers):
+            raise ConfigError(
+                f"{name or type(transformer).__name__} is sparse already; call restore() on the handle of the first "
+                "sparsify, or without it strobe.integrations.diffusers.restore(pipe)"
+            )
+    return found
+
+
+def _calibration(
+    keep: float | str | Path, parts: Mapping[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]
+) -> Calibration:
+    """Read the calibration of these transformers."""
+    expect("keep", keep, (float, str, Path), "a share such as 0.95, or the file that calibrate wrote")
+    first, (transformer, _, _) = next(iter(parts.items()))
+    place = place_of(keep, first, transformer) if isinstance(keep, float) else Path(keep)
+    found = read_calibration(place, {name: tuple(layer.name for layer in layers) for name, (_, _, layers) in parts.items()})
+    if isinstance(keep, float) and found.keep != keep:
+        raise ConfigError(f"keep: {place} keeps {found.keep}, not {keep}; calibrate again")
+    found.check_model({name: model_hash(each, layers) for name, (each, _, layers) in parts.items()}, place)
+    return found
+
+
+def _as_calibrated(calibration: Calibration, tile: Any, forced: Forced) -> tuple[Triple, Forced]:
+    """Return the tile and the forced tiles that were calibrated, unless others were asked for."""
+    wanted = calibration.tile if tile is None else tile_layout(calibration.grid, _tile(tile, None)).tile
+    if wanted != calibration.tile or forced not in (_FREE, calibration.forced):
+        known = f"tile={calibration.tile}, forced={calibration.forced}"
+        raise ConfigError(
+            f"keep: got tile={tile}, forced={forced} and a calibration with {known}; leave both out or calibrate again"
+        )
+    return calibration.tile, calibration.forced
 
 
 def restore(pipe: Any) -> None:
@@ -146,6 +262,11 @@ def _processor(layer: Layer) -> Any:
     return attn.processor
 
 
+@torch.compiler.disable(reason="keep: an error that a compiler would swallow")  # type: ignore[untyped-decorator]
+def _refuse_compiled() -> None:
+    raise ConfigError("keep: layers and steps skip different shares, and each would compile again; give sparsity=")
+
+
 class _SparsePart:
     """One sparse transformer of a pipeline. It belongs to the transformer: a copy of the model has its own."""
 
@@ -157,7 +278,11 @@ class _SparsePart:
         family: TransformerFamily,
         source: GateSource | None,
         options: SparseOptions,
+        calibration: Calibration | None,
     ) -> None:
+        self.calibration = calibration
+        self.held: dict[int, dict[str, Tensor]] | None = None  # by step and layer, while it is calibrated
+        self.sizes: set[tuple[Triple, int]] = set()  # and the sizes and numbers of steps then
         self.kind, self.component, self.transformer, self.family, self.options = kind, component, transformer, family, options
         self.layers, self.names = family.layers(transformer), family.names()
         self.seen = Seen()
@@ -185,10 +310,32 @@ class _SparsePart:
         if grid != self.seen.grid:
             self.options.check_tile(grid)
             self.options.check_forced(grid)
-        steps = self.options.dense_steps
-        dense = bool(steps) and step_of(module, given.get("attention_kwargs"), kind=self.kind) in steps
+        options, step, skipped, held = self.options, None, None, None
+        if self.calibration is not None or self.held is not None:
+            step, skipped, held = self.calibrated(grid, given.get("attention_kwargs"))
+        elif options.dense_steps:
+            step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="dense_steps")
+        dense = step in options.dense_steps
         self.seen.saw(grid, given["hidden_states"].device, dense=dense)
-        begin(Pass(grid, text_lengths, dense=dense, queries=self.queries, recalls=self.recalls))
+        recalls = self.recalls
+        begin(Pass(grid, text_lengths, dense=dense, queries=self.queries, recalls=recalls, skipped=skipped, held=held))
+
+    def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, float] | None, dict[str, Tensor] | None]:
+        """Return the step of a pass, what each layer skips in it, and, while it is calibrated, where measurements go."""
+        modules = (self.transformer, *(layer.block for layer in self.layers))
+        if torch.compiler.is_compiling() or any(each._compiled_call_impl is not None for each in modules):
+            _refuse_compiled()
+        step, steps = step_of(self.transformer, kwargs, kind=self.kind, option="keep")
+        if steps is None:
+            raise ConfigError("keep: it is not known how many steps there are; give the scheduler: " + TOLD)
+        if self.held is not None:
+            self.sizes.add((grid, steps))
+            return step, None, self.held.setdefault(step, {})
+        calibration, kept = self.calibration, self.options.kept
+        assert calibration is not None and kept is not None
+        calibration.check_grid(grid)
+        at = step * calibration.steps // steps  # a run of more steps has more of them at each noise level
+        return step, kept[min(kept, key=lambda each: abs(each - at))], None
 
     def turned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Put the pass that has begun in the place of the rotary embedding, which all blocks receive."""
@@ -247,7 +394,7 @@ class _SparsePart:
             if not dense:
                 layout = tile_layout(grid, options.tile)
                 tile, tiles = layout.tile, layout.num_tiles
-                selected = budget(None, sparsity, 1, tiles)[0]
+                selected = round((1 - sparsity) * tiles, 1) if options.kept else budget(None, sparsity, 1, tiles)[0]
         return LayerReport(
             component=self.component,
             layer=_name(layer),
@@ -332,12 +479,16 @@ class SparseHandle:
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
             note="every step so far was dense: no sparse layer has run; " if nothing else "",
-            quality=UNMEASURED if self.unmeasured else "that of the trained gates" if self._gated else "that of dense attention",
+            quality=self._quality,
         )
 
     @property
-    def _gated(self) -> bool:
-        return any(part.gates is not None for part in self._parts)
+    def _quality(self) -> str:
+        calibration = self._parts[0].calibration
+        if calibration is not None:
+            return f"{calibration}; clips not compared: do that before you rely on it"
+        gated = any(part.gates is not None for part in self._parts)
+        return UNMEASURED if self.unmeasured else "that of the trained gates" if gated else "that of dense attention"
 
     @contextmanager
     def dense(self) -> Iterator[None]:

@@ -74,6 +74,8 @@ class JointProcessor(SparseProcessor):
                 f"{self.name}: joint attention over several processes is not supported; diffusers has no plan for it either"
             )
         dense = self.sparsity_in(running) == 0
+        if dense:
+            self.measure(video[0], video[1], running)
         fine = None if dense else self.attend(*video, running, return_lse=True)
         outs, texts = [], []
         for rows, length in _groups(running.text_lengths, video[0].shape[0]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.impls import Choice
+from strobe.attention.sparse.coarse import forced_blocks
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.share import share_held
 from strobe.attention.sparse.tiled import rotate
 from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.attention.types import AttentionOutput
@@ -69,12 +73,30 @@ class SparseProcessor:
 
     @property
     def usual_sparsity(self) -> float:
-        """Share of the key tiles that are skipped in the steps that are not dense as a whole."""
-        return 0.0 if self.dense else self.options.sparsity
+        """Share of the key tiles that are skipped in the steps that are not dense as a whole; with a calibration their mean."""
+        kept = self.options.kept
+        return 0.0 if self.dense else self.options.sparsity if kept is None else fmean(step[self.name] for step in kept.values())
 
     def sparsity_in(self, running: Pass) -> float:
         """Share of the key tiles that are skipped in a forward pass."""
-        return 0.0 if running.dense else self.usual_sparsity
+        if running.dense or self.dense:
+            return 0.0
+        return self.options.sparsity if running.skipped is None else running.skipped[self.name]
+
+    def measure(self, q: Tensor, k: Tensor, running: Pass) -> None:
+        """Add what the first key tiles of each selection hold to a calibration, if one is running.
+
+        Raises:
+            ConfigError: the tokens are split over several processes.
+        """
+        if running.held is None:
+            return
+        if self.split:
+            raise ConfigError(f"{self.name}: calibrate measures in one process; the file that it writes serves several")
+        layout = tile_layout(running.grid, self.options.tile)
+        with torch.no_grad():
+            found = share_held(q, k, layout, forced_blocks(self.options.forced, layout, layout, (layout.num_tiles,))).cpu()
+        running.held[self.name] = running.held[self.name] + found if self.name in running.held else found
 
     def pass_of(self, rotary_emb: Any) -> Pass:
         """Return the forward pass that an argument of the layer holds.
@@ -155,6 +177,7 @@ class SparseProcessor:
             q, k, v = (exchange.scatter_heads(each) for each in (q, k, v))
             gate = None if gate is None else exchange.scatter_heads(gate)
         if dense:
+            self.measure(q, k, running)
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
             found = self._sparse(q, k, v, running, gate, rope, return_lse)
@@ -177,6 +200,7 @@ class SparseProcessor:
             impl=options.impl,
             return_lse=return_lse,
             probe=running.queries,
+            pool_skipped=options.pool_skipped,
         )
         if found.recall is not None:
             running.recalls.setdefault(self.name, []).append(found.recall)
@@ -211,6 +235,7 @@ class SparseProcessor:
             sparsity=self.usual_sparsity,
             forced=options.forced,
             impl=options.impl,
+            pool_skipped=options.pool_skipped,
         )
 
 

@@ -21,7 +21,7 @@ class LayerReport:
         runs: `sparse` or `dense`, in the steps that are not dense as a whole; `replaced` where another processor was set since.
         impl: of the fine stage, or of dense attention; empty while no grid is known; the class of a processor set since.
         tile: tokens of a tile in (time, height, width); None for a dense layer, or while no grid is known.
-        selected: key tiles that every query tile sees; None likewise.
+        selected: key tiles that every query tile sees, with `keep` in the mean of the steps; None likewise.
         tiles: key tiles that there are; None likewise.
         gated: the coarse output is added, weighed by a trained gate.
         sparsity: share of the key tiles that was asked to be skipped; 0 for a dense layer.
@@ -32,7 +32,7 @@ class LayerReport:
     runs: str
     impl: str
     tile: tuple[int, int, int] | None
-    selected: int | None
+    selected: float | None
     tiles: int | None
     gated: bool
     sparsity: float
@@ -72,7 +72,7 @@ class SparseReport:
                 "runs": each.runs,
                 "impl": each.impl,
                 "tile": "" if each.tile is None else "x".join(map(str, each.tile)),
-                "key tiles": "" if each.selected is None else f"{each.selected} of {each.tiles}",
+                "key tiles": "" if each.selected is None else f"{each.selected:g} of {each.tiles}",
                 "share": each.share,
                 "gate": "trained" if each.gated else "",
             }
@@ -93,7 +93,7 @@ class SparseReport:
             seen = "every key" if first.runs == "dense" else "unknown share of the key tiles"
             if first.share is not None and first.tile is not None:
                 tile = "x".join(map(str, first.tile))
-                seen = f"{first.selected} of {first.tiles} key tiles of {tile} ({first.share:.1%})"
+                seen = f"{first.selected:g} of {first.tiles} key tiles of {tile} ({first.share:.1%})"
             runs = f"{first.runs}, {first.impl}" if first.impl else first.runs
             lines.append(f"  {where} ({len(rows)}): {runs}, {seen}{', trained gate' if first.gated else ''}{_less(first)}")
         return "\n".join(lines)

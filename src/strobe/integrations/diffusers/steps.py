@@ -15,10 +15,11 @@ from strobe.integrations.diffusers.find import bare
 
 KEY: Final = "denoise_step"
 """What a caller tells the step by, in `attention_kwargs`."""
+TOLD: Final = f"attention_kwargs={{{KEY!r}: scheduler}}"
 
 
-def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
-    """Return the denoise step of a call, counted from 0. No tensor is read.
+def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str, option: str) -> tuple[int, int | None]:
+    """Return the denoise step of a call, from 0, and how many there are, None if a number was told. No tensor is read.
 
     A step of a scheduler of order 2, such as Heun's, has two evaluations. Steps before the one that a pipeline begins with, as
     video to video does, do not count.
@@ -27,28 +28,28 @@ def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str) -> int:
         transformer: what is called.
         attention_kwargs: the argument of its forward.
         kind: name of the class of pipelines, beside those of diffusers, whose scheduler counts.
+        option: what the step is asked for, for messages.
 
     Raises:
         ConfigError: nobody tells the step.
     """
     told = (attention_kwargs or {}).get(KEY)
     if type(told) is int and told >= 0:
-        return told
+        return told, None
     scheduler = _scheduler_of_caller(transformer, kind) if told is None else told
     if scheduler is None:
         raise ConfigError(
-            "dense_steps: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
+            f"{option}: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
             f"attention_kwargs={{{KEY!r}: 0}}, with the number of the step or the scheduler that counts them"
         )
     if not hasattr(scheduler, "step_index"):
         raise ConfigError(
-            f"dense_steps: got {scheduler!r:.60}, expected the number of the step, from 0, or a scheduler with a step_index, in "
+            f"{option}: got {scheduler!r:.60}, expected the number of the step, from 0, or a scheduler with a step_index, in "
             f"attention_kwargs={{{KEY!r}: ...}}"
         )
-    if scheduler.step_index is None:
-        return 0
-    count: int = (scheduler.step_index - (scheduler.begin_index or 0)) // scheduler.order
-    return count
+    begin, order, timesteps = scheduler.begin_index or 0, scheduler.order, getattr(scheduler, "timesteps", None)
+    steps = None if timesteps is None else -(-(len(timesteps) - begin) // order)
+    return 0 if scheduler.step_index is None else (scheduler.step_index - begin) // order, steps
 
 
 @torch.compiler.disable(reason="dense_steps: the pipeline that calls is looked for; tell the step in attention_kwargs instead")  # type: ignore[untyped-decorator]

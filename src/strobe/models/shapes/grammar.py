@@ -115,7 +115,8 @@ class Scene:
 
     @property
     def attributes(self) -> tuple[int, ...]:
-        """The numbers in the order of `CHOICES`, then the second shape's two, -1 where there is none: a row of `render`'s tensors."""
+        """The numbers in the order of `CHOICES`, then the second shape's two, -1 where there is none: a row of `render`'s
+        tensors."""
         return self.colour, self.shape, self.direction, self.speed, self.background, *(self.second or (-1, -1))
 
     @property
@@ -162,8 +163,8 @@ def split_words(prompt: str) -> list[str]:
 
 
 def parse(prompt: str) -> Scene:
-    """Read a prompt of one shape or two. Order, case and punctuation do not matter, but that a shape's colour is the one before it
-    among the colours; speed defaults to slow, the background to black.
+    """Read a prompt of one shape or two. Order, case and punctuation do not matter, but that a shape's colour is the one before
+    it among the colours; speed defaults to slow, the background to black.
 
     Raises:
         ConfigError: an unknown word, an attribute given twice, more than two shapes, a colour too many or too few, or no colour,

@@ -34,7 +34,8 @@ class Detection:
         labels: in the order of `Scene.attributes`, int64 `[N, F, 7]`; every frame has the direction and speed of its clip.
         valid: whether each frame shows one shape or two, bool `[N, F]`.
         place: where the shapes stand, `(x, y)` in [-1, 1] as `render` takes it, float32 `[N, F, 2]`; NaN where not valid.
-        camera: `(x, y)` over the floor in pixels, float32 `[N, F, 2]` in [0, PERIOD), up to half a period along both axes at once,
+        camera: `(x, y)` over the floor in pixels, float32 `[N, F, 2]` in [0, PERIOD), up to half a period along both axes at
+        once,
             which gives the same floor; NaN where no floor shows.
         velocity: median step of the camera `(x, y)` in pixels per frame, float32 `[N, 2]`; NaN where no two neighbouring frames
             show the floor.
@@ -51,22 +52,13 @@ class Detection:
     shape_iou: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accuracy:
-    """Share of frames, in [0, 1], whose label is right, per attribute; `second` is colour and shape of the second shape, or that
-    there is none; `every` counts frames where all are right."""
-
-    colour: float
-    shape: float
-    direction: float
-    speed: float
-    background: float
-    second: float
-    every: float
-
-
-def accuracy(detection: Detection, scenes: Tensor) -> Accuracy:
+def accuracy(detection: Detection, scenes: Tensor) -> dict[str, float]:
     """Compare with the scenes that were asked for, int `[N, 7]` or `[N, F, 7]`. A label of -1 is wrong where one was asked for.
+
+    Returns:
+        share of frames, in [0, 1], whose label is right, by attribute; `second` is colour and shape of the second shape, or that
+        there
+            is none; `every` counts frames where all are.
 
     Raises:
         ShapeError: `scenes` has another number of clips or frames, or there is nothing to compare.
@@ -79,16 +71,17 @@ def accuracy(detection: Detection, scenes: Tensor) -> Accuracy:
     right = labels == wanted.to(labels.device)
     every = right.all(-1) & detection.valid
     together = torch.cat((right[..., :5], right[..., 5:].all(-1, keepdim=True), every[..., None]), -1)
-    return Accuracy(**dict(zip((*CHOICES, "second", "every"), together.double().mean((0, 1)).tolist(), strict=True)))
+    return dict(zip((*CHOICES, "second", "every"), together.double().mean((0, 1)).tolist(), strict=True))
 
 
 def detect(frames: Tensor) -> Detection:
-    """Read clips. Shapes and background are read frame by frame, direction and speed from how the floor moves over the whole clip.
+    """Read clips. Shapes and background are read frame by frame, direction and speed from how the floor moves over the whole
+    clip.
 
-    Background: the mean colour along the border, nearest of 4. Shapes: pixels far from every brightness of that colour, one group or
-    two with an empty column between them. Colour: mean of the inner pixels, nearest of 8. Outline: the best soft intersection over
-    union with templates of all radii at the group's centre. Motion: the median over the clip of the floor's step from frame to frame,
-    from the phases of its two diagonal waves.
+    Background: the mean colour along the border, nearest of 4. Shapes: pixels far from every brightness of that colour, one
+    group or two with an empty column between them. Colour: mean of the inner pixels, nearest of 8. Outline: the best soft
+    intersection over union with templates of all radii at the group's centre. Motion: the median over the clip of the floor's
+    step from frame to frame, from the phases of its two diagonal waves.
 
     Args:
         frames: float `[N, F, 3, 128, 128]` in [0, 1], on any device. Cut a clip where its prompt changes.
@@ -132,7 +125,8 @@ def locate(frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         frames: float `[M, 3, 128, 128]` in [0, 1].
 
     Returns:
-        whether there are two shapes, bool `[M]`; `place` and `camera` as in `Detection`, float32 `[M, 2]`, NaN where nothing is seen.
+        whether there are two shapes, bool `[M]`; `place` and `camera` as in `Detection`, float32 `[M, 2]`, NaN where nothing is
+        seen.
 
     Raises:
         ShapeError: another size.
@@ -145,7 +139,8 @@ def locate(frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def flicker(detection: Detection) -> Tensor:
-    """Measure the mean absolute second time difference of the first shape's mean colour, float32 `[N]`; 0 if steady or evenly fading.
+    """Measure the mean absolute second time difference of the first shape's mean colour, float32 `[N]`; 0 if steady or evenly
+    fading.
 
     NaN where a clip has no three neighbouring frames with a shape.
     """
@@ -169,7 +164,8 @@ def _ring(device: torch.device) -> Tensor:
 
 
 def _distance_to_floor(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the floor's colour `[M, 3]`, and each pixel's RGB distance to that colour at the brightness nearest to it `[M, Y, X]`."""
+    """Return the floor's colour `[M, 3]`, and each pixel's RGB distance to that colour at the brightness nearest to it `[M, Y,
+    X]`."""
     base = pixels[:, :, _ring(pixels.device)].mean(2)
     direction = base[:, :, None, None]
     tone = (pixels * direction).sum(1, keepdim=True) / direction.square().sum(1, keepdim=True).clamp(min=1e-6)
@@ -177,7 +173,8 @@ def _distance_to_floor(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sides(distance: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """Part the pixels of shapes into the first's and the second's, float `[M, Y, X]`; whether there are two; whether any is seen."""
+    """Part the pixels of shapes into the first's and the second's, float `[M, Y, X]`; whether there are two; whether any is
+    seen."""
     mask = (distance > CONTRAST).float()
     columns = mask.sum(1)  # [M, X]
     left, right = columns[:, : GAP.start].sum(1), columns[:, GAP.stop :].sum(1)
@@ -213,7 +210,8 @@ def _centre(weight: Tensor) -> Tensor:
 
 
 def _place(distance: Tensor, sides: tuple[Tensor, Tensor], pair: Tensor, valid: Tensor) -> Tensor:
-    """Return where the shapes stand, as `render.stands` places them, from their centres of mass; `[M, 2]`, NaN where none is seen."""
+    """Return where the shapes stand, as `render.stands` places them, from their centres of mass; `[M, 2]`, NaN where none is
+    seen."""
     first, second = (_centre(_cover(distance * side)) for side in sides)
     middles = first.new_tensor([[x, SIZE / 2] for x in PAIR_X])
     two = ((first - middles[0]) + (second - middles[1])) / 2 / first.new_tensor(PAIR_SPREAD)
@@ -238,8 +236,8 @@ def _drawn_strength() -> float:
 
 
 def _camera(pixels: Tensor, base: Tensor, distance: Tensor) -> Tensor:
-    """Read the camera's place over the floor, `(x, y)` `[M, 2]`, from the phases of the product of two sines: with a = k (x + u) and
-    b = k (y + v), sin a sin b = (cos(a - b) - cos(a + b)) / 2. NaN where the waves are too weak.
+    """Read the camera's place over the floor, `(x, y)` `[M, 2]`, from the phases of the product of two sines: with a = k (x + u)
+    and b = k (y + v), sin a sin b = (cos(a - b) - cos(a + b)) / 2. NaN where the waves are too weak.
     """
     tone = torch.einsum("mcyx,mc->myx", pixels, base) / base.square().sum(1).clamp(min=1e-6)[:, None, None]
     tone = tone / light(pixels.device) - 1
@@ -281,7 +279,8 @@ def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def floor_step(before: Tensor, after: Tensor) -> Tensor:
-    """Return the shortest step between two cameras `[..., 2]`: floors repeat after a period, and after half of one on both axes."""
+    """Return the shortest step between two cameras `[..., 2]`: floors repeat after a period, and after half of one on both
+    axes."""
     step = after - before
     half = PERIOD / 2
     whole = torch.remainder(step + half, PERIOD) - half
@@ -290,7 +289,8 @@ def floor_step(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _motion(camera: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from cameras `[N, F, 2]`, over steps between frames with a floor."""
+    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from cameras `[N, F, 2]`, over steps between frames with a
+    floor."""
     steps = floor_step(camera[:, :-1], camera[:, 1:])
     if steps.shape[1] == 0:
         steps = steps.new_full((len(camera), 1, 2), torch.nan)

@@ -340,7 +340,7 @@ def _model_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
         weights.update("x".join(map(str, size)) for size in sizes if len(size) == 2)
         cost = operator_cost(calls)
         if not isinstance(cost, str):
-            spent[cost.dtype] += calls.sum_ns
+            spent[cost[1]] += calls.sum_ns
     if weights:
         yield "weights", frozenset(weights)
     if spent:

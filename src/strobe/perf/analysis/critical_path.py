@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.device.intervals import Ints, Window
+from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
@@ -98,8 +98,7 @@ class _Moment(NamedTuple):
     at: int
     rank: int
     call: int
-    waits: tuple[int, ...]
-    returns: bool
+    waits: tuple[int, ...] = ()
 
 
 def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
@@ -108,7 +107,8 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
     Raises:
         DataError: it has no device events there, or too many.
     """
-    inside = _inside(trace, window)
+    start = column(trace.device_events.start_ns)
+    inside = np.arange(len(start)) if window is None else np.flatnonzero((start >= window.start_ns) & (start < window.end_ns))
     if not len(inside):
         raise DataError(f"{trace.path}: no device event starts there, so there is no critical path")
     if len(inside) > MOST_EVENTS:
@@ -121,16 +121,7 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
     begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
     stop = max(one.end for one in events)
     moments = sorted(_moments(trace, events, calls, begin, stop))
-    builder = _Builder(events, moments, begin)
-    return builder.graph()
-
-
-def _inside(trace: Trace, window: Window | None) -> Ints:
-    """Return positions of the device events that start in the window, all of them without one."""
-    if window is None:
-        return np.arange(len(trace.device_events))
-    start = np.asarray(trace.device_events.start_ns)
-    return np.flatnonzero((start >= window.start_ns) & (start < window.end_ns))
+    return _Builder(events, moments, begin).graph()
 
 
 def _events(trace: Trace, inside: Ints) -> list[_Event]:
@@ -158,48 +149,41 @@ def _moments(
     """Yield launch calls, copies that were waited for, and calls that wait."""
     for number, (start, _) in enumerate(calls):
         if start >= begin:
-            yield _Moment(start, _LAUNCH, number, (), returns=False)
+            yield _Moment(start, _LAUNCH, number)
     for number, one in enumerate(events):
         if one.copies and one.returned is not None and begin <= one.end <= one.returned:
-            yield _Moment(one.returned, _RETURN, number, (number,), returns=True)
-    queues = _queues(events)
+            yield _Moment(one.returned, _RETURN, number, (number,))
+    of_stream: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(events):
+        of_stream[one.stream].append(number)
+    queues = [_awaited(events, of_stream[stream]) for stream in sorted(of_stream)]
     for call in trace.waits:
         if begin <= call.start_ns and call.end_ns <= stop:
-            yield _Moment(call.start_ns, _LAUNCH, -1, (), returns=False)
-            awaited = [queue.awaited(call.start_ns, call.end_ns) for queue in queues]
+            yield _Moment(call.start_ns, _LAUNCH, -1)
+            awaited = [queue(call.start_ns, call.end_ns) for queue in queues]
             known = [one for one in awaited if one is not None]
             if not _WHOLE_DEVICE.fullmatch(call.name):
                 known = sorted(known, key=lambda one: events[one].end)[-1:]
-            yield _Moment(call.end_ns, _RETURN, -1, tuple(known), returns=True)
+            yield _Moment(call.end_ns, _RETURN, -1, tuple(known))
 
 
-class _Queue:
-    """Events of one stream in order of start, for finding the one that a waiting call waited for."""
+def _awaited(events: Sequence[_Event], numbers: Sequence[int]) -> Callable[[int, int], int | None]:
+    """Return a function that finds the event of one stream, whose events are in order of start, that a call waited for."""
+    called = [-1 if events[number].called is None else events[number].called or 0 for number in numbers]
+    earliest_from = list(accumulate(reversed(called), min))[::-1]
 
-    def __init__(self, events: Sequence[_Event], numbers: Sequence[int]) -> None:
-        self._events, self._numbers = events, numbers
-        called = [-1 if events[number].called is None else events[number].called or 0 for number in numbers]
-        self._earliest_from = list(accumulate(reversed(called), min))[::-1]
-
-    def awaited(self, called: int, returned: int) -> int | None:
-        """Return the event that a call waited for: the last one launched before it, if that had ended when the call returned;
-        else the last one that ended while it waited."""
-        place = bisect_left(self._earliest_from, called) - 1
-        if place < 0 or self._events[self._numbers[place]].end <= returned:
-            return None if place < 0 else self._numbers[place]
-        while place >= 0 and self._events[self._numbers[place]].end > called:
-            if self._events[self._numbers[place]].end <= returned:
-                return self._numbers[place]
+    def find(begins: int, returned: int) -> int | None:
+        """The last one launched before the call, if that had ended when it returned; else the last one that ended meanwhile."""
+        place = bisect_left(earliest_from, begins) - 1
+        if place < 0 or events[numbers[place]].end <= returned:
+            return None if place < 0 else numbers[place]
+        while place >= 0 and events[numbers[place]].end > begins:
+            if events[numbers[place]].end <= returned:
+                return numbers[place]
             place -= 1
         return None
 
-
-def _queues(events: Sequence[_Event]) -> Sequence[_Queue]:
-    """Return the queue of each stream."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, one in enumerate(events):
-        found[one.stream].append(number)
-    return [_Queue(events, found[stream]) for stream in sorted(found)]
+    return find
 
 
 class _Builder:
@@ -217,8 +201,7 @@ class _Builder:
             for node, (_, rank, number) in enumerate(order)
             if rank == _LAUNCH and moments[number].call >= 0
         }
-        self._before = _Streams(events)
-        self._bounds = [self._before.advance(number) for number in range(len(events))]
+        self._bounds = list(_bounds(events))
         self._launch_ns, self._gap_ns = self._usual()
         self._inferred = 0
 
@@ -261,7 +244,7 @@ class _Builder:
     def _host_edges(self, moment: _Moment, previous: int) -> list[tuple[int, GraphEdge]]:
         """Return the edges of a moment of the host, each with the time it counts from. Threads of the host take turns."""
         since = self._begin if previous < 0 else self._order[previous][0]
-        if moment.returns:
+        if moment.rank == _RETURN:
             found = [(since, GraphEdge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
             for number in moment.waits:
                 found.append(
@@ -314,37 +297,26 @@ class _Bounds(NamedTuple):
     elsewhere: int | None
 
 
-class _Streams:
-    """State of all streams while the events are visited in order of start."""
-
-    def __init__(self, events: Sequence[_Event]) -> None:
-        self._events = events
-        self._running: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        self._ended: dict[tuple[int, int], int] = {}
-        self._last: dict[tuple[int, int], int] = {}
-        self._last_end: dict[tuple[int, int], int] = {}
-
-    def advance(self, number: int) -> _Bounds:
-        """Return the bounds of the next event."""
-        one = self._events[number]
-        for stream, running in self._running.items():
-            while running and running[0][0] <= one.start:
-                self._ended[stream] = heapq.heappop(running)[1]
+def _bounds(events: Sequence[_Event]) -> Iterator[_Bounds]:
+    """Yield the bounds of each event; the events are in order of start."""
+    running: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    ended_on, last, last_end = dict[tuple[int, int], int](), dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+    for number, one in enumerate(events):
+        for stream, open_ in running.items():
+            while open_ and open_[0][0] <= one.start:
+                ended_on[stream] = heapq.heappop(open_)[1]
         stream = one.stream
-        elsewhere = [
-            ended for other, ended in self._ended.items() if other != stream and other[0] == stream[0]
-        ]  # fmt: skip
-        ended, last = self._ended.get(stream), self._last.get(stream)
-        bounds = _Bounds(
-            in_order=tuple(dict.fromkeys(each for each in (ended, last) if each is not None)),
+        elsewhere = [each for other, each in ended_on.items() if other != stream and other[0] == stream[0]]
+        ended = ended_on.get(stream)
+        yield _Bounds(
+            in_order=tuple(dict.fromkeys(each for each in (ended, last.get(stream)) if each is not None)),
             ended=ended,
-            last_end=self._last_end.get(stream),
-            elsewhere=max(elsewhere, key=lambda each: (self._events[each].end, each), default=None),
+            last_end=last_end.get(stream),
+            elsewhere=max(elsewhere, key=lambda each: (events[each].end, each), default=None),
         )
-        heapq.heappush(self._running[stream], (one.end, number))
-        self._last[stream] = number
-        self._last_end[stream] = max(one.end, self._last_end.get(stream, one.end))
-        return bounds
+        heapq.heappush(running[stream], (one.end, number))
+        last[stream] = number
+        last_end[stream] = max(one.end, last_end.get(stream, one.end))
 
 
 # Longest chain through a trace, and the length of the trace if some of its work took no time.
@@ -426,9 +398,9 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
         DataError: it has no device events there, or too many.
     """
     graph = work_graph(trace, window)
-    done = simulate(graph)
-    duration = _length(graph, done.start_ns, graph.duration_ns)
-    parts = _parts(graph, done, trace.device_events)
+    start_ns, decided = simulate(graph)
+    duration = _length(graph, start_ns, graph.duration_ns)
+    parts = _parts(graph, start_ns, decided, trace.device_events)
     return CriticalPath(
         begin_ns=graph.begin_ns,
         duration_ns=duration,
@@ -443,17 +415,10 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
     )
 
 
-class Simulated(NamedTuple):
-    """Start of each node, and the position among its edges of the edge that decided it."""
-
-    start_ns: list[int]
-    decided: list[int]
-
-
 def simulate(
     graph: WorkGraph, duration_ns: Sequence[int] | None = None, lag_ns: Callable[[GraphEdge], int] | None = None
-) -> Simulated:
-    """Recompute the start of every node, with other durations of nodes or other lags of edges.
+) -> tuple[list[int], list[int]]:
+    """Return the start of every node, with other durations or lags if given, and the position of the edge that decided it.
 
     Args:
         duration_ns: duration of each node; as traced if not given.
@@ -478,7 +443,7 @@ def simulate(
                 best, which = ready, place
         starts.append(best)
         decided.append(which)
-    return Simulated(starts, decided)
+    return starts, decided
 
 
 def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -> int:
@@ -486,7 +451,7 @@ def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -
     return max(ends) - graph.begin_ns
 
 
-def _parts(graph: WorkGraph, done: Simulated, events: DeviceEvents) -> tuple[PathPart, ...]:
+def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], events: DeviceEvents) -> tuple[PathPart, ...]:
     """Follow the path back from the event that ends last."""
     found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
 
@@ -496,11 +461,11 @@ def _parts(graph: WorkGraph, done: Simulated, events: DeviceEvents) -> tuple[Pat
         part[1] += 1
 
     last = [node for node, event in enumerate(graph.event) if event >= 0]
-    node, from_end = max(last, key=lambda each: (done.start_ns[each] + graph.duration_ns[each], -each)), True
+    node, from_end = max(last, key=lambda each: (start_ns[each] + graph.duration_ns[each], -each)), True
     while node >= 0:
         if from_end and graph.event[node] >= 0:
             spend(KERNEL, _group(events, graph.event[node]), graph.duration_ns[node])
-        edge = graph.edges[node][done.decided[node]]
+        edge = graph.edges[node][decided[node]]
         if edge.kind is Lag.OVERLAP:
             spend(KERNEL, _group(events, graph.event[edge.source]), edge.lag_ns)
         else:
@@ -517,9 +482,9 @@ def _group(events: DeviceEvents, position: int) -> str:
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents, duration: int) -> Iterator[PathWhatIf]:
     """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
     for kind in (Lag.HOST, Lag.LAUNCH):
-        done = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
+        starts, _ = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
         removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)
-        yield _what_if(kind.value, "", removed, _length(graph, done.start_ns, graph.duration_ns), duration)
+        yield _what_if(kind.value, "", removed, _length(graph, starts, graph.duration_ns), duration)
     group_of = {number: kernel_name(name).group for number, name in enumerate(events.names)}
     work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
@@ -529,7 +494,7 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents,
         for name in wanted:
             free = [0 if label == name else took for label, took in zip(labels, graph.duration_ns, strict=True)]
             removed = sum(graph.duration_ns) - sum(free)
-            yield _what_if(what, name, removed, _length(graph, simulate(graph, free).start_ns, free), duration)
+            yield _what_if(what, name, removed, _length(graph, simulate(graph, free)[0], free), duration)
 
 
 def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:

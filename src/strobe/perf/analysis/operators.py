@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -26,42 +26,21 @@ from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, Op
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostOperator:
-    """All calls of one operator on all threads.
-
-    Args:
-        name: name of the operator.
-        calls: their durations, each with the operators it calls.
-        self_ns: time in which it ran and no operator it called did; adds up over rows to the busy time of the threads.
-    """
-
-    name: str
-    calls: Distribution
-    self_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThreadRow:
-    """One host thread: number of calls in the window, and the time in which any operator ran."""
-
-    name: str
-    num_calls: int
-    busy_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Operators:
-    """Rows by descending self time, threads by descending busy time.
+    """Operators of the host in a window.
 
     Args:
         start_ns: start of the window.
         end_ns: its end.
+        threads: name, number of calls and busy time of each thread, the busiest first.
+        rows: of each operator its name, durations of its calls with the operators that they call, and self time: when it ran
+            and no operator it called did, which adds up over rows to the busy time of the threads; the largest first.
     """
 
     start_ns: int
     end_ns: int
-    threads: tuple[ThreadRow, ...]
-    rows: tuple[HostOperator, ...]
+    threads: tuple[tuple[str, int, int], ...]
+    rows: tuple[tuple[str, Distribution, int], ...]
 
     @property
     def span_ns(self) -> int:
@@ -71,7 +50,7 @@ class Operators:
     @property
     def busy_ns(self) -> int:
         """Time in which operators ran, summed over threads, ns."""
-        return sum(thread.busy_ns for thread in self.threads)
+        return sum(busy_ns for _, _, busy_ns in self.threads)
 
 
 def operators(trace: Trace, window: Window | None = None) -> Operators | None:
@@ -96,21 +75,13 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     by_name = totals(self_ns, name, len(ops.names)).tolist()
     busy = totals(self_ns, thread, len(trace.threads)).tolist()
     counts = np.bincount(thread[inside], minlength=len(trace.threads)).tolist()
-    rows = [
-        HostOperator(name=text, calls=found, self_ns=own)
-        for text, found, own in zip(ops.names, calls, by_name, strict=True)
-        if found is not None
-    ]
-    threads = [
-        ThreadRow(name=text, num_calls=count, busy_ns=ns)
-        for text, count, ns in zip(trace.threads, counts, busy, strict=True)
-        if count or ns
-    ]
+    rows = [(text, found, own) for text, found, own in zip(ops.names, calls, by_name, strict=True) if found is not None]
+    threads = [(text, count, ns) for text, count, ns in zip(trace.threads, counts, busy, strict=True) if count or ns]
     return Operators(
         start_ns=left,
         end_ns=right,
-        threads=tuple(sorted(threads, key=lambda row: (-row.busy_ns, row.name))),
-        rows=tuple(sorted(rows, key=lambda row: (-row.self_ns, row.name))),
+        threads=tuple(sorted(threads, key=lambda row: (-row[2], row[0]))),
+        rows=tuple(sorted(rows, key=lambda row: (-row[2], row[0]))),
     )
 
 
@@ -166,14 +137,8 @@ def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attribut
     found = operators(trace)
     device = _device_ns(trace, trace.ops)
     rows = [
-        Attributed(
-            name=row.name,
-            calls=row.calls.n,
-            host_ns=row.calls.sum_ns,
-            self_host_ns=row.self_ns,
-            device_ns=device.get(row.name, 0),
-        )
-        for row in (found.rows if found else ())
+        Attributed(name=name, calls=calls.n, host_ns=calls.sum_ns, self_host_ns=self_ns, device_ns=device.get(name, 0))
+        for name, calls, self_ns in (found.rows if found else ())
     ]
     return _sorted(rows, sort_by)
 
@@ -430,36 +395,29 @@ def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
 
 def _table(view: DeviceView, launchers: Launchers) -> OperatorTimes:
     keys = _OperatorKeys(view, launchers)
-    counted = _Counted()
+    counted: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     for part in view.parts():
-        counted.add(keys.codes(part.work), part.length, exclusive=False)
+        _count(counted, keys.codes(part.work), part.length, exclusive=False)
     busy_ns = 0
     for slices in view.stretches():
         busy = slices.cause == BUSY
         busy_ns += int(slices.length[busy].sum())
-        counted.add(keys.codes(view.work.at(slices.event[busy])), slices.length[busy], exclusive=True)
+        _count(counted, keys.codes(view.work.at(slices.event[busy])), slices.length[busy], exclusive=True)
     rows = keys.rows(counted)
     ordered = sorted(rows, key=lambda row: (-row.exclusive_ns, -row.sum_ns, row.source, row.operator, row.inputs, row.phase))
     return OperatorTimes(device=view.device, rows=tuple(ordered), busy_ns=busy_ns)
 
 
-class _Counted:
-    """Counter of events, exclusive time and durations, by code."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
-
-    def add(self, codes: Ints, length: Ints, *, exclusive: bool) -> None:
-        """Add durations of events, or the time that they own."""
-        some, which, number = np.unique(codes, return_inverse=True, return_counts=True)
-        total = totals(length, which, len(some))
-        for code, ns, count in zip(some.tolist(), total.tolist(), number.tolist(), strict=True):
-            found = self.of[code]
-            if exclusive:
-                found[1] += ns
-            else:
-                found[0] += count
-                found[2] += ns
+def _count(counted: dict[int, list[int]], codes: Ints, length: Ints, *, exclusive: bool) -> None:
+    """Add durations of events, or the time that they own, to number, exclusive time and durations of events by code."""
+    some, which, number = np.unique(codes, return_inverse=True, return_counts=True)
+    for code, ns, count in zip(some.tolist(), totals(length, which, len(some)).tolist(), number.tolist(), strict=True):
+        found = counted[code]
+        if exclusive:
+            found[1] += ns
+        else:
+            found[0] += count
+            found[2] += ns
 
 
 class _OperatorKeys:
@@ -521,14 +479,14 @@ class _OperatorKeys:
         code = code * len(self._trace.device_events.names) + work.name.astype(np.int64)
         return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
 
-    def rows(self, counted: _Counted) -> Iterable[OperatorTime]:
+    def rows(self, counted: Mapping[int, list[int]]) -> Iterable[OperatorTime]:
         """Yield the rows of the table from the counters."""
         calls: dict[tuple[int, int], int] = defaultdict(int)
         real = self._used[self._used < self._launchers.num]
         for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):
             calls[pair] += 1
         parts: dict[int, list[tuple[int, str, str, list[int]]]] = defaultdict(list)
-        for code, found in counted.of.items():
+        for code, found in counted.items():
             rest, kind = divmod(code, len(DEVICE_KINDS))
             rest, name = divmod(rest, len(self._trace.device_events.names))
             row, caller = divmod(rest, len(self._callers))
@@ -624,9 +582,9 @@ def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
 def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:
     cost = operator_cost(row.as_calls(device))
     found = None
-    if isinstance(cost, OperatorCost):
+    if not isinstance(cost, str):
         if row.sum_ns:
-            found = roofline(Fraction(row.sum_ns, row.calls), cost.cost, peaks, cost.dtype)
+            found = roofline(Fraction(row.sum_ns, row.calls), cost[0], peaks, cost[1])
         else:
             cost = "it took no time"
     return OperatorRate(place=place, row=row, cost=cost, found=found)

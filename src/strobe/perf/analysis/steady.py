@@ -21,26 +21,18 @@ UNSETTLED: Final = "not yet steady"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exclusion:
-    """A sample that is left out, and the cause."""
-
-    index: int
-    cause: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SteadyState:
     """The steady part of a series.
 
     Args:
         kept: indices of the steady samples.
-        excluded: every other index with its cause.
+        excluded: every other index in order, with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
         note: findings in words.
     """
 
     kept: tuple[int, ...]
-    excluded: tuple[Exclusion, ...]
+    excluded: Mapping[int, str]
     tested: bool
     note: str
 
@@ -56,7 +48,7 @@ def find_steady(values: Sequence[float], causes: Mapping[int, str]) -> SteadySta
         values: one duration per index, in the order they happened.
         causes: indices known to differ (compilation, cache not full, prompt switch, ...) and why.
     """
-    known = tuple(Exclusion(index=index, cause=causes[index]) for index in range(len(values)) if index in causes)
+    known = {index: causes[index] for index in range(len(values)) if index in causes}
     rest = [index for index in range(len(values)) if index not in causes]
     if len(rest) < FEWEST:
         note = f"{len(rest)} samples, fewer than the {FEWEST} that a test of the trend needs; excluded by cause only"
@@ -64,9 +56,8 @@ def find_steady(values: Sequence[float], causes: Mapping[int, str]) -> SteadySta
     last = len(rest) - FEWEST
     for start in sorted({round(step * last / min(last or 1, STARTS)) for step in range(min(last, STARTS) + 1)}):
         if _is_steady([float(values[index]) for index in rest[start:]]):
-            early = tuple(Exclusion(index=index, cause=UNSETTLED) for index in rest[:start])
-            excluded = tuple(sorted(known + early, key=lambda exclusion: exclusion.index))
-            return SteadyState(kept=tuple(rest[start:]), excluded=excluded, tested=True, note="")
+            excluded = known | dict.fromkeys(rest[:start], UNSETTLED)
+            return SteadyState(kept=tuple(rest[start:]), excluded=dict(sorted(excluded.items())), tested=True, note="")
     return SteadyState(kept=tuple(rest), excluded=known, tested=False, note="no steady part found; excluded by cause only")
 
 

@@ -9,8 +9,8 @@ import json
 import re
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import accumulate
 from pathlib import Path
@@ -51,25 +51,18 @@ class LogLine(NamedTuple):
     whole: bool
 
 
-@dataclass(kw_only=True, slots=True)
-class LineReading:
-    """Progress and damage of reading one file: mended, cut, truncated, and bytes read so far."""
+def read_lines(path: Path, counts: Counter[str]) -> Iterator[LogLine]:
+    """Yield the lines of a file without terminal codes; a damaged end is left out.
 
-    mended: int = 0
-    cut: int = 0
-    truncated: bool = False
-    done_bytes: int = 0
-
-
-def read_lines(path: Path, reading: LineReading) -> Iterator[LogLine]:
-    """Yield the lines of a file without terminal codes; a damaged end is left out and noted in `reading`.
+    Args:
+        counts: lines `mended` and `cut`, whether the file is `truncated`, and the bytes `done` so far are counted there.
 
     Raises:
         DataError: the file cannot be opened.
     """
     try:
         with path.open("rb") as file:
-            yield from _lines(unpacked(file), file, reading)
+            yield from _lines(unpacked(file), file, counts)
     except OSError as error:
         raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
 
@@ -79,7 +72,7 @@ def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
     return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
-def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, reading: LineReading) -> Iterator[LogLine]:
+def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, counts: Counter[str]) -> Iterator[LogLine]:
     number = 1
     try:
         head = stream.peek(3)
@@ -88,17 +81,17 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, r
         while line := text.readline(LONGEST):
             end = line
             if len(line) == LONGEST and line[-1] not in "\r\n":
-                reading.cut += 1
+                counts["cut"] += 1
                 while end and end[-1] not in "\r\n":
                     end = text.readline(LONGEST)
-            reading.mended += "\ufffd" in line
+            counts["mended"] += "\ufffd" in line
             whole = end.endswith("\n")
             yield LogLine(number, _TERMINAL.sub("", line), whole)
             number += whole
             if number % _TOLD == 0:
-                reading.done_bytes = file.tell()
+                counts["done"] = file.tell()
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        reading.truncated = True
+        counts["truncated"] = 1
 
 
 # A file that is one JSON object with the stages and denoising steps of a request, as a server of video models writes it.
@@ -211,7 +204,9 @@ def proposed(text: str) -> str:
         kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
         value = value.replace("WHAT", groups.get("what") or "")
         line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
-        if _reads(line, text):
+        (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
+        match = pattern.regex.search(text)
+        if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
             return line
     return ""
 
@@ -220,12 +215,6 @@ def quoted(text: str) -> str:
     """Return a line of a log as it is quoted."""
     text = text.strip()
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-
-
-def _reads(line: str, text: str) -> bool:
-    (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
-    match = pattern.regex.search(text)
-    return match is not None and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex)
 
 
 # Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
@@ -261,13 +250,6 @@ class _Found(NamedTuple):
     sample: Sample
 
 
-class _Pending(NamedTuple):
-    """A line that matched nothing, kept until the next one shows whether it goes on there."""
-
-    line: LogLine
-    similar: str
-
-
 def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
     """Read a log file, plain or gzip; from our own records only clips without damage are read.
 
@@ -278,7 +260,7 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     Raises:
         DataError: the file cannot be opened, or its lines carry too many different names.
     """
-    reading, found, run = LineReading(), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
+    reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
     if 0 < size <= LARGEST_DUMP and any(pattern.format == "dump" for pattern in found.patterns) and (stages := dumped(path)):
@@ -287,7 +269,7 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     for count, line in enumerate(read_lines(path, reading)):
         found.pass_over() if line.number in left_out else found.add(line)
         if progress is not None and count % EVERY == 0:
-            progress(reading.done_bytes, size, path.name)
+            progress(reading["done"], size, path.name)
     return found.log(size, reading, () if run is None else run.damage)
 
 
@@ -320,7 +302,7 @@ class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
         self._path, self.patterns = path, patterns
         self._series: dict[tuple[str, str, int | None], SeriesBuilder] = {}
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[LogLine, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
         self._ranks, self._proposal = Ranks(), ""
         self._longest = self._long_lines = self._position = 0
@@ -334,7 +316,7 @@ class _Reader:
             candidates = []  # a bar is drawn again and again; its last state ends the line
         pattern, values, used = self._match_joined(line.text)
         if used:
-            number = self._pending[-used].line.number
+            number = self._pending[-used][0].number
             self._settle(keep=used)
             self._pending.clear()
             self._counts["joined"] += 1
@@ -347,8 +329,8 @@ class _Reader:
             for value in values:
                 self._keep(pattern, value, number)
         else:
-            self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1].line) else 0)
-            self._pending.append(_Pending(line, _similar(candidates, line.text)))
+            self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1][0]) else 0)
+            self._pending.append((line, _similar(candidates, line.text)))
         if len(line.text) > self._longest:
             self._longest, self._long_lines = len(line.text), 0
         self._long_lines += len(line.text) == self._longest
@@ -366,7 +348,7 @@ class _Reader:
         self._counts["lines"] += 1
         self._counts["ignored"] += 1
 
-    def log(self, size_bytes: int, reading: LineReading, damage: tuple[str, ...]) -> Log:
+    def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
         """Return the finished log with all series, counts and damage."""
         self._settle()
         return Log(
@@ -375,7 +357,7 @@ class _Reader:
             size_bytes=size_bytes,
             patterns=self.patterns,
             series=tuple(builder.freeze(self._path) for builder in self._series.values()),
-            counts=LineCounts(**self._counts, mended=reading.mended, cut=reading.cut, truncated=reading.truncated),
+            counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=tuple(example for examples in self._similar.values() for example in examples),
             damage=damage,
             proposal="" if self._series else self._proposal,
@@ -412,9 +394,9 @@ class _Reader:
         Either the waiting ones fill the width of the terminal, or the text is the rest of a value, with at most something in
         parentheses behind it. Returns how many of the waiting lines the match needs; 0 if there is none.
         """
-        if not self._pending or not self._pending[-1].line.whole:
+        if not self._pending or not self._pending[-1][0].whole:
             return None, [], 0
-        last, full = self._pending[-1].line.text, self._is_full(self._pending[-1].line)
+        last, full = self._pending[-1][0].text, self._is_full(self._pending[-1][0])
         if not last.strip() or not (full or _TAIL.fullmatch(text)):
             return None, [], 0
         waiting = [line.text for line, _ in self._pending]

@@ -444,12 +444,8 @@ def _choose(
         text = said if series.declared and not constraints else f"{said}; {_standing(unit, left, constraints)}"
     elif len(left) == 1 and series.declared is None:
         unit, source = left[0], "inferred"
-        evidence = (
-            [f"{said}: {'; '.join(violated[stated])}"]
-            if stated
-            else [said, *(_listed(each, violated) for each in UNITS if each != unit)]
-        )
-        text = "; ".join([*evidence, f"{unit}: {short(_exact_ns(middle, unit))} is the only one that fits"])
+        evidence = violated[stated] if stated else [_listed(each, violated) for each in UNITS if each != unit]
+        text = f"{said}, but only {unit} fits ({short(_exact_ns(middle, unit))}): {'; '.join(evidence)}"
     else:
         raise UnitError(_question(series, said, violated, left))
     differs = stated is not None and unit != stated

@@ -31,27 +31,8 @@ _SLOW_NS: Final = 50_000_000
 Run = Callable[[], object]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """Time of one trial call, ns: until the device finished, and until the call returned."""
-
-    device_ns: int
-    host_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lap:
-    """Times of several calls in a row.
-
-    Args:
-        times_ns: one per call, between two CUDA events; on a CPU by the host clock.
-        hosts_ns: until each call returned to its caller; empty on a CPU, where a call returns when it is done.
-        clock: the clock that was read.
-    """
-
-    times_ns: tuple[int, ...]
-    hosts_ns: tuple[int, ...]
-    clock: Clock
+Speed = tuple[int, int]
+"""Time of one trial call, ns: until the device finished, and until the call returned."""
 
 
 class Stopwatch:
@@ -86,7 +67,7 @@ class Stopwatch:
             host.append(time.perf_counter_ns() - start)
             synchronize(self._device)
             device.append(time.perf_counter_ns() - start)
-        return Speed(device_ns=min(device), host_ns=min(host))
+        return min(device), min(host)
 
     def hold(self, host_ns: int) -> None:
         """Keep a GPU busy for longer than launching takes, so that the next calls wait in its queue."""
@@ -96,15 +77,19 @@ class Stopwatch:
             with torch.cuda.device(self._device):
                 torch.cuda._sleep(min(_MAX_CYCLES, round(host_ns * _CYCLES_PER_NS * _MARGIN)))
 
-    def lap(self, run: Run, calls: int, host_ns: int) -> Lap:
+    def lap(self, run: Run, calls: int, host_ns: int) -> tuple[tuple[int, ...], tuple[int, ...], Clock]:
         """Time several calls in a row.
 
         Args:
             calls: how many.
             host_ns: what launching one takes, for a queue; 0 for calls that wait for the GPU themselves and cannot be queued.
+
+        Returns:
+            Times of the calls, between two CUDA events or on a CPU by the host clock; how long each took to return to its caller,
+            nothing on a CPU, where a call returns when it is done; and the clock that was read.
         """
         if self._device.type != "cuda":
-            return Lap(times_ns=tuple(_timed(run) for _ in range(calls)), hosts_ns=(), clock="perf_counter")
+            return tuple(_timed(run) for _ in range(calls)), (), "perf_counter"
         import torch
 
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
@@ -119,7 +104,7 @@ class Stopwatch:
                 last.record()
             torch.cuda.synchronize(self._device)
         times = tuple(max(1, round(first.elapsed_time(last) * 1e6)) for first, last in events)
-        return Lap(times_ns=times, hosts_ns=tuple(hosts), clock="cuda_event")
+        return times, tuple(hosts), "cuda_event"
 
     def _overwrite(self) -> None:
         if self._flush is not None:
@@ -516,11 +501,11 @@ def time_isolated(
         run()
     synchronize(device)
     on_gpu, watch = device.type == "cuda", Stopwatch(device, cold=cold)
-    host_ns = watch.probe(run).host_ns if on_gpu and not waits else 0
+    host_ns = watch.probe(run)[1] if on_gpu and not waits else 0
     laps = [watch.lap(run, min(_BATCH, iterations - done), host_ns) for done in range(0, iterations, _BATCH)]
     return Isolated(
-        times_ns=tuple(value for lap in laps for value in lap.times_ns),
-        clock=laps[0].clock,
+        times_ns=tuple(value for times_ns, _, _ in laps for value in times_ns),
+        clock=laps[0][2],
         cold=cold and on_gpu,
         queued=on_gpu and not waits,
     )

@@ -192,6 +192,8 @@ COSINE: Final = "cosine similarity"
 L1: Final = "L1 relative error"
 RMSE: Final = "RMSE"
 LSE: Final = "LSE error"
+RELATIVE: Final = "relative error"
+WORST_HEAD: Final = "relative error of the worst head"
 
 # ----------------------------------------------------------------------------------------------------------- tree names
 
@@ -231,20 +233,28 @@ class Contestant(RecordPart, frozen=True, kw_only=True):
     raster: Annotated[
         bool, Meta(description="true: a whole sparse operator that takes its tokens in raster order, not in tile order")
     ] = False
+    level: Annotated[float | None, Meta(description="share of the key tiles that it skips; null: that of its cell")] = None
 
 
 class AttentionCell(Line, frozen=True, kw_only=True):
     """One cell of the attention grid."""
 
     shape: Annotated[str, Meta(description="name of the tensor shape")]
-    sparsity: Annotated[float | None, Meta(description="share of the key tiles skipped, 0 to 1; null where `topk` is given")]
-    topk: Annotated[int | None, Meta(description="number of key tiles selected; null where `sparsity` is given")]
+    sparsity: Annotated[
+        float | None, Meta(description="share of the key tiles skipped, 0 to 1; null where `topk` or `layer` is given")
+    ]
+    topk: Annotated[int | None, Meta(description="number of key tiles selected; null where `sparsity` or `layer` is given")]
     block: Annotated[int, Meta(description="number of tokens in an attention block")]
     backward: Annotated[bool, Meta(description="true: the backward pass is measured; false: the forward pass")]
+    layer: Annotated[str, Meta(description="layer whose captured q, k and v are measured; empty: they were drawn")] = ""
+    step: Annotated[int | None, Meta(description="denoise step that they were captured in, counted from 0")] = None
+    text_tokens: Annotated[int, Meta(description="number of text tokens of the captured call, which are left out")] = 0
 
     @property
     def budget(self) -> str:
-        """Short name of the cell's budget on pages: `s0.9` (sparsity) or `k64` (top k)."""
+        """Short name of the cell's budget on pages: `s0.9` (sparsity) or `k64` (top k); of captured calls layer and step."""
+        if self.layer:
+            return f"{self.layer}, step {self.step}"
         return f"s{self.sparsity:g}" if self.topk is None else f"k{self.topk}"
 
     @property

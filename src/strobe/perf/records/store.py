@@ -62,21 +62,6 @@ _SEAL: Final = re.compile(rb',"line":([1-9][0-9]{0,11}),"crc":"([0-9a-f]{8})"\}'
 _LENGTH: Final = len(b',"line":123456789012,"crc":"89abcdef"}')
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
-    """Result of checking the line numbers and checksums of a record file.
-
-    Args:
-        sealed: the file has seals; one without any was written before there were some.
-        bad: positions, from 0, of lines that are not as they were written or stand where they do not belong.
-        missing: lines that were written and are gone.
-    """
-
-    sealed: bool
-    bad: frozenset[int]
-    missing: int
-
-
 def seal(line: bytes, number: int) -> bytes:
     """Add number and checksum to a JSON object on one line."""
     body = b'%s,"line":%d' % (line[:-1], number)
@@ -91,18 +76,22 @@ def number_of(line: bytes) -> int | None:
     return int(found[1]) if zlib.crc32(line[: found.start(2) - len(b',"crc":"')]) == int(found[2], 16) else 0
 
 
-def check(lines: Sequence[bytes]) -> Checked:
-    """Check the numbers and checksums of all whole lines of a file."""
+def check(lines: Sequence[bytes]) -> tuple[frozenset[int], int]:
+    """Check the numbers and checksums of all whole lines of a file; one without any was written before there were some.
+
+    Returns:
+        Positions, from 0, of lines that are not as they were written or stand where they do not belong, and how many are gone.
+    """
     numbers = [number_of(line) for line in lines]
     if not any(numbers):
-        return Checked(sealed=False, bad=frozenset(at for at, number in enumerate(numbers) if number == 0), missing=0)
+        return frozenset(at for at, number in enumerate(numbers) if number == 0), 0
     bad, last = set(), 0
     for at, number in enumerate(numbers):
         if number is None or number <= last:
             bad.add(at)
         else:
             last = number
-    return Checked(sealed=True, bad=frozenset(bad), missing=max(0, last - len(lines)))
+    return frozenset(bad), max(0, last - len(lines))
 
 
 class _Probe(msgspec.Struct):
@@ -142,14 +131,14 @@ def read_lines(file: Path, data: bytes, decoder: msgspec.json.Decoder[L]) -> Lin
     """
     lines = data.split(b"\n")
     tail = lines.pop()
-    checked = check(lines)
+    damaged, missing = check(lines)
     found = {
         number: record
         for number, line in enumerate(lines, start=1)
-        if number - 1 not in checked.bad and (record := _decode(line, decoder, file, number)) is not None
+        if number - 1 not in damaged and (record := _decode(line, decoder, file, number)) is not None
     }
     bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    return Lines(found=found, bad=bad, missing=checked.missing, truncated=bool(tail))
+    return Lines(found=found, bad=bad, missing=missing, truncated=bool(tail))
 
 
 def _decode(line: bytes, decoder: msgspec.json.Decoder[L], file: Path, number: int) -> L | None:

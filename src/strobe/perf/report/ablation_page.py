@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,6 +18,7 @@ from strobe.perf.records.record import CELLS, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import records_in
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import Field, count, heads, numeric, page, ratio_cell, rows_of, table_of, time, verdict_cell
+from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_banners, log_sections, read_entries, speedups
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.model import (
@@ -148,8 +149,6 @@ def effort(changes: dict[str, str]) -> int | None:
 
 # Pareto front of speed and quality, its sweet spot, and the use of each point.
 
-BEST: Final = 60.0
-"""Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
 RULE: Final = (
     "A difference in speed that its interval does not prove counts as none.",
     "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed.",
@@ -158,37 +157,8 @@ RULE: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrontPoint:
-    """One setting: speedup over the base, quality in dB (infinite: the pictures equal the reference's).
-
-    Args:
-        speed: what counts; 1 where the interval does not prove a difference.
-        measured: what was measured, and its interval.
-    """
-
-    label: str
-    speed: float
-    score: float
-    measured: Ratio = field(default_factory=lambda: Ratio(1.0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
-    """A point of the Pareto front and the situation to use it in."""
-
-    point: FrontPoint
-    sweet: bool
-    when: str
-
-
-def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
-    kept: list[FrontPoint] = []
-    for point in sorted(points, key=lambda each: (-each.speed, -_quality(each))):
-        if all(_quality(point) > _quality(other) for other in kept):
-            kept.append(point)
-    return tuple(kept)
+Advice: TypeAlias = tuple[FrontPoint, bool, str]
+"""A point of the Pareto front, whether it is the sweet spot, and the situation to use it in."""
 
 
 def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
@@ -196,10 +166,10 @@ def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
     found = front(points)
     if not found:
         return ()
-    speeds, scores = [math.log(point.speed) for point in found], [_quality(point) for point in found]
+    speeds, scores = [math.log(point.speed) for point in found], [point.quality for point in found]
     far = [math.hypot(_gap(speed, speeds), _gap(score, scores)) for speed, score in zip(speeds, scores, strict=True)]
     sweet = min(range(len(found)), key=lambda index: (round(far[index], 9), -scores[index]))
-    return tuple(Advice(point=point, sweet=index == sweet, when=_when(index, sweet, found)) for index, point in enumerate(found))
+    return tuple((point, index == sweet, _when(index, sweet, found)) for index, point in enumerate(found))
 
 
 def _gap(value: float, values: Sequence[float]) -> float:
@@ -208,15 +178,11 @@ def _gap(value: float, values: Sequence[float]) -> float:
     return (max(values) - value) / width if width else 0.0
 
 
-def _quality(point: FrontPoint) -> float:
-    return min(point.score, BEST)
-
-
 def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     point, last = found[index], len(found) - 1
     if not last:
         return "always: nothing measured is proven faster, and nothing is better"
-    lost = _quality(found[-1]) - _quality(point)
+    lost = found[-1].quality - point.quality
     words = "by default" if index == sweet else ""
     if index == 0:
         words = f"{words + ', and ' if words else ''}where speed counts above all: {lost:.1f} dB below the best of the front"
@@ -226,7 +192,7 @@ def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     elif index < sweet:
         words = f"where the sweet spot is too slow: {point.speed / found[sweet].speed:.2f}x of its speed"
     elif index > sweet:
-        words = f"where the sweet spot loses too much: {_quality(point) - _quality(found[sweet]):.1f} dB above it"
+        words = f"where the sweet spot loses too much: {point.quality - found[sweet].quality:.1f} dB above it"
     return words
 
 
@@ -428,13 +394,13 @@ def _worth(cell: AblationCellRun) -> tuple[Cell, Cell]:
 def advice_table(advice: Sequence[Advice]) -> Table:
     """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
     fields: tuple[Field[Advice], ...] = (
-        Field("setting", lambda each: f"{each.point.label} (sweet spot)" if each.sweet else each.point.label),
-        numeric("speedup", lambda each: Number(each.point.speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda each: point_score(each.point, "its pictures are the reference's")),
-        Field("use it", lambda each: each.when),
+        Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
+        numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
+        numeric(f"{METRIC} (dB)", lambda each: point_score(each[0], "its pictures are the reference's")),
+        Field("use it", lambda each: each[2]),
     )
     note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
-    rows = rows_of(fields, advice, strong=lambda each: each.sweet)
+    rows = rows_of(fields, advice, strong=lambda each: each[1])
     return Table("The front of speed and quality.", heads(fields), rows, (note,))
 
 
@@ -516,7 +482,7 @@ def ablation_report(folder: Path) -> Report:
     cells = read_cells(folder, plan)
     places = [cell.entry.run.folder for cell in cells if cell.entry is not None]
     entries = read_entries(places)
-    decided = [(entry, decide(entry, entries)) for entry in entries]
+    decided = [(entry, *decide(entry, entries)) for entry in entries]
     left = len(plan.cells) - len(cells)
     first, others = change_sections([cell.finding for cell in cells if cell.finding is not None])
     shown = (_front(cells, plan), *_factors(cells, plan), _without(cells, plan), _plan(cells), *log_sections(decided))

@@ -20,7 +20,7 @@ from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs import grid
 from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
-from strobe.perf.analysis.runs.grid import GridCells, GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
+from strobe.perf.analysis.runs.grid import GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
 from strobe.perf.records.record import (
     COSINE,
     HOST,
@@ -53,6 +53,7 @@ from strobe.perf.report.blocks.fields import (
     unread_banners,
 )
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
+from strobe.perf.report.blocks.referee import judged_sections
 from strobe.perf.report.blocks.settings import (
     NONE,
     Entry,
@@ -111,22 +112,25 @@ class AttentionContestant(grid.GridContestant):
     @property
     def kind(self) -> Work | None:
         """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
-        settings = None if self.variant is None else self.variant.contestant
-        return None if settings is None else settings.work
+        return None if self.settings is None else self.settings.work
 
     @property
     def impl(self) -> str:
         """Name of the implementation, as a call gives it."""
-        settings = None if self.variant is None else self.variant.contestant
-        return "" if settings is None else settings.impl
+        return "" if self.settings is None else self.settings.impl
 
     @property
     def group(self) -> str:
         """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
-        settings = None if self.variant is None else self.variant.contestant
+        settings = self.settings
         if settings is None or settings.peer:
             return "peer"
         return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
+
+    @property
+    def density(self) -> float:
+        """Share of all pairs of tokens that is computed."""
+        return 1.0 if self.variant is None else 1 - (self.variant.sparsity or 0.0)
 
     @property
     def flops(self) -> int:
@@ -217,11 +221,10 @@ class AttentionCellRun:
     @cached_property
     def sparsity(self) -> float:
         """Share of token pairs that the sparse contestants skip; they all share one selection."""
-        found = [entry.variant.sparsity or 0.0 for entry in self.measured if entry.variant and entry.kind != "dense"]
-        return max(found, default=0.0)
+        return max((1 - entry.density for entry in self.measured if entry.kind != "dense"), default=0.0)
 
 
-def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
+def read_cells(folder: Path) -> tuple[tuple[AttentionCellRun, ...], tuple[str, ...]]:
     """Read every cell of a run that has records, even one that was cut short.
 
     Raises:
@@ -231,7 +234,7 @@ def read_cells(folder: Path) -> GridCells[AttentionCellRun]:
 
 
 def _place(cell: AttentionCellRun) -> tuple[str, bool, int, float]:
-    return cell.grid.shape, cell.grid.backward, cell.grid.block, cell.sparsity
+    return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
 
 def _cell(run: RunRecords) -> AttentionCellRun:
@@ -440,13 +443,15 @@ def _gate(gate: Gate) -> Text:
     return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
 
 
-def _number(head: str, metric: str, against: str | None, hint: str) -> Field[Entry]:
-    """Return the column of one metric, against one reference."""
-    tensor = "out" if metric in (COSINE, L1, RMSE) else ""
+def _number(head: str, metric: str, against: str | None, hint: str, gradient: str = "") -> Field[Entry]:
+    """Return the column of one metric, against one reference; of the output where no gradient is named."""
+    tensor = gradient or ("out" if metric in (COSINE, L1, RMSE) else "")
 
     def get(row: Entry) -> Cell | None:
         value = row[1].number(metric, against=against, tensor=tensor)
-        return None if value is None else Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
+        if value is None or gradient:
+            return value if value is None else Text(f"{value:.6g}")
+        return Number(value, 6) if value >= 1e-3 else Text(f"{value:.2e}")
 
     return numeric(head, get, hint, missing=NONE)
 
@@ -455,7 +460,8 @@ def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | Non
     """Build the table of gradient errors; None if no gradients were measured."""
     fields: list[Field[Entry]] = [*_HEAD]
     for of in ("dq", "dk", "dv"):
-        fields += [_gradient(f"{name}, {of}", metric, of) for name, metric in (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))]
+        named = (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))
+        fields += [_number(f"{name}, {of}", metric, "selection", "", of) for name, metric in named]
     rows = [
         (cell, entry)
         for cell in cells
@@ -464,14 +470,6 @@ def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | Non
     ]
     note = "Against autograd through the same computation in float32, where only the checked queries have an upstream gradient."
     return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
-
-
-def _gradient(head: str, metric: str, of: str) -> Field[Entry]:
-    def get(row: Entry) -> str | None:
-        value = row[1].number(metric, against="selection", tensor=of)
-        return None if value is None else f"{value:.6g}"
-
-    return numeric(head, get, missing=NONE)
 
 
 def memory_table(cells: Sequence[AttentionCellRun]) -> Table:
@@ -529,43 +527,26 @@ GUIDE: Final = {
 _NOT_MEASURED: Final = "not measured here"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One setting of the whole operator with its measured results.
+Setting: TypeAlias = tuple[AttentionCellRun, AttentionContestant]
+"""A forward cell and its fastest whole operator."""
 
-    Args:
-        keys: keys that a query sees, mean; padding is not counted.
-        density: share of all pairs of tokens that is computed.
-        recall: share of full attention's mass on those keys.
-        temporary_bytes, peak_bytes: memory of one call.
-        found: against the fastest dense contestant of its cell; None where there is none.
-    """
 
-    cell: AttentionCellRun
-    entry: AttentionContestant
-    keys: int
-    density: float
-    recall: float
-    temporary_bytes: float | None
-    peak_bytes: float | None
-    found: GridSpeedup | None
+def _words(row: Setting) -> str:
+    """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
+    size = row[1].size
+    return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={row[1].impl}"
 
-    @property
-    def ms(self) -> float:
-        """Median time of a call, ms."""
-        return self.entry.median_ns / 1e6
 
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the fine stage's output to dense attention's; None where it was not measured."""
-        fine = next((each for each in self.cell.measured if each.kind == "fine"), None)
-        return None if fine is None else fine.number(COSINE, against="dense")
+def _cosine(row: Setting) -> float | None:
+    """Return the cosine of the fine stage's output to dense attention's; None where it was not measured."""
+    fine = next((each for each in row[0].measured if each.kind == "fine"), None)
+    return None if fine is None else fine.number(COSINE, against="dense")
 
-    @property
-    def words(self) -> str:
-        """Arguments that select this setting: `topk=..., tile=..., impl=...`."""
-        tile = tuple(self.entry.size(f"tile_{axis}") for axis in "thw")
-        return f"topk={self.entry.size('blocks_per_row')}, tile={tile}, impl={self.entry.impl}"
+
+def _found(row: Setting) -> GridSpeedup | None:
+    """Compare with the fastest dense contestant; None where there is none."""
+    cell, entry = row
+    return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)
 
 
 def _mb(num_bytes: float) -> Number:
@@ -578,7 +559,7 @@ def advice_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    cells = read_cells(folder).cells
+    cells = read_cells(folder)[0]
     sections = [_section(shape, settings) for shape, settings in _settings_by_shape(cells)]
     machine = cells[0].run.header.machine
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
@@ -610,21 +591,8 @@ def _settings(cells: Sequence[AttentionCellRun]) -> Iterator[Setting]:
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
         raster = [entry for entry in whole if entry.group == "raster"]
         entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
-        recall = None if entry is None else entry.number(RECALL)
-        if cell.grid.direction != "forward" or entry is None or recall is None or entry.variant is None:
-            continue
-        density = 1 - (entry.variant.sparsity or 0.0)
-        compared = cell.reference is not None and not cell.serialised
-        yield Setting(
-            cell=cell,
-            entry=entry,
-            keys=round(density * entry.size("tokens")),
-            density=density,
-            recall=recall,
-            temporary_bytes=entry.number(TEMPORARY),
-            peak_bytes=entry.number(PEAK),
-            found=speedup(cell.reference, entry) if compared and cell.reference else None,
-        )
+        if cell.grid.direction == "forward" and entry is not None and entry.number(RECALL) is not None:
+            yield cell, entry
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
@@ -633,48 +601,52 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     Returns:
         by scenario: the setting, or None if no measured one meets the rule.
     """
-    keeping = [each for each in settings if each.recall >= KEPT]
-    sized = [each for each in keeping if each.temporary_bytes is not None]
-    worth = [each for each in settings if each.found is not None and each.found.ratio >= WORTH]
+    keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
+    sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
+    worth = [each for each in settings if (found := _found(each)) is not None and found.ratio >= WORTH]
     kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
     return {
         "memory-limited": (
-            min(sized, key=lambda each: (each.temporary_bytes or 0.0, each.ms), default=None),
+            min(sized, key=lambda each: (each[1].number(TEMPORARY) or 0.0, each[1].median_ns), default=None),
             f"least temporary memory {kept}",
         ),
-        "maximum performance": (min(keeping, key=lambda each: each.ms, default=None), f"least time {kept}"),
+        "maximum performance": (min(keeping, key=lambda each: each[1].median_ns, default=None), f"least time {kept}"),
         "quality-critical": (
-            max(worth, key=lambda each: (each.recall, -each.ms), default=None),
+            max(worth, key=lambda each: (each[1].number(RECALL) or 0, -each[1].median_ns), default=None),
             f"largest recall of those at least {WORTH:g}x as fast as dense attention",
         ),
     }
 
 
 _FIELDS: Final[tuple[Field[Setting], ...]] = (
-    Field("setting", lambda each: each.words, Code),
-    count("block", lambda each: each.cell.grid.block),
-    count("key tiles", lambda each: each.entry.size("blocks_per_row"), "that every query tile sees"),
-    count("selected keys", lambda each: each.keys, "that a query sees, mean; padding is not counted"),
-    numeric("density", lambda each: each.density, "share of all pairs of tokens that is computed", show=Share),
-    time("time", lambda each: each.entry.median_ns),
+    Field("setting", _words, Code),
+    count("block", lambda each: each[0].grid.block),
+    count("key tiles", lambda each: each[1].size("blocks_per_row"), "that every query tile sees"),
+    count(
+        "selected keys",
+        lambda each: round(each[1].density * each[1].size("tokens")),
+        "that a query sees, mean; padding is not counted",
+    ),
+    numeric("density", lambda each: each[1].density, "share of all pairs of tokens that is computed", show=Share),
+    time("time", lambda each: each[1].median_ns),
     numeric(
         "speedup",
-        lambda each: each.found and ratio_cell(each.found.ratio, each.found.interval),
+        lambda each: (found := _found(each)) and ratio_cell(found.ratio, found.interval),
         "over the fastest dense contestant of the same cell",
         missing=_NOT_MEASURED,
     ),
     numeric(
         "temporary",
-        lambda each: each.temporary_bytes,
+        lambda each: each[1].number(TEMPORARY),
         "memory one call needs, its output included",
         show=_mb,
         missing=_NOT_MEASURED,
     ),
-    numeric("peak", lambda each: each.peak_bytes, "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
-    numeric("recall", lambda each: each.recall, "share of full attention's mass on the selected keys", show=Share),
+    numeric("peak", lambda each: each[1].number(PEAK), "of everything, during one call", show=_mb, missing=_NOT_MEASURED),
+    numeric("recall", lambda each: each[1].number(RECALL), "share of full attention's mass on the selected keys", show=Share),
     numeric(
         "cosine to dense",
-        lambda each: each.cosine,
+        _cosine,
         "of the fine stage's output, without the coarse part, where it was measured",
         show=lambda cosine: Number(cosine, 4),
         missing=_NOT_MEASURED,
@@ -709,7 +681,7 @@ def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
 def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
     if not settings:
         return None
-    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each.cell.grid.budget, each.cell.grid.block), ""))
+    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each[0].grid.budget, each[0].grid.block), ""))
     everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
     return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 
@@ -864,36 +836,37 @@ _COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, an
 
 
 def bench_report(folder: Path) -> Report:
-    """Build the page of an attention grid.
+    """Build the page of an attention grid; of captured calls with the answer first.
 
     Raises:
         DataError: the folder holds no cells.
     """
-    found = read_cells(folder)
-    cells = found.cells
+    cells, unread = read_cells(folder)
+    judged = list(judged_sections(cells))
     study = load_study([cell.run.folder for cell in cells], into=folder)
     machine = cells[0].run.header.machine
-    sections = [*_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
+    sections = [*(section for _, section, _ in judged), *_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
     serialised = [cell.name for cell in cells if cell.serialised]
     stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
     return page(
         speedups=_speedups(cells),
-        title="Attention over the grid",
+        title="; ".join(dict.fromkeys(answer for answer, *_ in judged)) or "Attention over the grid",
         subtitle=f"{len(cells)} cells on {machine.device_name}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
         facts=(
             Fact("cells", Count(len(cells))),
             Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
             Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
         ),
-        banners=(*((stop,) if serialised else ()), *unread_banners(found.unread), *banners(study, gather=True)),
+        banners=(*((stop,) if serialised else ()), *unread_banners(unread), *banners(study, gather=True)),
         sections=(*sections, environment),
     )
 
 
 def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
-    """Choose the tables that a terminal shows: speed by shape and direction, and entries without a number."""
-    found = [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
+    """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
+    found = [table for *_, table in judged_sections(cells)]
+    found = found or [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 
@@ -902,7 +875,7 @@ def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
     """Yield one section for every shape and direction."""
     for title, own in _by_direction(cells):
         blocks: list[Block] = []
-        for block in dict.fromkeys(cell.grid.block for cell in own):
+        for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
             same = [cell for cell in own if cell.grid.block == block]
             blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
         gradients = gradient_table(own, title)

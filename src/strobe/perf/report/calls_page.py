@@ -47,6 +47,7 @@ from strobe.perf.report.model import (
     Table,
     Text,
     bytes_cell,
+    significant,
 )
 from strobe.perf.report.study import RunStudy
 
@@ -91,11 +92,12 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     unit = _unit(found)
     fields: list[Field[OwnCode]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
+        numeric("speedup", lambda row: _speedup(head, row), "baseline time / its own: median of the pairs, 95 % interval"),
+        numeric(f"median pair, {unit}", lambda row: _pair(row, unit), "baseline -> its own; their quotient is the speedup"),
+        Field("verdict", _verdict),
         time("mean", lambda row: row.mean_ns, unit, "geometric mean of the samples", missing=_NOT_TIMED),
         numeric("95 % interval", lambda row: _interval(row, unit), f"of the mean, {unit}", missing=_NOT_TIMED),
         time("min", lambda row: min(row.samples_ns, default=None), unit, missing=_NOT_TIMED),
-        numeric("speedup", lambda row: _speedup(head, row), "baseline time / its own, 95 % interval"),
-        Field("verdict", _verdict),
     ]
     if on_gpu:
         hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
@@ -136,6 +138,10 @@ def _interval(row: OwnCode, unit: Unit) -> Cell | None:
         return Missing("two samples or more have one", "-") if row.samples_ns else None
     low, high = (f"{end / _NS[unit]:.4g}" for end in (row.interval.low, row.interval.high))
     return Text(f"{low} to {high}")
+
+
+def _pair(row: OwnCode, unit: Unit) -> Text:
+    return Text("" if row.pair_ns is None else " -> ".join(significant(ns / _NS[unit]) for ns in row.pair_ns))
 
 
 def _speedup(head: Header, row: OwnCode) -> Cell:
@@ -194,7 +200,8 @@ def _headline(head: Header, row: OwnCode, series: int) -> Headline:
     if found is None:
         why = _why_none(row)
         return Headline(row.name, series, Missing(why), _verdict(row) if row.gate else Text("not timed", "muted"), why)
-    return speedup_headline(row.name, series, found)
+    told = speedup_headline(row.name, series, found)
+    return msgspec.structs.replace(told, detail=f"{told.detail}; {_pair(row, 'ms').text} ms in the median pair")
 
 
 def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:

@@ -38,19 +38,9 @@ UNIT: Final = "denoise step"
 """Name of the unit that the records of such a run count as a frame block."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Paired:
-    """Two variants of one run and their comparison.
-
-    Args:
-        finding: the second against the first.
-        alike: both are compiled, or neither is, so that their regions go equally deep.
-        first: the reference is the first dense variant of its kind, which gates are about.
-    """
-
-    finding: Finding
-    alike: bool
-    first: bool
+Paired: TypeAlias = tuple[Finding, bool, bool]
+"""Second of two variants against the first; whether both or neither are compiled, so that their regions go equally deep; whether
+the reference is the first dense variant of its kind, which gates are about."""
 
 
 def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
@@ -90,7 +80,7 @@ def _pair(
         finding = replace(finding, ledger=why, answer=None)
     elif finding.answer is not None:
         finding = replace(finding, answer=replace(finding.answer, unit=UNIT))
-    return Paired(finding=finding, alike=alike, first=first)
+    return finding, alike, first
 
 
 # Attention times and speedups of every pair, and the end-to-end bound that the attention operator sets (Amdahl).
@@ -116,7 +106,7 @@ class PerStep:
 
 
 _Row: TypeAlias = tuple[Subject, PerStep | str]
-_Pair: TypeAlias = tuple[Paired, PerStep | str, PerStep | str]
+_Pair: TypeAlias = tuple[Finding, PerStep | str, PerStep | str]
 """A pair, and the attention times of its reference and of its candidate, or why there are none."""
 
 
@@ -179,14 +169,14 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
         return cell
 
     def reached(row: _Pair) -> Any:
-        e2e = row[0].finding.e2e
+        e2e = row[0].e2e
         return of(lambda b, c: Missing("no end-to-end times") if e2e is None else e2e.ratio / _bound(b, c))(row)
 
     timed = "forward passes, untraced; median over mirrored pairs, 95 % interval"
     lost = "section / what it were with nothing but the operator changed, - 1"
     fields: tuple[Field[_Pair], ...] = (
-        Field("candidate", lambda row: row[0].finding.candidate.label),
-        Field("reference", lambda row: row[0].finding.reference.label),
+        Field("candidate", lambda row: row[0].candidate.label),
+        Field("reference", lambda row: row[0].reference.label),
         numeric("kernel", of(lambda b, c: b.kernel / c.kernel), "attention kernel", show=Ratio),
         numeric("operator", of(lambda b, c: b.kernel / c.operator), "with tiling, selection and finishing", show=Ratio),
         numeric("section", of(_section), "the module of self-attention", show=Ratio, missing=_APART),
@@ -201,12 +191,12 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
         "Amdahl bound: T / (T - (kernel of the reference - operator of the candidate)), T one denoise step of the reference.",
         "Lost outside the operator: what the section takes beyond that of the reference with the operator for its kernel.",
     )
-    rows = [(pair, per_step(pair.finding.reference), per_step(pair.finding.candidate)) for pair in pairs]
+    rows = [(finding, per_step(finding.reference), per_step(finding.candidate)) for finding, *_ in pairs]
     return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
 
 
 def _timed(row: _Pair) -> tuple[Cell, Cell]:
-    e2e = row[0].finding.e2e
+    e2e = row[0].e2e
     if e2e is None:
         return Missing("no end-to-end times"), Text("")
     return ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict)
@@ -250,7 +240,7 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
     head, work = run.header, run.header.workload
     assert work is not None and head.model is not None, "`is_dit_run` was asked"
     pairs = paired(study, allow_different)
-    findings = tuple(pair.finding for pair in pairs if pair.first)
+    findings = tuple(finding for finding, _, first in pairs if first)
     _, sections = attention_sections(study)
     attention = Section(
         "attention",
@@ -286,7 +276,7 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 def _speedups(pairs: Sequence[Paired]) -> Section:
     """Build the section with the table of speedups, and the ledger of every pair whose regions go equally deep."""
     blocks: list[Block] = [bounds_table(pairs)]
-    alike = [pair.finding for pair in pairs if pair.alike]
+    alike = [finding for finding, alike, _ in pairs if alike]
     for answered in answer_sections(alike):
         if answered is not None:
             blocks += answered.blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -67,7 +67,7 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
     events, base = trace.device_events, trace.base_ns
     shapes = [_field(text) for text in events.shapes]
     fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
-    call = _CsvCalls(trace)
+    calls_of = _csv_calls(trace)
     parts = (part.work for part in windowed_events(all_events(trace), window))
     for work in (one.at(slice(at, min(at + _CHUNK, len(one)))) for one in parts for at in range(0, len(one), _CHUNK)):
         modules = [""] * len(work)
@@ -76,7 +76,7 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
         front = work.name.astype(np.int64) * len(DEVICE_KINDS) + work.kind
         columns = (front, work.device, work.stream, work.shape, work.ordinal)
         times = _later(work.start, base), _later(work.end, base)
-        rows = zip(modules, call.fields(work.host), *times, *(column.tolist() for column in columns), strict=True)
+        rows = zip(modules, calls_of(work.host), *times, *(column.tolist() for column in columns), strict=True)
         yield from [
             f"{fronts[front]},{start},{end},{device},{stream},{shapes[shape]},{module},{host},{ordinal}\n"
             for module, host, start, end, front, device, stream, shape, ordinal in rows
@@ -91,26 +91,23 @@ def _later(times: Ints, base_ns: int) -> list[int]:
     return [base_ns + time for time in times.tolist()]
 
 
-class _CsvCalls:
-    """CSV fields of launch calls."""
+def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
+    """Return the function that gives the CSV fields of launch calls; a negative call is unknown and has empty fields."""
+    hosts, base = trace.device_events.hosts, trace.base_ns
+    names, threads = [_field(name) for name in hosts.names], [_field(thread) for thread in trace.threads]
+    columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
 
-    def __init__(self, trace: Trace) -> None:
-        hosts = trace.device_events.hosts
-        self._base = trace.base_ns
-        self._names = [_field(name) for name in hosts.names]
-        self._threads = [_field(thread) for thread in trace.threads]
-        self._columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
-
-    def fields(self, calls: NDArray[np.int32]) -> list[str]:
-        """Return the fields of the calls; a negative call is unknown and has empty fields."""
-        known, names, threads = calls >= 0, self._names, self._threads
-        name, start, end, thread = (column[calls[known]] for column in self._columns)
-        rows = zip(name.tolist(), _later(start, self._base), _later(end, self._base), thread.tolist(), strict=True)
+    def fields(calls: NDArray[np.int32]) -> list[str]:
+        known = calls >= 0
+        name, start, end, thread = (column[calls[known]] for column in columns)
+        rows = zip(name.tolist(), _later(start, base), _later(end, base), thread.tolist(), strict=True)
         found = [f"{names[name]},{start},{end},{threads[thread]}" for name, start, end, thread in rows]
         if len(found) == len(calls):
             return found
         each = iter(found)
         return [next(each) if one else ",,," for one in known.tolist()]
+
+    return fields
 
 
 def _operator_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:

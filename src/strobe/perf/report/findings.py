@@ -134,4 +134,4 @@ def _not_told_apart(subject: Subject) -> frozenset[str]:
 
 
 def _took(cut: Mapping[int, TimedClip], clips: Sequence[Clip]) -> int:
-    return sum(cut[clip.order].took_ns for clip in clips)
+    return sum(sum(cut[clip.order][0]) + cut[clip.order][1] for clip in clips)

@@ -26,8 +26,8 @@ def log_report(folders: Sequence[Path], into: Path) -> Report:
     """
     entries = read_entries(folders)
     first, others = change_sections(find(load_study(list(dict.fromkeys(entry.run.folder for entry in entries)), into)))
-    decided = [(entry, decide(entry, entries)) for entry in entries]
-    counts = {word: sum(decision.word == word for _, decision in decided) for word in ("Keep", "Drop", "Open")}
+    decided = [(entry, *decide(entry, entries)) for entry in entries]
+    counts = {word: sum(decision == word for _, decision, _ in decided) for word in ("Keep", "Drop", "Open")}
     head = entries[0].run.header
     environment = settings_section(load_study([entries[0].run.folder], into))
     references = dict.fromkeys(entry.reference for entry in entries)

@@ -189,13 +189,14 @@ class Level(_Node, frozen=True):
 
 
 class Plane(_Node, frozen=True):
-    """Points on two axes."""
+    """Points on two axes; a line joins those of the `marks` that `joined` numbers, in its order."""
 
     x: Axis
     y: Axis
     marks: tuple[PlotPoint, ...]
     levels: tuple[Level, ...] = ()
     series: tuple[str, ...] = ()
+    joined: tuple[int, ...] = ()
 
 
 class Kind(_Node, frozen=True):
@@ -344,7 +345,7 @@ class Fact(_Node, frozen=True):
 
 
 class Banner(_Node, frozen=True):
-    """A warning: `stop` voids some numbers and stands above them, `caution` weakens them and stands below the first section."""
+    """A warning: `stop` voids some numbers and stands above them, `caution` weakens them and stands below the answer."""
 
     level: Literal["stop", "caution"]
     title: str
@@ -451,9 +452,18 @@ def ratio_text(ratio: Ratio) -> str:
     return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def _number_text(cell: Number) -> str:
-    text = f"{cell.value:.{cell.digits}f}"
-    return f"{text} {cell.unit}" if cell.unit else text
+def verdict_words(ratio: Ratio, verdict: str, reference: str) -> str:
+    """Return a speedup as one says it: `1.27x [1.25, 1.29] faster than plain`, or `15 % [13, 17] slower than plain`."""
+    low, high = ratio.low, ratio.high
+    if verdict != "slower":
+        interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        times = f"{ratio.value:.2f}x{interval}"
+        return f"{times} faster than {reference}" if verdict == "faster" else f"{times} of {reference}'s speed, {verdict}"
+    if ratio.value <= 0.5:
+        interval = "" if low is None or high is None else f" [{1 / high:.2f}, {1 / low:.2f}]"
+        return f"{1 / ratio.value:.2f}x{interval} slower than {reference}"
+    interval = "" if low is None or high is None else f" [{100 / high - 100:.0f}, {100 / low - 100:.0f}]"
+    return f"{100 / ratio.value - 100:.0f} %{interval} slower than {reference}"
 
 
 def cell_text(cell: Cell, column: Column) -> str:
@@ -474,7 +484,7 @@ def cell_text(cell: Cell, column: Column) -> str:
         case Share(value=value):
             return f"{round(100 * value, 1) + 0.0:.1f} %"  # no minus sign on zero
         case Number():
-            return _number_text(cell)
+            return f"{cell.value:.{cell.digits}f} {cell.unit}".rstrip()
         case Missing(label=label):
             return clean(label)
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from strobe.core.costs import DevicePeaks, device_peaks
+from strobe.core.costs import device_peaks
 from strobe.core.errors import DataError
 from strobe.core.files import found_inside
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP, NAMES, VAE_DECODE
@@ -142,16 +142,16 @@ def _times(study: RunStudy) -> Section:
         time("mean", lambda row: statistics.fmean(row[2]), "µs"),
         slow_end(lambda row: row[2], "µs"),
         count("outliers", lambda row: len(outliers(row[2]).indices), outside),
-        numeric("mean without them", _effect, "how much lower or higher the mean would be"),
+        numeric(
+            "mean without them",
+            lambda row: Number(100 * outliers(row[2]).effect, 2, "%"),
+            "how much lower or higher the mean would be",
+        ),
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
     times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
     lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
     return Section("times", "Times", lead, (_gates(study), times))
-
-
-def _effect(row: tuple[Subject, str, list[int]]) -> Cell:
-    return Number(100 * outliers(row[2]).effect, 2, "%")
 
 
 def _what(name: str) -> str:
@@ -279,19 +279,20 @@ class ProfileFacts:
 
 def kernel_report(found: KernelProfile, what: ProfileFacts) -> Report:
     """Build the page of a kernel profile."""
-    peaks = device_peaks(what.machine.device_name)
-    details = _Details(profile=found, what=what, peaks=peaks)
+    operations = (*found.step.operations, *found.decode.operations, *found.reference)
+    rates = ((each.name, rate) for each in operations if (rate := _roofline(what, each)) is not None)
+    told = (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
     sections = (
         _budget(found, what),
         _regions(found),
-        details.section("attention", "Attention", lambda each: each.kind in (KERNELS, PROJECTIONS)),
-        details.section("cache", "Key-value cache", lambda each: each.kind == CACHE),
-        details.section("ffn", "Feed-forward", lambda each: each.kind == FEED_FORWARD),
-        details.section("other", "Norms, residuals, embedding, head", _is_other),
-        _decoder(found, what, details),
+        _details(found, what, "attention", "Attention", lambda each: each.kind in (KERNELS, PROJECTIONS)),
+        _details(found, what, "cache", "Key-value cache", lambda each: each.kind == CACHE),
+        _details(found, what, "ffn", "Feed-forward", lambda each: each.kind == FEED_FORWARD),
+        _details(found, what, "other", "Norms, residuals, embedding, head", lambda each: each.kind not in told),
+        _decoder(found, what),
         _stages(found, what),
     )
-    anomalies = tuple(details.anomalies())
+    anomalies = tuple(f"{name}: {rate.anomaly}" for name, rate in rates if rate.anomaly)
     busy = tuple(_doubts(what))
     banners = [Banner("stop", "Rates that cannot be.", anomalies)] if anomalies else []
     banners += [Banner("caution", "Read the numbers with this in mind.", busy)] if busy else []
@@ -316,10 +317,6 @@ def _doubts(what: ProfileFacts) -> Iterator[str]:
         yield f"SM clock varied by more than {100 * VARIES:g} % while it was measured: {low} to {high} MHz"
     if clocks.throttle:
         yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
-
-
-def _is_other(each: Operation) -> bool:
-    return each.kind not in (KERNELS, PROJECTIONS, CACHE, FEED_FORWARD)
 
 
 # --------------------------------------------------------------------------------------------------------------- budget
@@ -388,80 +385,68 @@ def _regions(found: KernelProfile) -> Section:
 # -------------------------------------------------------------------------------------------------------------- details
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Details:
-    """Builder of the tables of operations."""
+def _details(
+    found: KernelProfile, what: ProfileFacts, id: str, title: str, chosen: Callable[[Operation], bool]
+) -> Section | None:
+    """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
+    parts = [each for each in found.step.operations if chosen(each)]
+    others = [each for each in found.reference if chosen(each)]
+    blocks: list[Block] = []
+    if parts:
+        blocks.append(_operations(what, f"{title}: operations of a step, {ISOLATED}.", parts, found.step.mean_ns, "step"))
+    if others:
+        caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
+        blocks.append(_operations(what, caption, others, None, ""))
+    return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
 
-    profile: KernelProfile
-    what: ProfileFacts
-    peaks: DevicePeaks | None
 
-    def section(self, id: str, title: str, chosen: Callable[[Operation], bool]) -> Section | None:
-        """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
-        parts = [each for each in self.profile.step.operations if chosen(each)]
-        others = [each for each in self.profile.reference if chosen(each)]
-        blocks: list[Block] = []
-        if parts:
-            blocks.append(self.table(f"{title}: operations of a step, {ISOLATED}.", parts, self.profile.step.mean_ns, "step"))
-        if others:
-            caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
-            blocks.append(self.table(caption, others, None, ""))
-        return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
-
-    def table(self, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
-        """Build a table with one row per operation; with a whole, also its share of that."""
-        shares: tuple[Field[Operation], ...] = ()
-        if whole is not None:
-            shares = (
-                time(f"per {unit}", lambda each: float(each.step_ns)),
-                numeric(f"share of {unit}", lambda each: share_cell(each.step_ns, whole)),
-            )
-        fields: tuple[Field[Operation], ...] = (
-            Field("operation", lambda each: each.name, Code),
-            Field("what", lambda each: Text(each.what, "muted")),
-            count("calls", lambda each: each.calls or None, f"in one {unit}" if unit else "", missing="no part of it"),
-            time("mean", lambda each: float(each.mean_ns), "µs"),
-            time("p50", lambda each: each.p50_ns, "µs"),
-            slow_end(lambda each: each.times_ns, "µs"),
-            *shares,
-            *rate_fields(self.peaks, self._roofline, "its cost is not modelled", clocked=self.sm_mhz is not None),
+def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
+    """Build a table with one row per operation; with a whole, also its share of that."""
+    peaks, sm_mhz, gpu = device_peaks(what.machine.device_name), _sm_mhz(what), what.machine.gpu
+    shares: tuple[Field[Operation], ...] = ()
+    if whole is not None:
+        shares = (
+            time(f"per {unit}", lambda each: float(each.step_ns)),
+            numeric(f"share of {unit}", lambda each: share_cell(each.step_ns, whole)),
         )
-        gpu = self.what.machine.gpu
-        ran = clock_notes(self.peaks, {"the whole profile": clock_words(self.sm_mhz, None if gpu is None else gpu.max_sm_mhz)})
-        notes = [device_note(self.what.machine.device_name, self.peaks), *ran]
-        waiting = [each.name for each in operations if each.waits]
-        if self.what.machine.on_gpu:
-            held = "overwritten before each call" if self.what.cold else "as the call before left them"
-            notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
-            if waiting:
-                notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
-        return table_of(caption, fields, operations, notes=notes)
+    fields: tuple[Field[Operation], ...] = (
+        Field("operation", lambda each: each.name, Code),
+        Field("what", lambda each: Text(each.what, "muted")),
+        count("calls", lambda each: each.calls or None, f"in one {unit}" if unit else "", missing="no part of it"),
+        time("mean", lambda each: float(each.mean_ns), "µs"),
+        time("p50", lambda each: each.p50_ns, "µs"),
+        slow_end(lambda each: each.times_ns, "µs"),
+        *shares,
+        *rate_fields(peaks, lambda each: _roofline(what, each), "its cost is not modelled", clocked=sm_mhz is not None),
+    )
+    ran = clock_notes(peaks, {"the whole profile": clock_words(sm_mhz, None if gpu is None else gpu.max_sm_mhz)})
+    notes = [device_note(what.machine.device_name, peaks), *ran]
+    waiting = [each.name for each in operations if each.waits]
+    if what.machine.on_gpu:
+        held = "overwritten before each call" if what.cold else "as the call before left them"
+        notes.append(f"CUDA events around single calls in a full queue; caches {held}.")
+        if waiting:
+            notes.append(f"Launch gaps lie in the times of {', '.join(waiting)}: they wait for the GPU.")
+    return table_of(caption, fields, operations, notes=notes)
 
-    @property
-    def sm_mhz(self) -> int | None:
-        """SM clock while all of it was measured; None: not sampled."""
-        clocks = self.what.clocks
-        return clocks.sm_mhz if clocks is not None and clocks.samples else None
 
-    def _roofline(self, each: Operation) -> Roofline | None:
-        if each.cost is None:
-            return None
-        return roofline(each.mean_ns, each.cost, self.peaks, self.what.dtype, sm_mhz=self.sm_mhz)
+def _sm_mhz(what: ProfileFacts) -> int | None:
+    """Return the SM clock while all of it was measured; None: not sampled."""
+    return what.clocks.sm_mhz if what.clocks is not None and what.clocks.samples else None
 
-    def anomalies(self) -> Iterator[str]:
-        """Yield a sentence for every rate above a peak."""
-        for each in (*self.profile.step.operations, *self.profile.decode.operations, *self.profile.reference):
-            found = self._roofline(each)
-            if found is not None and found.anomaly:
-                yield f"{each.name}: {found.anomaly}"
+
+def _roofline(what: ProfileFacts, each: Operation) -> Roofline | None:
+    if each.cost is None:
+        return None
+    return roofline(each.mean_ns, each.cost, device_peaks(what.machine.device_name), what.dtype, sm_mhz=_sm_mhz(what))
 
 
 # ------------------------------------------------------------------------------------------------------ decoder, stages
 
 
-def _decoder(found: KernelProfile, what: ProfileFacts, details: _Details) -> Section:
+def _decoder(found: KernelProfile, what: ProfileFacts) -> Section:
     decode = found.decode
-    table = details.table(f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
+    table = _operations(what, f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
     fields: tuple[Field[tuple[Text | Code, Fraction]], ...] = (
         Field("", lambda row: row[0]),
         time("per decode", lambda row: float(row[1])),

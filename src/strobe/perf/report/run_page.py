@@ -30,16 +30,13 @@ from strobe.perf.analysis.runs.compare import (
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
-from strobe.perf.records.record import Memory, Variant
+from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import (
     ANSWER,
-    LevelRow,
     answer_sections,
     ledger_blocks,
     level_ratio,
-    level_times,
-    levels_figure,
     speedups,
 )
 from strobe.perf.report.blocks.breakdown import (
@@ -67,7 +64,6 @@ from strobe.perf.report.blocks.fields import (
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
-    LaneSlices,
     Piece,
     anomaly_notes,
     attention_sections,
@@ -109,6 +105,8 @@ from strobe.perf.report.model import (
     Table,
     Text,
     Time,
+    Whisker,
+    Whiskers,
     bytes_cell,
 )
 from strobe.perf.report.study import Profile, RunStudy, Subject
@@ -116,7 +114,7 @@ from strobe.perf.report.study import Profile, RunStudy, Subject
 # The headline, and the chain of speedups from the attention kernel to end to end.
 
 _UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
-_UNJUDGED: Final = "a level inside a pass; its interval says how sure it is"
+_UNJUDGED: Final = Text("not judged", "muted", note="a level inside a pass; its interval says how sure it is")
 HEADLINE: Final = "headline"
 """Id of the section."""
 MAX_REALISED: Final = 10
@@ -222,15 +220,30 @@ def chain_section(findings: Sequence[Finding]) -> Section:
     return Section("chain", "From the kernel to end to end", lead, tuple(blocks))
 
 
+_ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum]
+
+
 def _chain_figure(findings: Sequence[Finding]) -> Block:
-    fields: tuple[Field[LevelRow], ...] = (
-        Field("candidate", lambda row: row.candidate),
-        Field("level", lambda row: row.level),
-        numeric("speedup", lambda row: row.ratio),
-        Field("verdict", lambda row: row.verdict),
-        Field("from", lambda row: row.source),
-        *level_times("reference"),
-        numeric("realised", lambda row: row.realised, "saving of this level / saving of the attention kernel alone"),
+    lost = Missing("a trace lacks the spans of this level", "-")
+    no_time = Missing("no time at this level", "-")
+
+    def ratio(row: _ChainRow) -> Cell:
+        known = level_ratio(row[0], row[2])
+        return known[0] if known else no_time
+
+    def ns(head: str, get: Callable[[LevelSum], int]) -> Field[_ChainRow]:
+        return Field(head, lambda row: ExactTime(get(row[2])) if row[2].ratio else lost, unit="ms")
+
+    fields: tuple[Field[_ChainRow], ...] = (
+        Field("candidate", lambda row: row[0].candidate.label),
+        Field("level", lambda row: row[2].level.value),
+        numeric("speedup", ratio),
+        Field("verdict", lambda row: verdict_cell(timed.verdict) if (timed := _timed(row)) else _UNJUDGED),
+        Field("from", _source),
+        ns("reference", lambda level: level.baseline_ns),
+        ns("candidate", lambda level: level.candidate_ns),
+        ns("saved", lambda level: level.saved_ns),
+        numeric("realised", lambda row: _realised(*row[1:]), "saving of this level / saving of the attention kernel alone"),
     )
     notes = (
         "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
@@ -240,36 +253,33 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
-    rows = [
-        _chain_row(finding, finding.ledger, level)
-        for finding in findings
-        if isinstance(finding.ledger, Ledger)
-        for level in finding.ledger.levels
-    ]
+    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
+    rows = [(finding, ledger, level) for finding, ledger in told for level in ledger.levels]
+    table = table_of("Speedup and saving by level.", fields, rows, notes=notes)
+    whiskers = tuple(_whisker(row, known) for row in rows if isinstance(known := ratio(row), Ratio))
+    if not whiskers:
+        return table
     references = " or ".join(dict.fromkeys(finding.reference.label for finding in findings))
     title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
-    return levels_figure(title, references, rows, fields, "Speedup and saving by level.", notes)
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, whiskers), table)
 
 
-def _chain_row(finding: Finding, ledger: Ledger, level: LevelSum) -> LevelRow:
-    known, realised = level_ratio(finding, level), _realised(ledger, level)
-    timed = known[1] if known else None
-    lost = Missing("a trace lacks the spans of this level", "-")
-    b, c, saved = (ExactTime(ns) if level.ratio else lost for ns in (level.baseline_ns, level.candidate_ns, level.saved_ns))
-    return LevelRow(
-        candidate=finding.candidate.label,
-        level=Text(level.level.value),
-        ratio=known[0] if known else Missing("no time at this level", "-"),
-        verdict=verdict_cell(timed.verdict) if timed else Text("not judged", "muted", note=_UNJUDGED),
-        times=(b, c, saved),
-        realised=realised,
-        source=f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.spread.lines)]}",
-        detail=f"{100 * realised.value:.0f} % realised"
-        if isinstance(realised, Share) and level.level != AccountLevel.KERNEL
-        else "",
-        group=f"{finding.candidate.label} against {finding.reference.label}",
-        series=finding.candidate.series,
-    )
+def _timed(row: _ChainRow) -> Comparison | None:
+    known = level_ratio(row[0], row[2])
+    return known[1] if known else None
+
+
+def _source(row: _ChainRow) -> str:
+    timed, (_, ledger, level) = _timed(row), row
+    return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.spread.lines)]}"
+
+
+def _whisker(row: _ChainRow, ratio: Ratio) -> Whisker:
+    finding, ledger, level = row
+    realised, candidate = _realised(ledger, level), finding.candidate
+    known = isinstance(realised, Share) and level.level != AccountLevel.KERNEL
+    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and known else ""
+    return Whisker(level.level.value, ratio, f"{candidate.label} against {finding.reference.label}", detail, candidate.series)
 
 
 def _realised(ledger: Ledger, level: LevelSum) -> Cell:
@@ -420,7 +430,7 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     buckets = _buckets(len(found.memory))
     rows, marks = [], []
     for bucket in buckets:
-        most = [_most([found.memory[index] for index in bucket], kind) for kind in kinds]
+        most = [max(getattr(found.memory[index], f"{kind}_bytes") or 0 for index in bucket) for kind in kinds]
         marks += [PlotPoint(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
         rows.append((_span(bucket), *most))
     series = tuple(_WORDS[kind] for kind in kinds)
@@ -430,10 +440,6 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
     table = table_of("The points.", fields, rows)
     return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
-
-
-def _most(lines: Sequence[Memory], kind: str) -> int:
-    return max(getattr(line, f"{kind}_bytes") or 0 for line in lines)
 
 
 # Timed stages against the peaks of the device, where the records hold the cost of a stage.
@@ -587,7 +593,7 @@ def _cut(slices: Sequence[Slice], start: int, end: int) -> Iterator[Piece]:
 
 
 def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
-    lanes = [LaneSlices(label=subject.label, series=subject.series, pieces=pieces) for subject, pieces in steps]
+    lanes = [(subject.label, subject.series, pieces) for subject, pieces in steps]
     assert all(before[1] == after[0] for _, pieces in steps for before, after in pairwise(pieces)), "slices do not tile the step"
     picture = draw_lanes(lanes, _KINDS, _KERNEL)
     title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."

@@ -49,13 +49,14 @@ def serve_report(folder: Path) -> Report:
         else f"At no load did every viewer get in and have {HELD:.0%} of the pictures on time."
     )
     where = f"{server.device} of {head.machine.device_name}" if server.own else "a server that was there already"
+    codecs = ", ".join(sorted({each.codec for each in run.viewers}))
     return page(
         title=f"Viewers on one server: {server.model}, {head.baseline}",
         subtitle=answer,
         facts=(
             *run_facts(head),
             Fact("Server", Text(f"{server.url}, {where}")),
-            Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {_codecs(run.viewers)}")),
+            Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {codecs}")),
             Fact("Arrivals", Text(_arrivals(run.viewers))),
             Fact("Start buffer", Time(server.start_buffer_ns)),
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
@@ -63,10 +64,6 @@ def serve_report(folder: Path) -> Report:
         banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
         sections=(_loads(found), *_server(found), _viewers(run)),
     )
-
-
-def _codecs(viewers: Sequence[Viewer]) -> str:
-    return ", ".join(sorted({each.codec for each in viewers}))
 
 
 def _arrivals(viewers: Sequence[Viewer]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -286,17 +286,10 @@ def once(find: Callable[[TraceStudy], Found]) -> Callable[[TraceStudy], Found]:
     return found
 
 
-class Wanted(NamedTuple):
-    """Optional contents to read from one file: the input sizes of operators with kernels, and every operator with its inputs."""
-
-    shapes: bool
-    details: bool
-
-
-def wanted_of(path: Path, options: TraceOptions) -> Wanted:
-    """Return the contents to read from a file under these options."""
+def wanted_of(path: Path, options: TraceOptions) -> tuple[bool, bool]:
+    """Return whether to read the input sizes of operators with kernels, and every operator with its inputs, from a file."""
     small = path.is_file() and path.stat().st_size <= DETAILED_BYTES
-    return Wanted(options.by == "shape", small if options.details is None else options.details)
+    return options.by == "shape", small if options.details is None else options.details
 
 
 Reading: TypeAlias = Callable[[Sequence[Path], TraceOptions, Progress | None], Iterable[Trace | TraceFormatError]]
@@ -308,8 +301,9 @@ def read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progres
     sizes = [path.stat().st_size if path.exists() else 0 for path in files]
     for number, path in enumerate(files):
         part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
+        shapes, details = wanted_of(path, options)
         try:
-            yield read_trace(path, ops=False, **wanted_of(path, options)._asdict(), progress=part)
+            yield read_trace(path, ops=False, shapes=shapes, details=details, progress=part)
         except TraceFormatError as error:
             yield error
 

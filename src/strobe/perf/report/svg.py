@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable
 from html import escape as _escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from strobe.core.printable import clean
@@ -441,6 +441,10 @@ def draw_plane(plane: Plane, alt: str) -> str:
     places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
     body = "".join(_level(level, y) for level in plane.levels)
+    body += "".join(
+        f'<line class="level {colour(0)}" x1="{percent(x0)}" x2="{percent(x1)}" y1="{_y(y0)}" y2="{_y(y1)}"/>'
+        for (x0, y0), (x1, y1) in pairwise(places[at] for at in plane.joined)
+    )
     body += "".join(_reach(mark, x, y, place[1]) for mark, place in zip(plane.marks, places, strict=True))
     body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
     unit = f", {plane.x.unit}" if plane.x.unit else ""

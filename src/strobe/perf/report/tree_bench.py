@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.grid import GridCells, names_in, read_grid, recorded
+from strobe.perf.analysis.runs.grid import names_in, read_grid, recorded
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, Prediction, SentMessage, Span, Surroundings
@@ -147,7 +147,7 @@ class TreeCellRun:
         return self.run.links
 
 
-def read_cells(folder: Path) -> GridCells[TreeCellRun]:
+def read_cells(folder: Path) -> tuple[tuple[TreeCellRun, ...], tuple[str, ...]]:
     """Read every cell of a run that has records, even one that failed; of several attempts the last.
 
     Raises:
@@ -362,25 +362,9 @@ def weak(cells: Sequence[TreeCellRun]) -> list[ScalingPoint]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crossing:
-    """A change of the fastest strategy between two measured numbers of tokens (or of ranks).
-
-    Args:
-        along: `tokens` or `ranks`.
-        at: the other one, which is fixed.
-        low, high: measured on both sides.
-        place: where the lines of the two, in logarithms, meet.
-        before, after: fastest on either side.
-    """
-
-    along: str
-    at: int
-    low: int
-    high: int
-    place: float
-    before: str
-    after: str
+Crossing: TypeAlias = tuple[str, int, tuple[int, int], float, tuple[str, str]]
+"""A change of the fastest strategy along `tokens` or `ranks`: how many there are of the other, the measured numbers on both sides
+of it, the place where the lines of the two strategies, in logarithms, meet, and the fastest on either side."""
 
 
 def crossings(cells: Sequence[TreeCellRun]) -> list[Crossing]:
@@ -413,24 +397,11 @@ def _crossing(
     gaps = [math.log(times[before][place] / times[after][place]) for place in ends]  # <= 0 at low, >= 0 at high
     share = gaps[0] / (gaps[0] - gaps[1]) if gaps[0] != gaps[1] else 0.5
     place = math.exp(math.log(low[axis]) + share * math.log(high[axis] / low[axis]))
-    yield Crossing(along=along, at=at, low=low[axis], high=high[axis], place=place, before=before, after=after)
+    yield along, at, (low[axis], high[axis]), place, (before, after)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingWhatIf:
-    """Best predicted strategy with other links.
-
-    Args:
-        words: which, e.g. `bandwidth x2`; empty: as they are.
-        best: the strategy with the smallest prediction.
-        total_ns: its prediction.
-        now_ns: the smallest prediction with the links as they are.
-    """
-
-    words: str
-    best: str
-    total_ns: float
-    now_ns: float
+ScalingWhatIf: TypeAlias = tuple[str, str, float, float]
+"""Which links are faster, e.g. `bandwidth x2`; the strategy with the smallest prediction then, it, and the smallest of today."""
 
 
 def what_if(cell: TreeCellRun) -> list[ScalingWhatIf]:
@@ -444,11 +415,8 @@ def what_if(cell: TreeCellRun) -> list[ScalingWhatIf]:
             words = f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}"
             other[words][entry.name] = each.total_ns
     now_ns = min(now.values())
-    found = []
-    for words, values in other.items():
-        best = min(values, key=lambda name: values[name])
-        found.append(ScalingWhatIf(words=words, best=best, total_ns=values[best], now_ns=now_ns))
-    return found
+    best = {words: min(values, key=lambda name: values[name]) for words, values in other.items()}
+    return [(words, best[words], values[best[words]], now_ns) for words, values in other.items()]
 
 
 # Tables and pictures of a scaling grid.
@@ -547,12 +515,12 @@ def _plane(title: str, x: str, y: str, points: Sequence[tuple[str, int, float]])
 
 def _crossing_tables(title: str, cells: Sequence[TreeCellRun]) -> Iterator[Table]:
     fields: tuple[Field[Crossing], ...] = (
-        Field("along", lambda each: each.along),
-        Field("fixed", lambda each: f"{each.at} {'ranks' if each.along == 'tokens' else 'keys'}"),
-        Field("between", lambda each: f"{each.low} and {each.high}"),
-        numeric("at about", lambda each: Number(each.place, 1)),
-        Field("fastest before", lambda each: each.before, Code),
-        Field("after", lambda each: each.after, Code),
+        Field("along", lambda row: row[0]),
+        Field("fixed", lambda row: f"{row[1]} {'ranks' if row[0] == 'tokens' else 'keys'}"),
+        Field("between", lambda row: f"{row[2][0]} and {row[2][1]}"),
+        numeric("at about", lambda row: Number(row[3], 1)),
+        Field("fastest before", lambda row: row[4][0], Code),
+        Field("after", lambda row: row[4][1], Code),
     )
     found = crossings(cells)
     if found:
@@ -564,11 +532,11 @@ def _what_if_tables(title: str, cells: Sequence[TreeCellRun]) -> Iterator[Table]
     fields: tuple[Field[tuple[TreeCellRun, ScalingWhatIf]], ...] = (
         count("ranks", lambda row: row[0].run.header.world_size),
         count("keys", lambda row: row[0].sizes["tokens"]),
-        Field("links", lambda row: row[1].words),
-        Field("best", lambda row: row[1].best, Code),
-        time("predicted", lambda row: row[1].total_ns),
-        time("as they are", lambda row: row[1].now_ns, "ms", "the best prediction with the measured links"),
-        numeric("gain", lambda row: Number(row[1].now_ns / row[1].total_ns, 2)),
+        Field("links", lambda row: row[1][0]),
+        Field("best", lambda row: row[1][1], Code),
+        time("predicted", lambda row: row[1][2]),
+        time("as they are", lambda row: row[1][3], "ms", "the best prediction with the measured links"),
+        numeric("gain", lambda row: Number(row[1][3] / row[1][2], 2)),
     )
     rows = [(cell, each) for cell in cells for each in what_if(cell)]
     if rows:
@@ -585,13 +553,8 @@ NAMED = 0.6
 """Share of the calls in which a straggler must have been last; with two ranks chance alone gives 0.5."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """Verdict on one strategy of one cell, with evidence and remedy."""
-
-    label: Label
-    evidence: str
-    remedy: str
+Bound: TypeAlias = tuple[Label, str, str]
+"""Verdict on one strategy of one cell, its evidence, and one remedy."""
 
 
 def bound(cell: TreeCellRun, entry: TreeContestant) -> Bound | None:
@@ -610,11 +573,9 @@ def bound(cell: TreeCellRun, entry: TreeContestant) -> Bound | None:
         case "transfer":
             return _transfer(cell, entry, found)
         case _:
-            return Bound(
-                label="launch-bound",
-                evidence=f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching",
-                remedy="give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph",
-            )
+            evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
+            remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
+            return "launch-bound", evidence, remedy
 
 
 def _share(value: float, whole: Parts) -> str:
@@ -637,9 +598,9 @@ def _work(cell: TreeCellRun, entry: TreeContestant, found: Parts) -> Bound:
         evidence += f"; a rank reached {rate / 1e9:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks"
     if is_flop:
         remedy = "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do"
-        return Bound(label="flop-bound", evidence=evidence, remedy=remedy)
+        return "flop-bound", evidence, remedy
     remedy = "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
-    return Bound(label="memory-bound", evidence=evidence, remedy=remedy)
+    return "memory-bound", evidence, remedy
 
 
 def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
@@ -658,17 +619,13 @@ def _waiting_bound(entry: TreeContestant, found: Parts) -> Bound:
     who = straggler(entry.collectives())
     evidence = f"{_share(found.wait, found)} is waiting for other ranks"
     if who is None:
-        return Bound(
-            label="skew-bound",
-            evidence=f"{evidence}; no rank was last in {100 * NAMED:.0f} % of the calls: they take turns",
-            remedy="give every rank cores of its own (fewer ranks, or fewer threads each): they are being scheduled in turns",
-        )
+        evidence += f"; no rank was last in {100 * NAMED:.0f} % of the calls: they take turns"
+        remedy = "give every rank cores of its own (fewer ranks, or fewer threads each): they are being scheduled in turns"
+        return "skew-bound", evidence, remedy
     rank, share = who
-    return Bound(
-        label="skew-bound",
-        evidence=f"{evidence}; rank {rank} was last in {100 * share:.0f} % of the calls",
-        remedy=f"look at rank {rank}: more keys than the others, a slower device, or another process on its cores",
-    )
+    evidence += f"; rank {rank} was last in {100 * share:.0f} % of the calls"
+    remedy = f"look at rank {rank}: more keys than the others, a slower device, or another process on its cores"
+    return "skew-bound", evidence, remedy
 
 
 def _transfer(cell: TreeCellRun, entry: TreeContestant, found: Parts) -> Bound:
@@ -679,10 +636,10 @@ def _transfer(cell: TreeCellRun, entry: TreeContestant, found: Parts) -> Bound:
     if alpha >= beta:
         fewest = min((each for each in cell.measured if each.sent), key=lambda each: len(each.sent))
         other = f"{fewest.name} has {len(fewest.sent)}" if len(fewest.sent) < len(entry.sent) else "several layers in one call"
-        return Bound(label="latency-bound", evidence=evidence, remedy=f"fewer collectives: {other}")
+        return "latency-bound", evidence, f"fewer collectives: {other}"
     least = min((each for each in cell.measured if each.sent), key=lambda each: sum(one.sent_bytes for one in each.sent))
     fewer = least.name if least is not entry else "16-bit tensors, or a result that stays spread"
-    return Bound(label="bandwidth-bound", evidence=evidence, remedy=f"fewer bytes: {fewer}")
+    return "bandwidth-bound", evidence, f"fewer bytes: {fewer}"
 
 
 def warnings(cell: TreeCellRun) -> tuple[str, ...]:
@@ -829,9 +786,9 @@ def verdict_table(cell: TreeCellRun) -> Table | None:
     """Build the table with each strategy's verdict, its evidence and one remedy; None if there are none."""
     fields: tuple[Field[tuple[TreeContestant, Bound]], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
-        Field("verdict", lambda row: row[1].label),
-        Field("evidence", lambda row: row[1].evidence),
-        Field("remedy", lambda row: row[1].remedy),
+        Field("verdict", lambda row: row[1][0]),
+        Field("evidence", lambda row: row[1][1]),
+        Field("remedy", lambda row: row[1][2]),
         Field("straggler", lambda row: _late(straggler(row[0].collectives()))),
     )
     rows = [(entry, found) for entry in cell.measured if (found := bound(cell, entry)) is not None]
@@ -867,8 +824,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
     Raises:
         DataError: the folder holds no cells.
     """
-    found = read_cells(folder)
-    cells = found.cells
+    cells, unread = read_cells(folder)
     first = cells[0].run.header
     sections = [*(scaling_sections(cells) if scaling else ()), *(_cell_section(cell) for cell in cells)]
     environment = settings_section(load_study([cells[0].run.folder], into=folder))
@@ -880,7 +836,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
             Fact("ranks", Text(", ".join(str(each) for each in sorted({cell.run.header.world_size for cell in cells})))),
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
-        banners=(*_banners(cells), *unread_banners(found.unread)),
+        banners=(*_banners(cells), *unread_banners(unread)),
         sections=(*sections, environment),
     )
 

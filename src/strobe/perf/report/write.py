@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
-from itertools import count, starmap
+from itertools import count
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Final, Literal, assert_never
 from urllib.parse import quote
 
 import msgspec
@@ -99,9 +99,10 @@ class _Page:
             case _:
                 assert_never(block)
 
-    def section(self, number: int, section: Section) -> str:
+    def section(self, number: int, section: Section, cautions: str) -> str:
         lead = f'<p class="lead">{esc(section.lead)}</p>' if section.lead else ""
-        body = lead + "".join(self.block(block) for block in section.blocks)
+        blocks = [self.block(block) for block in section.blocks]
+        body = "".join((lead, *blocks[:1], cautions, *blocks[1:]))
         head = f'<h2 id="h-{esc(section.id)}"><span class="num">{number}</span>{esc(section.title)}</h2>'
         if section.folded:
             body, head = f'<details class="fold"><summary>{head}</summary>{body}</details>', ""
@@ -178,9 +179,11 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
     contents = "".join(f'<li><a href="#{esc(section.id)}">{esc(section.title)}</a></li>' for section in report.sections)
-    stops, cautions = ("".join(map(_html_banner, banners)) for banners in _banners(report))
-    own_text = [page.section(number, section) for number, section in enumerate(report.sections, start=1)]
-    sections = "".join([*own_text[:1], cautions, *own_text[1:]])
+    stops, cautions, more = ("".join(map(_html_banner, banners)) for banners in _banners(report))
+    if more:
+        cautions += f'<details class="fold"><summary>More to keep in mind</summary><div>{more}</div></details>'
+    numbered = list(enumerate(report.sections, start=1))
+    sections = "".join(page.section(number, section, cautions if number == 1 else "") for number, section in numbered)
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>{esc(report.title)}</title><link rel="icon" href="data:,"><style>\n{style}</style>'
@@ -195,14 +198,26 @@ def render_html(report: Report, *, alone: bool = False) -> str:
     footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{hatch_patterns()}{nav}'
-        f"<main>{header}{stops}\n{sections}\n{footer}</main><script>\n{script}</script></body></html>\n"
+        f"<main>{header}{stops}\n{sections or cautions}\n{footer}</main><script>\n{script}</script></body></html>\n"
     )
 
 
-def _banners(report: Report) -> tuple[list[Banner], list[Banner]]:
-    """Return the banners that void figures, which stand above the first section, and the others, which stand below it."""
-    stops = [banner for banner in report.banners if banner.level == "stop"]
-    return stops, [banner for banner in report.banners if banner.level != "stop"]
+MAX_CAUTIONS: Final = 3
+"""Lines of caution that stand below the answer of a page, the first block of its first section; more are folded."""
+
+
+def _banners(report: Report) -> tuple[list[Banner], list[Banner], list[Banner]]:
+    """Return the banners that void figures, which stand above all sections, and the others: those below the answer, and more."""
+    stops, below, more = [], [], []
+    left = MAX_CAUTIONS
+    for banner in report.banners:
+        if banner.level == "stop":
+            stops.append(banner)
+            continue
+        below += [msgspec.structs.replace(banner, items=banner.items[:left])] if left else []
+        more += [msgspec.structs.replace(banner, items=banner.items[left:])] if banner.items[left:] else []
+        left = max(0, left - len(banner.items))
+    return stops, below, more
 
 
 def _html_banner(banner: Banner) -> str:
@@ -272,9 +287,12 @@ def render_markdown(report: Report) -> str:
     lines = [f"# {escape(report.title)}", "", escape(report.subtitle), ""]
     lines += [f"* {escape(fact.name)}: {_markdown_cell(fact.value, Column(''))}" for fact in report.facts]
     lines.append("")
-    stops, cautions = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
-    own = [_section(number, section) for number, section in enumerate(report.sections, start=1)]
-    lines += [line for part in (stops, *own[:1], cautions, *own[1:]) for line in part]
+    stops, cautions, more = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
+    if more:
+        cautions += ["<details><summary>More to keep in mind</summary>", "", *more, "</details>", ""]
+    lines += stops if report.sections else stops + cautions
+    for number, section in enumerate(report.sections, start=1):
+        lines += _section(number, section, cautions if number == 1 else [])
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -283,13 +301,12 @@ def _markdown_banner(banner: Banner) -> list[str]:
     return [*lines, *(f"> * {escape(item)}" for item in banner.items), ""]
 
 
-def _section(number: int, section: Section) -> list[str]:
+def _section(number: int, section: Section, cautions: list[str]) -> list[str]:
     lines = [f"## {number}. {escape(section.title)}", ""]
     if section.lead:
         lines += [escape(section.lead), ""]
-    for block in section.blocks:
-        lines += _block(block)
-    return lines
+    blocks = [_block(block) for block in section.blocks]
+    return [line for part in (lines, *blocks[:1], cautions, *blocks[1:]) for line in part]
 
 
 def _block(block: Block) -> list[str]:
@@ -352,23 +369,11 @@ FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json")
 MAX_PAGE_BYTES: Final = 300_000
 
 
-class _Room(NamedTuple):
-    """Limits of a page: rows shown at once, rows of a table opened by a click, and tables of a section."""
-
-    seen: int
-    folded: int
-    tables: int
-
-
-_ROOMS: Final = tuple(
-    starmap(
-        _Room,
-        (
-            (200, 50, 99), (100, 30, 99), (50, 20, 50), (40, 12, 40), (30, 8, 30), (30, 8, 24), (30, 5, 16), (20, 5, 12),
-            (20, 3, 8), (12, 3, 6), (8, 3, 4), (5, 2, 3), (2, 1, 2),
-        ),
-    )
+_ROOMS: Final = (
+    (200, 50, 99), (100, 30, 99), (50, 20, 50), (40, 12, 40), (30, 8, 30), (30, 8, 24), (30, 5, 16), (20, 5, 12),
+    (20, 3, 8), (12, 3, 6), (8, 3, 4), (5, 2, 3), (2, 1, 2),
 )  # fmt: skip
+"""Limits of a page: rows shown at once, rows of a table opened by a click, and tables of a section."""
 
 
 def render(report: Report, format: Format, *, alone: bool = False) -> str:
@@ -387,12 +392,12 @@ def render(report: Report, format: Format, *, alone: bool = False) -> str:
             return encode_report(report).decode()
         case "html":
             shown = report
-            for room in _ROOMS:
+            for limits in _ROOMS:
                 if least_bytes(shown) <= MAX_PAGE_BYTES:
                     page = render_html(shown, alone=alone)
                     if len(page.encode()) <= MAX_PAGE_BYTES:
                         return page
-                shown = _shortened(report, room)
+                shown = _shortened(report, *limits)
             return render_html(shown, alone=alone)
 
 
@@ -421,32 +426,33 @@ def _table_of(block: Block) -> Table | None:
             return None
 
 
-def _shortened(report: Report, room: _Room) -> Report:
+def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
     sections = tuple(
-        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, room))) for section in report.sections
+        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, seen, folded, tables)))
+        for section in report.sections
     )
     return msgspec.structs.replace(report, sections=sections)
 
 
-def _short_blocks(blocks: Iterable[Block], room: _Room) -> Iterator[Block]:
+def _short_blocks(blocks: Iterable[Block], seen: int, folded: int, tables: int) -> Iterator[Block]:
     num_tables = 0
     for block in blocks:
         is_table = isinstance(block, Table | Figure | Headlines)
         num_tables += is_table
-        if not is_table or num_tables <= room.tables:
-            yield _short_block(block, room)
-    if num_tables > room.tables:
-        yield Paragraph(f"{num_tables - room.tables} more tables of this section stand in report.md and report.json.")
+        if not is_table or num_tables <= tables:
+            yield _short_block(block, seen, folded)
+    if num_tables > tables:
+        yield Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json.")
 
 
-def _short_block(block: Block, room: _Room) -> Block:
+def _short_block(block: Block, seen: int, folded: int) -> Block:
     match block:
         case Table(collapsed=collapsed):
-            return _short_table(block, room.folded if collapsed else room.seen)
+            return _short_table(block, folded if collapsed else seen)
         case Figure(table=table, table_open=is_open):
-            return msgspec.structs.replace(block, table=_short_table(table, room.seen if is_open else room.folded))
+            return msgspec.structs.replace(block, table=_short_table(table, seen if is_open else folded))
         case Headlines(table=table):
-            return msgspec.structs.replace(block, table=_short_table(table, room.folded))
+            return msgspec.structs.replace(block, table=_short_table(table, folded))
         case _:
             return block
 

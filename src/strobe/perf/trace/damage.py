@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -179,15 +179,12 @@ def _misplaced(events: _Events, keep: Flags) -> Iterator[str]:
     keep[before] = False
 
 
-class _DeviceEvents(NamedTuple):
-    """Some events of one device: their rows, the ends of all before each, and their own."""
-
-    rows: Integers
-    free: Integers
-    end: Integers
+_DeviceEvents: TypeAlias = tuple[Integers, Integers, Integers]
+"""Some events of one device: their rows, the end of all before each, and the end of all up to each."""
 
 
 def _devices(events: _Events, keep: Flags) -> Iterator[tuple[int, Callable[[], Iterator[_DeviceEvents]]]]:
+    """Yield the number of each device, and a function that yields its events in parts."""
     device = events.of([one.device for one in events.works])
     for number in sorted({one.device for one in events.works}):
         yield number, partial(_parts, events, keep & (device == number))
@@ -202,19 +199,19 @@ def _parts(events: _Events, mine: Flags) -> Iterator[_DeviceEvents]:
             ends = np.concatenate(([start[0] if reached is None else reached], start + events.duration[rows]))
             ends = np.maximum.accumulate(ends)
             reached = int(ends[-1])
-            yield _DeviceEvents(rows, ends[:-1], ends[1:])
+            yield rows, ends[:-1], ends[1:]
 
 
 def _strays(events: _Events, keep: Flags) -> Iterator[str]:
     """Leave out the few events that lie farther from all others of their device than those reach."""
     for number, parts in _devices(events, keep):
         pause, first, last = 0, None, 0
-        for part in parts():
-            first = int(events.start[part.rows[0]]) if first is None else first
-            pause, last = max(pause, int((events.start[part.rows] - part.free).max())), int(part.end[-1])
+        for rows, free, end_of in parts():
+            first = int(events.start[rows[0]]) if first is None else first
+            pause, last = max(pause, int((events.start[rows] - free).max())), int(end_of[-1])
         if first is None or 2 * pause <= last - first:
             continue
-        rows = np.concatenate([part.rows for part in parts()])
+        rows = np.concatenate([rows for rows, _, _ in parts()])
         low, high = _core(events.start[rows], events.duration[rows])
         out = np.concatenate((rows[:low], rows[high + 1 :]))
         if not len(out):
@@ -252,13 +249,13 @@ def _waiting(events: _Events, keep: Flags) -> Iterator[str]:
     for number, parts in _devices(events, keep):
         waits, usual, count = list[tuple[Integers, Integers]](), list[float](), 0
         first = last = None
-        for part in parts():
-            host = events.host[part.rows]
-            linked = part.rows[host >= 0]
-            first = int(events.start[part.rows[0]]) if first is None else first
-            last, count = int(part.end[-1]), count + len(linked)
-            free = part.free[host >= 0].copy()
-            if len(linked) and linked[0] == part.rows[0] and events.start[linked[0]] == first:
+        for every, before, end_of in parts():
+            host = events.host[every]
+            linked = every[host >= 0]
+            first = int(events.start[every[0]]) if first is None else first
+            last, count = int(end_of[-1]), count + len(linked)
+            free = before[host >= 0].copy()
+            if len(linked) and linked[0] == every[0] and events.start[linked[0]] == first:
                 free[0] = 0  # nothing ran before the first one
             wait = events.start[linked] - np.maximum(free, ends[host[host >= 0]])
             usual += [float(np.median(wait[wait > 0]))] if (wait > 0).any() else []
@@ -296,7 +293,7 @@ def _too_long(events: _Events, keep: Flags) -> Iterator[str]:
     duration, work, kinds = events.duration, events.work, np.array([one.kind for one in events.works])
     span = 0
     for _, parts in _devices(events, keep):
-        bounds = [(int(events.start[part.rows[0]]), int(part.end[-1])) for part in parts()]
+        bounds = [(int(events.start[rows[0]]), int(end_of[-1])) for rows, _, end_of in parts()]
         span = max(span, bounds[-1][1] - bounds[0][0]) if bounds else span
     long = np.flatnonzero((duration > max(_LEAST_SHARE * span, 1)) & keep)
     for row in long[kinds[work[long]] != _COMM].tolist() if len(long) * _LEAST_SHARE <= 1 else ():

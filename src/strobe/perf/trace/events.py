@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from strobe.perf.trace.columns import narrow
+from strobe.perf.trace.columns import Interned, narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 NO_HOST: Final = -1
@@ -61,19 +61,6 @@ class DeviceEvent(NamedTuple):
     shape: str = ""
 
 
-class _Names:
-    """Interned names: each distinct text is stored once."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def id_of(self, name: str) -> int:
-        return self._ids.setdefault(name, len(self._ids))
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(self._ids)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostEvents:
     """Column store of `HostEvent` rows, in order of start (an enclosing event before what it encloses)."""
@@ -87,14 +74,14 @@ class HostEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[HostEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, name, thread = _Names(), list[int](), list[int]()
+        names, name, thread = Interned[str](), list[int](), list[int]()
         start, end = array("q"), array("q")
         for row in rows:
             name.append(names.id_of(row.name))
             start.append(row.start_ns)
             end.append(row.end_ns)
             thread.append(row.thread)
-        return cls(names=names.texts(), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
+        return cls(names=names.values(), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
 
     @classmethod
     def empty(cls) -> Self:
@@ -135,7 +122,7 @@ class DeviceEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, shapes = _Names(), _Names()
+        names, shapes = Interned[str](), Interned[str]()
         hosts: dict[HostEvent, int] = {}
         start, end, host = array("q"), array("q"), array("i")
         name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
@@ -150,7 +137,7 @@ class DeviceEvents:
             host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
             shape.append(shapes.id_of(row.shape))
         return cls(
-            names=names.texts(), shapes=shapes.texts(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
+            names=names.values(), shapes=shapes.values(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
             start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
             shape=narrow(shape),
         )  # fmt: skip

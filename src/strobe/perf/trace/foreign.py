@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -50,13 +50,6 @@ class _Foreign(Event, gc=False):
     args: Any = None
 
 
-class _Place(NamedTuple):
-    """Device and stream of a thread with device work."""
-
-    device: int
-    stream: Number
-
-
 class ForeignDecoder(Decoder):
     """Decodes the events of another profiler.
 
@@ -69,7 +62,7 @@ class ForeignDecoder(Decoder):
         super().__init__(wanted)
         self._processes, self._threads = names_of(names)
         self.profiler = profiler_of(self._processes.values())
-        self._streams: dict[tuple[Number, Number], _Place | None] = {}
+        self._streams: dict[tuple[Number, Number], tuple[int, Number] | None] = {}
         self._with_streams = {pid for (pid, _), name in self._threads.items() if _JAX_STREAM.match(name)}
 
     @property
@@ -97,14 +90,14 @@ class ForeignDecoder(Decoder):
     def _mapped(self, event: _Foreign) -> tuple[Group, Any] | None:
         """Return the group of an event and the event as the reader takes it; None for what is not used."""
         args = event.args if isinstance(event.args, dict) else {}
-        place = self._place(event.pid, event.tid)
-        if place is not None:
+        key = event.pid, event.tid
+        if key not in self._streams:
+            self._streams[key] = self._stream_of(*key)
+        if (place := self._streams[key]) is not None:
             if _ASCEND_WAITS.match(event.name) or _ASCEND_WAITS.match(str(args.get("Task Type", ""))):
                 return None
             group = Group.MEMCPY if _COPY.match(event.name) else Group.MEMSET if _SET.match(event.name) else Group.KERNEL
-            given = DeviceArgs(
-                device=place.device, stream=place.stream, correlation=_number(args), bytes=_count(args.get("bytes"))
-            )
+            given = DeviceArgs(device=place[0], stream=place[1], correlation=_number(args), bytes=_count(args.get("bytes")))
             return group, event_of(group, **_as_written(event), args=given)
         process = self._processes.get(event.pid, "")
         if process.startswith("/device:") or process in (_ASCEND_DEVICE, *_DERIVED):
@@ -119,23 +112,18 @@ class ForeignDecoder(Decoder):
         kind = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
         return (kind, msgspec.convert(_plain(event, args), shape_of(kind), strict=False)) if kind else None
 
-    def _place(self, pid: Number, tid: Number) -> _Place | None:
-        key = (pid, tid)
-        if key not in self._streams:
-            self._streams[key] = self._stream_of(pid, tid)
-        return self._streams[key]
-
-    def _stream_of(self, pid: Number, tid: Number) -> _Place | None:
+    def _stream_of(self, pid: Number, tid: Number) -> tuple[int, Number] | None:
+        """Return device and stream of a thread with device work."""
         process, thread = self._processes.get(pid, ""), self._threads.get((pid, tid), "")
         if device := _JAX_DEVICE.match(process):
             stream = _JAX_STREAM.match(thread)
             if stream or (pid not in self._with_streams and thread == _XLA_OPS):
-                return _Place(int(device["number"]), int(stream["number"]) if stream else 0)
+                return int(device["number"]), int(stream["number"]) if stream else 0
             return None
         if process != _ASCEND_DEVICE:
             return None
         stream = re.search(r"\d{1,9}", thread)
-        return _Place(0, int(stream[0]) if stream else tid)
+        return 0, int(stream[0]) if stream else tid
 
 
 def profiler_of(processes: Iterable[str]) -> str:

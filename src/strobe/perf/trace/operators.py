@@ -67,12 +67,9 @@ class OperatorTable(HostTable):
         return known
 
 
-class WaitTable(HostTable):
-    """Calls of the host that wait for a device."""
-
-    def worth(self, events: Sequence[Any]) -> list[Any]:
-        """The calls to keep."""
-        return [event for event in events if _WAITS.fullmatch(event.name)]
+def waiting(events: Sequence[Any]) -> list[Any]:
+    """Return the calls of the host that wait for a device."""
+    return [event for event in events if _WAITS.fullmatch(event.name)]
 
 
 def freeze_operators(

@@ -20,7 +20,7 @@ from strobe.perf.trace.foreign import ForeignDecoder, profiler_of
 from strobe.perf.trace.join import host_events, join
 from strobe.perf.trace.memory import MemoryTracks
 from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
-from strobe.perf.trace.operators import OperatorTable, WaitTable, freeze_operators
+from strobe.perf.trace.operators import OperatorTable, freeze_operators, waiting
 from strobe.perf.trace.plain import holds
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import (
@@ -141,18 +141,14 @@ def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
     return f"none of its {counts.events} events is one that is read{found}{called}; {_READ}"
 
 
-def _is_database(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
 def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
     state = Progress()
     try:
-        if _is_database(path):
-            return _read_export(path, contents)
         with path.open("rb") as file:
-            total = path.stat().st_size
+            total, is_database = path.stat().st_size, file.read(len(MAGIC)) == MAGIC
+            if is_database:
+                return _read_export(path, contents)
+            file.seek(0)
             for batch in event_batches(file, contents.decoder_for, state):
                 contents.add(batch)
                 if progress is not None:
@@ -204,7 +200,7 @@ class _Contents:
             self._with_ops = self._without_ops = foreign
             self.names, self.cannot = list(names), foreign.cannot
         self._ops: HostTable = self._details or HostTable()
-        self._ranges, self._modules, self._waits = HostTable(), HostTable(), WaitTable()
+        self._ranges, self._modules, self._waits = HostTable(), HostTable(), HostTable()
         self._launches = LaunchTable(kernels=details)
         self._long_calls = HostTable(LONG_CALL_NS)
         self._devices = DeviceTable(linked=shapes or details)
@@ -230,9 +226,12 @@ class _Contents:
         self._launches.add(self._times(self._launches.worth(batch.of[Group.LAUNCH])))
         self._long_calls.add(times_of(launches_nothing(batch.of[Group.LAUNCH])))
         if self._details is not None:
-            self._waits.add(times_of(self._waits.worth(batch.of[Group.LAUNCH])))
+            self._waits.add(times_of(waiting(batch.of[Group.LAUNCH])))
         self._ranges.add(self._times(batch.of[Group.RANGE]))
-        self._add_modules(batch.of[Group.FRAME])
+        modules = [frame for frame in batch.of[Group.FRAME] if frame.name.startswith(_MODULE)]
+        for module in modules:
+            module.name = module.name.removeprefix(_MODULE)
+        self._modules.add(self._times(modules))
         self._add_operators([*batch.of[Group.OP], *batch.of[Group.OLD_OP]] if self._keep_ops else batch.of[Group.OP])
         steps = [one for one in batch.of[Group.OLD_OP] if one.name.startswith(_STEP)]
         self._ranges.add(times_of(steps) if self._keep_ops else self._times(steps))  # what is bad counts once
@@ -242,19 +241,16 @@ class _Contents:
             self._overheads.append(HostEvent(event.name, start, end, 0))
         self.lost += self._memory.add(batch.of[Group.MEMORY])
         for event in batch.of[Group.WINDOW_END]:
-            self._end_window(event)
+            try:
+                self._window_end = max(nanoseconds(bytes(event.ts)), self._window_end or 0)
+            except ValueError:
+                self.lost += 1
 
     def _times(self, events: Sequence[Any]) -> Times:
         times = times_of(events)
         self.lost += times.lost
         self.mended += times.mended
         return times
-
-    def _add_modules(self, frames: Sequence[Any]) -> None:
-        modules = [frame for frame in frames if frame.name.startswith(_MODULE)]
-        for module in modules:
-            module.name = module.name.removeprefix(_MODULE)
-        self._modules.add(self._times(modules))
 
     def _add_operators(self, operators: Sequence[Any]) -> None:
         compiled = []
@@ -268,12 +264,6 @@ class _Contents:
         if self._keep_ops:
             self._ops.add(self._times(operators))
         self._ranges.add(times_of(compiled) if self._keep_ops else self._times(compiled))  # what is bad counts once
-
-    def _end_window(self, event: Any) -> None:
-        try:
-            self._window_end = max(nanoseconds(bytes(event.ts)), self._window_end or 0)
-        except ValueError:
-            self.lost += 1
 
     def useless(self, trace: Trace) -> bool:
         """Return whether the file has events and none of them is one that says anything here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
@@ -95,12 +96,10 @@ class LaunchTable(HostTable):
         super().__init__()
         self.correlation = GrowingColumn()
         self.kernels = kernels
-        self._launches = _Launches()
 
     def worth(self, events: Sequence[Any]) -> list[Any]:
         """Return the calls to keep: with a correlation (0 is none) and a name not known to launch nothing."""
-        launches = self._launches
-        named = [event for event in events if launches[event.name] and event.args]
+        named = [event for event in events if _may_launch(event.name) and event.args]
         return list(compress(named, (integers([event.args.correlation for event in named]) > 0).tolist()))
 
     def add(self, times: Times) -> None:
@@ -117,12 +116,9 @@ def launches_nothing(events: Sequence[Any]) -> list[Any]:
     return [event for event in events if not _SPEAKS_OF_WORK.search(event.name)]
 
 
-class _Launches(dict[str, bool]):
-    """Cache by name of whether a call may launch something."""
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = not _LAUNCHES_NOTHING.fullmatch(name)
-        return self[name]
+@lru_cache(maxsize=1 << 12)
+def _may_launch(name: str) -> bool:
+    return not _LAUNCHES_NOTHING.fullmatch(name)
 
 
 class Threads:

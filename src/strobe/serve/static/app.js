@@ -282,11 +282,13 @@ const OUTLINE = {
 
 function drawn(text) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const named = (list) => list[text.split(" ").find((word) => word in list)];
+  const named = (list) => text.split(" ").filter((word) => word in list).map((word) => list[word]);
+  const [shapes, inks] = [named(OUTLINE), named(INK)];
   svg.setAttribute("viewBox", "0 0 24 24");
   svg.setAttribute("aria-hidden", "true");
-  draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND) ?? GROUND.black });
-  draw(svg, "path", { d: named(OUTLINE) ?? OUTLINE.circle, fill: named(INK) ?? INK.white });
+  draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND)[0] ?? GROUND.black });
+  const place = (at) => (shapes.length > 1 ? `translate(${at % 2 ? 11 : 1} ${at % 2 ? 11 : 1}) scale(.5)` : "");
+  shapes.forEach((d, at) => draw(svg, "path", { d, fill: inks[at] ?? INK.white, transform: place(at) }));
   return svg;
 }
 
@@ -345,6 +347,7 @@ $("prompt-form").addEventListener("submit", (event) => {
   else say(`the prompt is empty; say what to show, ${$("prompt").placeholder}`, "error");
 });
 $("prompt").addEventListener("input", mark);
+$("mode").addEventListener("change", () => say(`${MODES[$("mode").value] ?? $("mode").value}: ${$("mode").selectedOptions[0].title}`));
 $("play").addEventListener("click", () => player.say({ type: player.playing ? "pause" : "play" }));
 $("reset").addEventListener("click", () => player.say({ type: "reset" }));
 $("branch").addEventListener("click", () => player.say({ type: "mark", name: "" }));

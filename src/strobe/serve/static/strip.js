@@ -8,7 +8,7 @@ export const PARTS = [
   ["decode", "decode: to pixels"],
   ["encode", "encode: for the network"],
   ["network", "network"],
-  ["paint", "decode and wait in the page"],
+  ["paint", "unpack and wait in the page"],
 ];
 const SHOWN = 40;
 const SIDE = 46; // room for the label of the budget
@@ -103,8 +103,8 @@ export function drawCache(svg, note, cache) {
   label(0, 0, `sink ${sink}`);
   if (pinned) label(sink, 1, `shot ${shots + 1 - begins}: frames ${first} to ${first + pinned - 1}`);
   label(sink + pinned, rows - 1, `window ${window}, of ${end} made`);
-  const shot = pinned ? ` to the first frames of ${begins ? "the last" : "its"} shot,` : "";
+  const shot = pinned ? ` the first frames of ${begins ? "the last" : "its"} shot,` : "";
   const cut = begins ? ` Shot ${shots + 1} begins with this one, whose first frames are pinned from now on.` : "";
-  const out = sparse ? ` Each query leaves out ${sparse} % of the past between them.` : "";
-  note.textContent = `Every frame attends to the sink (the stream's first frames),${shot} to the newest of the window and to its own block.${cut}${out}`;
+  const out = sparse ? ` Of the past between them it leaves out ${sparse} %.` : "";
+  note.textContent = `Each new block sees the sink (the stream's first frames),${shot} the newest frames of the window and itself.${cut}${out}`;
 }

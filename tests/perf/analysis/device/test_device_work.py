@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.activity import CLASSES, DeviceView, activity, device_views, idle_strip
+from strobe.perf.analysis.device.activity import ACTIVITIES, DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import gap_table, launch
@@ -165,20 +165,20 @@ def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -
     views = [view for trace in traces for view in device_views(trace) if view.span_ns]
     if not views:
         return
-    strip = idle_strip(views, num_bins)
-    assert strip.edges_ns[0] == 0 and strip.edges_ns[-1] == strip.length_ns
-    lengths = {right - left for left, right in pairwise(strip.edges_ns)}
+    aligned, edges_ns, lanes = idle_strip(views, num_bins)
+    assert edges_ns[0] == 0
+    lengths = {right - left for left, right in pairwise(edges_ns)}
     assert max(lengths) - min(lengths) <= 1 <= min(lengths)
     starts = [view.trace.base_ns + view.begin_ns for view in views]
     ends = [start + view.span_ns for start, view in zip(starts, views, strict=True)]
-    assert strip.aligned == (max(starts) < min(ends))
-    for view, lane, start in zip(views, strip.lanes, starts, strict=True):
+    assert aligned == (max(starts) < min(ends))
+    for view, lane, start in zip(views, lanes, starts, strict=True):
         asked = _Moments(view)
-        zero = start - min(starts) if strip.aligned else 0
-        expected = [[0] * (len(strip.edges_ns) - 1) for _ in CLASSES]
+        zero = start - min(starts) if aligned else 0
+        expected = [[0] * (len(edges_ns) - 1) for _ in ACTIVITIES]
         for at in range(view.span_ns):
-            bin_ = next(b for b, edge in enumerate(strip.edges_ns[1:]) if zero + at < edge)
-            expected[CLASSES.index(asked.class_of(view.begin_ns + at))][bin_] += 1
+            bin_ = next(b for b, edge in enumerate(edges_ns[1:]) if zero + at < edge)
+            expected[ACTIVITIES.index(asked.class_of(view.begin_ns + at))][bin_] += 1
         assert [list(row) for row in lane] == expected
 
 

@@ -31,8 +31,8 @@ def found(folder: Path, events: list[dict[str, Any]]) -> tuple[Counter[str], Cou
     (view,) = device_views(trace)
     work = host_work(view)
     idle = launch_of(view, graph_calls(trace)).activity.idle
-    assert sum(work.late.values()) == idle["host_late"] + idle["profiler_overhead"]
-    late, before = (Counter({name: ns // US for name, ns in part.items()}) for part in (work.late, work.before))
+    assert sum(work[0].values()) == idle["host_late"] + idle["profiler_overhead"]
+    late, before = (Counter({name: ns // US for name, ns in part.items()}) for part in work)
     return late, before, idle["host_late"] // US
 
 

@@ -18,8 +18,8 @@ def _split(gaps: list[Gap], overhead: Overhead) -> list[tuple[int, str, int, int
     linked = np.array([gap[2] is not None for gap in gaps], np.bool_)
     launch = np.array([gap[2] or 0 for gap in gaps], np.int64)
     first = np.array([gap[3] == 0 for gap in gaps], np.bool_)
-    pieces = split_gaps(Intervals(start, end), launch, linked, first, overhead_intervals(overhead))
-    columns = [part.tolist() for part in pieces]
+    gap, cause, pieces = split_gaps(Intervals(start, end), launch, linked, first, overhead_intervals(overhead))
+    columns = [part.tolist() for part in (gap, cause, *pieces)]
     return [(gap, CAUSES[cause], left, right) for gap, cause, left, right in zip(*columns, strict=True)]
 
 

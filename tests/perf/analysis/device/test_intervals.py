@@ -66,9 +66,9 @@ def test_overlaps_are_every_shared_stretch(a: Pairs, b: Pairs) -> None:
 @given(pairs=_ANY, data=st.data())
 def test_each_moment_goes_to_the_lowest_rank_and_the_first_of_equals(pairs: Pairs, data: st.DataObject) -> None:
     rank = data.draw(st.lists(st.integers(0, 3), min_size=len(pairs), max_size=len(pairs)))
-    owned = claim(*_columns(pairs), np.array(rank, np.int8))
+    owned, owners = claim(*_columns(pairs), np.array(rank, np.int8))
     found = {}
-    for start, end, owner in zip(*(c.tolist() for c in owned), strict=True):
+    for start, end, owner in zip(*(c.tolist() for c in (*owned, owners)), strict=True):
         assert start < end
         for moment in range(start, end):
             assert moment not in found

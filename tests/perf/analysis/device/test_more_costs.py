@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.perf.analysis.device.roofline import OperatorCost, operator_cost
+from strobe.perf.analysis.device.roofline import operator_cost
 from strobe.perf.trace import OperatorCalls
 from strobe.perf.trace.operators import PRICED
 
@@ -26,8 +26,8 @@ def _calls(name: str, *sizes: Sizes, types: tuple[str, ...] | str = BF16, values
 
 def _cost(calls: OperatorCalls) -> tuple[int, int, int]:
     found = operator_cost(calls)
-    assert isinstance(found, OperatorCost), found
-    return found.cost.flops, found.cost.read_bytes, found.cost.write_bytes
+    assert not isinstance(found, str), found
+    return found[0].flops, found[0].read_bytes, found[0].write_bytes
 
 
 def test_scaled_products() -> None:

@@ -40,12 +40,12 @@ def test_the_guides_numbers() -> None:
 
 def test_the_calls_that_would_explain_the_stage_are_no_whole_number() -> None:
     implied = implied_calls(FA, VSA)
-    assert implied is not None and not implied.whole
-    assert f"{float(implied.calls):.2f}" == "417.36"
-    tried = dict(implied_calls(FA, VSA, given=384).candidates) | dict(implied_calls(FA, VSA, given=432).candidates)
+    assert implied is not None and implied[0].denominator > 1
+    assert f"{float(implied[0]):.2f}" == "417.36"
+    tried = dict(implied_calls(FA, VSA, given=384)[1]) | dict(implied_calls(FA, VSA, given=432)[1])
     assert {n: round(float(rest) / 1e6, 1) for n, rest in tried.items()} == {384: 115.6, 417: 1.2, 418: -2.2, 432: -50.7}
     exact = implied_calls(replace(FA, stage_ns=VSA.stage_ns + 400 * 3_465_120), VSA)
-    assert exact is not None and exact.whole and exact.candidates == ((400, 0),)
+    assert exact == (400, ((400, 0),))
     assert implied_calls(replace(FA, call_ns=None), VSA) is None and implied_calls(VSA, VSA) is None
 
 
@@ -123,5 +123,5 @@ def test_a_call_that_takes_no_time_saves_all_of_the_other() -> None:
     whole = MeanTimes(call_ns=Fraction(1, 2), stage_ns=Fraction(10))
     nothing = MeanTimes(call_ns=Fraction(0), stage_ns=Fraction(1))
     found = implied_calls(whole, nothing)
-    assert found is not None and found.calls == 18
+    assert found is not None and found[0] == 18
     assert implied_calls(MeanTimes(call_ns=Fraction(0), stage_ns=Fraction(10)), replace(whole, stage_ns=Fraction(1))) is None

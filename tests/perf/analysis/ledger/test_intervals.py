@@ -33,7 +33,7 @@ FOCAL, OTHER, IDLE = Label(("focal",), "kernel"), Label(("step",), "kernel"), La
 
 
 def sampled(rows: list[dict[Label, int]], weights: list[int] | None = None, scale: int = 1) -> Sampled:
-    return Sampled(owned=rows, weights=weights or [1] * len(rows), scale=Fraction(scale))
+    return rows, weights or [1] * len(rows), Fraction(scale)
 
 
 def every_resample(values: list[int], weights: list[int], scale: int) -> list[tuple[float, int]]:

@@ -18,6 +18,7 @@ from strobe.perf.analysis.runs.log_times import (
     START_UP,
     LogRequest,
     attention_summary,
+    calls_of_rounds,
     calls_per_stage,
     slowest,
     stage_constraints,
@@ -119,8 +120,9 @@ def test_calls_are_counted_by_rank(tmp_path: Path) -> None:
     later = [vsa(9, 0), vsa(9, 1), vsa(9, 0), vsa(9, 1), vsa(9, 1), stage(50, 1), vsa(9, 0), stage(51, 0)]
     log = log_of(tmp_path, *first, *later)
     (rounds,) = stage_rounds(LogRequest(log=log))
-    found = [calls_per_stage(log, series, rounds) for series in log.of("attention")]
-    assert [(each.counts, each.calls, each.one_process) for each in found if each] == [((1, 3), 3, True), ((2, 3), 3, True)]
+    timers = log.of("attention")
+    assert [[*map(len, calls_of_rounds(log, series, rounds))] for series in timers] == [[1, 3], [2, 3]]
+    assert [(calls_per_stage(log, series, rounds), series.rank) for series in timers] == [(3, 0), (3, 1)]
 
 
 def test_calls_without_a_rank_are_counted_but_may_be_those_of_several_processes(tmp_path: Path) -> None:
@@ -128,8 +130,8 @@ def test_calls_without_a_rank_are_counted_but_may_be_those_of_several_processes(
         tmp_path, vsa(9), vsa(9), stage(60), *[vsa(9)] * 3, stage(50), "[DecodingStage] finished in 1 s", vsa(9), stage(51)
     )
     (rounds,), (own,) = stage_rounds(LogRequest(log=log)), log.of("attention")
-    found = calls_per_stage(log, own, rounds)
-    assert found is not None and (found.counts, found.calls, found.one_process) == ((2, 3, 1), None, False)
+    assert [*map(len, calls_of_rounds(log, own, rounds))] == [2, 3, 1]
+    assert calls_per_stage(log, own, rounds) is None and own.rank is None
     (bound,) = stage_constraints(rounds, 7)
     assert (bound.rule, bound.bound_ns, bound.calls) == ("at_most", 60_000_000, 7)
     after = log_of(tmp_path, stage(1), vsa(9))

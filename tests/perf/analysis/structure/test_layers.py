@@ -51,7 +51,7 @@ def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...
 
 def test_the_first_block_against_the_later_ones() -> None:
     (blocks,) = _groups(_model())  # two Linears a block are too few to be layers, two ProfilerSteps are no layers
-    assert (blocks.name, blocks.path, blocks.enclosing, blocks.by_kernels, blocks.inside) == (
+    assert (blocks.name, blocks.path, blocks.layers[0].times.device.n, blocks.by_kernels, blocks.inside) == (
         "Block", ("ProfilerStep", "Model"), 2, False, False,
     )  # fmt: skip
     assert [layer.label for layer in blocks.layers] == ["Block_0", "Block_1", "Block_2", "Block_3"]
@@ -64,7 +64,7 @@ def test_the_first_block_against_the_later_ones() -> None:
 def test_a_window_counts_the_calls_with_work_in_it() -> None:
     second = Window(start_ns=11_000, end_ns=12_000, label="")
     (blocks,) = _groups(_model(), second)
-    assert (blocks.enclosing, blocks.layers[0].times.device.n, blocks.later.device.n) == (1, 1, 3)
+    assert (blocks.layers[0].times.device.n, blocks.layers[0].times.device.n, blocks.later.device.n) == (1, 1, 3)
 
 
 def test_calls_of_one_name_are_told_by_their_order() -> None:
@@ -75,7 +75,7 @@ def test_calls_of_one_name_are_told_by_their_order() -> None:
         events += [_event(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
     attention, inner = _groups(_trace(events, ranges))
     assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
-    assert (inner.name, inner.path, inner.inside, inner.enclosing) == ("inner", ("outer", "attention"), True, 5)
+    assert (inner.name, inner.path, inner.inside, inner.layers[0].times.device.n) == ("inner", ("outer", "attention"), True, 5)
     assert [layer.times.device.p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
     assert [layer.times.device.p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].times.device.n == 5
     assert [layer.label for layer in attention.layers] == ["attention"] * 5
@@ -90,7 +90,7 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
             now = now + length + 2
         now += 40
     (layers,) = _groups(_trace(events))
-    assert (layers.by_kernels, layers.enclosing, len(layers.layers)) == (True, 6, 7)
+    assert (layers.by_kernels, layers.layers[0].times.device.n, len(layers.layers)) == (True, 6, 7)
     first, later = layers.layers[0].times, layers.later
     assert first.host is None and first.kernels == later.kernels == 3
     assert (layers.name, first.device.p50_ns, later.device.p50_ns, first.span.p50_ns, later.span.p50_ns) == (
@@ -103,7 +103,7 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
     assert layers.layers[-1].times.device.max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
     assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
     half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
-    assert _groups(_trace(events), half)[0].enclosing == 3
+    assert _groups(_trace(events), half)[0].layers[0].times.device.n == 3
 
 
 _names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
@@ -134,7 +134,7 @@ def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[
             continue
         found = expected[(*group.path, group.name)]
         assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
-        assert group.enclosing == sum(place == 0 for place, *_ in found)
+        assert group.layers[0].times.device.n == sum(place == 0 for place, *_ in found)
         for layer in group.layers:
             own = [call for call in found if call[0] == layer.place]
             assert layer.times.device.n == len(own) and layer.times.device.sum_ns == sum(ns for _, ns, _, _ in own)

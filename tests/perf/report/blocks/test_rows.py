@@ -1,4 +1,4 @@
-"""Row classes: one description gives the columns of a page, the keys of a document and the hints of both."""
+"""Row classes: one description gives the columns of a page, the keys of a document and the hints of its terms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from strobe.perf.report.blocks.fields import Field, table_of
-from strobe.perf.report.blocks.rows import OnDevice, col, columns, micros, part_of
+from strobe.perf.report.blocks.rows import OnDevice, col, columns, micros, part_of, term
 from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Row, Share, Text, Time
 
 
@@ -21,8 +21,8 @@ class Work(OnDevice, frozen=True, kw_only=True):
     path: Annotated[str, col("where it is")]
     calls: Annotated[int, col("number of calls", "calls", Count, total=sum)]
     busy_ns: Annotated[int, col("time of it", "busy", ExactTime, where="calls", total=sum, of={"of all": "all_ns"})]
-    wait_ns: Annotated[float | None, col("mean wait", "wait", micros, missing=lambda row: f"{row.name} never waited")]
-    note: Annotated[str, col("why", "because", partial(Text, tone="muted"))]
+    wait_ns: Annotated[float | None, term("mean wait", "wait", micros, missing=lambda row: f"{row.name} never waited")]
+    note: Annotated[str | None, col("why", "because", partial(Text, tone="muted"))]
 
 
 ROWS = [
@@ -34,12 +34,12 @@ ROWS = [
 def test_columns_are_the_fields_with_a_head_in_the_order_of_the_class() -> None:
     table = table_of("", columns(Work, of=SimpleNamespace(all_ns=60)), ROWS, top=1)
     assert table.columns == (
-        Column("kind", hint="name of it"),
-        Column("calls", numeric=True, hint="number of calls"),
-        Column("busy", "ms", True, "time of it"),
+        Column("kind"),
+        Column("calls", numeric=True),
+        Column("busy", "ms", True),
         Column("of all", numeric=True),
         Column("wait", "µs", True, "mean wait"),
-        Column("because", hint="why"),
+        Column("because"),
     )
     assert table.rows[0] == Row((Code("a"), Count(2), ExactTime(30), Share(0.5), Time(4.0), Text("n", "muted")))
     assert table.rows[1].cells[1:3] == (Count(0), Missing("", "-"))

@@ -50,7 +50,7 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     )
     assert not any("the slowest" in line for line in even)
     (line,) = (line for line in uneven if "the slowest" in line)
-    assert "steps of 0.5000 ms, the median; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
+    assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
 
 
 def test_a_trace_of_the_host_alone_has_no_answer(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: 
     path = tmp_path / "first.json"
     path.write_text(json.dumps({"traceEvents": events}))
     said = sentences(path)
-    before = "Before the first kernel 46.00 ms passed on the host: 25.00 ms in autotune, 20.00 ms in cuModuleLoadData, "
+    before = "Before the first kernel the host spent 46.00 ms: 25.00 ms in autotune, 20.00 ms in cuModuleLoadData, "
     assert any(line.startswith(before) for line in said), said
     assert any("ProfilerStep#0, takes 50.00 ms on the host, 0.3000 of it busy on the device." in line for line in said), said
 

@@ -51,6 +51,8 @@ class SelectionSpec:
         counts: the same for every query tile, int32 `[B, H, N_q]`.
         forced: tiles that are always taken, boolean `[N_q, N_kv]`; None for none.
         coarse: whether the coarse output is wanted.
+        share: of the coarse attention that the tiles of each row hold, in place of a number of them; None for the number.
+        pool_skipped: the tiles that are not taken are attended to by their means.
     """
 
     softmax_scale: float
@@ -59,6 +61,13 @@ class SelectionSpec:
     counts: Tensor
     forced: Tensor | None
     coarse: bool
+    share: float | None = None
+    pool_skipped: bool = False
+
+    @property
+    def pools_values(self) -> bool:
+        """Whether the means of the values are needed."""
+        return self.coarse or self.pool_skipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,7 +91,7 @@ class Selected:
 
     Args:
         indices: ascending, int32 `[B, H, N_q, K]`; those past a head's number are never read.
-        counts: int32 `[B, H, N_q]`; those of the wish where the stages run fused.
+        counts: int32 `[B, H, N_q]`; those of the wish where the selection is fused.
         coarse: coarse output, one row per query tile, `[B, H, N_q, D]`; None if it is not wanted.
     """
 

@@ -16,7 +16,6 @@ from strobe.perf.analysis.device.intervals import (
     Covered,
     Intervals,
     Ints,
-    Owned,
     Window,
     claim,
     column,
@@ -40,18 +39,9 @@ CAUSES: Final = (HOST_LATE, LAUNCH_LATENCY, QUEUED, PROFILER_OVERHEAD, UNLINKED)
 IDLE: Final = frozenset(CAUSES)
 
 
-class IdleSlices(NamedTuple):
-    """Parts of gaps, in order: position of the gap, cause as a position in `CAUSES`, and interval."""
-
-    gap: Ints
-    cause: NDArray[np.int8]
-    start: Ints
-    end: Ints
-
-
 def split_gaps(
     gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals
-) -> IdleSlices:
+) -> tuple[Ints, NDArray[np.int8], Intervals]:
     """Split idle gaps by what the device event after each of them waited for.
 
     With `h` the start of the event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up
@@ -66,7 +56,7 @@ def split_gaps(
         overhead: disjoint intervals in order, in which the profiler held up the host.
 
     Returns:
-        Pieces that tile the gaps, none empty.
+        Of pieces that tile the gaps, in order and none empty: position of the gap, cause as a position in `CAUSES`, interval.
     """
     waited = linked & first & (launch >= gaps.start)
     handed = np.where(waited, np.minimum(launch, gaps.end), gaps.start)
@@ -81,7 +71,7 @@ def split_gaps(
     start = np.concatenate((held.start, free.start, handed[rest]))
     end = np.concatenate((held.end, free.end, gaps.end[rest]))
     order = np.argsort(start, kind="stable")
-    return IdleSlices(gap[order], np.concatenate(causes).astype(np.int8)[order], start[order], end[order])
+    return gap[order], np.concatenate(causes).astype(np.int8)[order], Intervals(start[order], end[order])
 
 
 def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:
@@ -242,13 +232,13 @@ class EventView:
             right = stop if after == len(self) else min(stop, int(self.at(slice(after, after + 1)).start[0]))
             which = np.concatenate((alive, np.arange(at, after)))
             part = self.at(which)
-            owned = claim(np.clip(part.start, left, right), np.clip(part.end, left, right), rank(which))
-            gaps = complement(Intervals(owned.start, owned.end), left, right)
+            owned, owner = claim(np.clip(part.start, left, right), np.clip(part.end, left, right), rank(which))
+            gaps = complement(owned, left, right)
             reached = right
             if right < stop and len(gaps.end) and gaps.end[-1] == right:  # what ends it comes later
                 reached = int(gaps.start[-1])
                 gaps = Intervals(gaps.start[:-1], gaps.end[:-1])
-            slices = _continued(held, part._sliced(trace, owned, gaps, overhead, opening), which)
+            slices = _continued(held, part._sliced(trace, owned, owner, gaps, overhead, opening), which)
             if right == stop:
                 yield slices
                 return
@@ -262,11 +252,13 @@ class EventView:
         which = np.concatenate(found) if found else np.empty(0, np.int64)
         return _outlasting(which, self.at(which).end, rank(which), moment)
 
-    def _sliced(self, trace: Trace, owned: Owned, gaps: Intervals, overhead: Intervals, opening: int | None) -> Slices:
+    def _sliced(
+        self, trace: Trace, owned: Intervals, owner: Ints, gaps: Intervals, overhead: Intervals, opening: int | None
+    ) -> Slices:
         following = np.searchsorted(owned.start, gaps.end, "left")
         known = following < len(owned.start)
         waiting = np.full(len(gaps.start), NONE, np.int64)
-        waiting[known] = owned.owner[following[known]]
+        waiting[known] = owner[following[known]]
         host = np.where(known, self.host[waiting], NONE) if len(self) else waiting
         linked = host >= 0
         launch = np.zeros(len(gaps.start), np.int64)
@@ -275,12 +267,12 @@ class EventView:
             launch[0] = max(launch[0], opening)
         first = np.zeros(len(gaps.start), np.bool_)
         first[known] = self.ordinal[waiting[known]] == 0
-        pieces = split_gaps(gaps, launch, linked, first, overhead)
+        gap, why, pieces = split_gaps(gaps, launch, linked, first, overhead)
         start = np.concatenate((owned.start, pieces.start))
         order = np.argsort(start, kind="stable")
         end = np.concatenate((owned.end, pieces.end))[order]
-        event = np.concatenate((owned.owner, waiting[pieces.gap]))[order]
-        cause = np.concatenate((np.full(len(owned.start), BUSY, np.int8), pieces.cause))[order]
+        event = np.concatenate((owner, waiting[gap]))[order]
+        cause = np.concatenate((np.full(len(owned.start), BUSY, np.int8), why))[order]
         return Slices(start[order], end, event, cause)
 
 
@@ -549,9 +541,6 @@ def tile_of(moments: Ints, tiles: Intervals) -> Ints:
 # `busy` is the union over the streams of a device, `idle = span - busy`, `overlap = sum - busy`. Exclusive times add up to
 # `busy`, idle causes to `idle`. Every figure is cut to the window.
 
-CLASSES: Final = (*DEVICE_KINDS, *CAUSES)
-"""Classes of a device's moments: the kind of the event that owns it, or the cause of idle time."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindTime:
@@ -748,7 +737,7 @@ class _Stream(_Tally):
 
 
 def _class_of(view: DeviceView, slices: Slices) -> Ints:
-    """Return the class of each slice, as a position in `CLASSES`."""
+    """Return the class of each slice, as a position in `ACTIVITIES`."""
     found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
     busy = slices.cause == BUSY
     found[busy] = view.work.at(slices.event[busy]).kind
@@ -759,18 +748,18 @@ def _overhead(view: DeviceView) -> dict[str, int]:
     """Return idle time with the host held up, by the overhead's name."""
     named = view.trace.overheads
     start, end, name = column(named.start_ns), column(named.end_ns), column(named.name)
-    owned, total = claim(start, end, np.zeros(len(named), np.int8)), np.zeros(len(named.names), np.int64)
+    (owned, owner), total = claim(start, end, np.zeros(len(named), np.int8)), np.zeros(len(named.names), np.int64)
     for slices in view.stretches():
         held = slices.cause == CAUSES.index(PROFILER_OVERHEAD)
-        found = overlaps(Intervals(slices.start[held], slices.end[held]), Intervals(owned.start, owned.end))
-        np.add.at(total, name[owned.owner[found.b]], found.end - found.start)
+        found = overlaps(Intervals(slices.start[held], slices.end[held]), owned)
+        np.add.at(total, name[owner[found.b]], found.end - found.start)
     took = {text: ns for text, ns in zip(named.names, total.tolist(), strict=True) if ns}
     return dict(sorted(took.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
     """Return the time of each class, and the median launch delay after gaps in which the host was late."""
-    total = np.zeros(len(CLASSES), np.int64)
+    total = np.zeros(len(ACTIVITIES), np.int64)
     begin, delays, last = column(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
         np.add.at(total, _class_of(view, slices), slices.length)
@@ -780,35 +769,24 @@ def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
             work, last = view.work.at(late), int(late[-1])
             delays.append(work.start - begin[work.host])
     found = distribution(np.concatenate(delays)) if delays else None
-    return dict(zip(CLASSES, total.tolist(), strict=True)), None if found is None else found.p50_ns
+    return dict(zip(ACTIVITIES, total.tolist(), strict=True)), None if found is None else found.p50_ns
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdleStrip:
-    """Classes of several devices' time, in bins of one clock.
-
-    Args:
-        aligned: whether the lanes share a clock; if not, each starts with its own window.
-        length_ns: length of the whole strip.
-        edges_ns: bounds of the bins from the strip's start; lengths differ by 1 ns at most.
-        lanes: of each device, its time in ns by class (a row for each of `CLASSES`) and by bin; a bin inside the device's window
-            adds up to its own length.
-    """
-
-    aligned: bool
-    length_ns: int
-    edges_ns: tuple[int, ...]
-    lanes: tuple[tuple[tuple[int, ...], ...], ...]
-
-
-def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
-    """Bin the time of each device by class.
+def idle_strip(
+    views: Sequence[DeviceView], num_bins: int
+) -> tuple[bool, tuple[int, ...], tuple[tuple[tuple[int, ...], ...], ...]]:
+    """Bin the time of each device by activity.
 
     The lanes share the clock (`Trace.base_ns` added) if all windows have a moment in common; otherwise each starts at 0.
 
     Args:
         views: at least one, none of length 0.
         num_bins: bins of the strip, fewer if it is shorter than that in nanoseconds.
+
+    Returns:
+        Whether the lanes share a clock; bounds of the bins from the strip's start, ns, whose lengths differ by 1 ns at most; and
+        of each device its time in ns by activity (a row for each of `ACTIVITIES`) and by bin: a bin inside the device's window
+        adds up to its own length.
     """
     starts = [view.trace.base_ns + view.begin_ns for view in views]
     ends = [view.trace.base_ns + view.end_ns for view in views]
@@ -820,9 +798,9 @@ def idle_strip(views: Sequence[DeviceView], num_bins: int) -> IdleStrip:
     for view, start in zip(views, starts, strict=True):
         origin = view.begin_ns - (start - min(starts) if aligned else 0)
         bounds = np.array(edges, np.int64) + origin
-        ns = np.zeros((len(CLASSES), num_bins), np.int64)
+        ns = np.zeros((len(ACTIVITIES), num_bins), np.int64)
         for slices in view.stretches():
             found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
             np.add.at(ns.reshape(-1), _class_of(view, slices)[found.a] * num_bins + found.b, found.end - found.start)
         lanes.append(tuple(map(tuple, ns.tolist())))
-    return IdleStrip(aligned=aligned, length_ns=length, edges_ns=tuple(edges), lanes=tuple(lanes))
+    return aligned, tuple(edges), tuple(lanes)

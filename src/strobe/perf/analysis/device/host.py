@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,22 +19,14 @@ _STEP: Final = re.compile(r"ProfilerStep\s*#")
 _BY_HOST: Final = (CAUSES.index(HOST_LATE), CAUSES.index(PROFILER_OVERHEAD))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostWork:
-    """What the host did while a device waited for it.
+def host_work(view: DeviceView) -> tuple[Counter[str], Counter[str]]:
+    """Name what the host did while the device waited for it: on the thread whose launch ended the wait.
 
-    Args:
-        late: time by name in which the device was idle because nothing had been launched, ns; adds up to `host_late` and
-            `profiler_overhead` of its idle time.
-        before: time by name before the first event of the device, from the first event of the host on, ns; empty for a window.
+    Returns:
+        Time by name in which the device was idle because nothing had been launched, ns, which adds up to `host_late` and
+        `profiler_overhead` of its idle time; and time by name before the first event of the device, from the first event of the
+        host on, ns, empty for a window.
     """
-
-    late: Counter[str]
-    before: Counter[str]
-
-
-def host_work(view: DeviceView) -> HostWork:
-    """Name what the host did while the device waited for it: on the thread whose launch ended the wait."""
     trace, slices = view.trace, joined(view.stretches())
     waited = np.flatnonzero((slices.cause != BUSY) & np.isin(slices.cause, _BY_HOST))
     thread = _launched_on(view, slices.event[waited])
@@ -43,10 +34,13 @@ def host_work(view: DeviceView) -> HostWork:
     for number in np.unique(thread).tolist():
         some = waited[thread == number]
         late += _named(trace, number, Intervals(slices.start[some], slices.end[some]))
-    first = int(_launched_on(view, np.zeros(1, np.int64))[0])
-    begin = view.begin_ns if view.window else min((view.begin_ns, *_first_moments(trace, first)))
+    first, begin = int(_launched_on(view, np.zeros(1, np.int64))[0]), view.begin_ns
+    if not view.window:
+        for store in (*_stores(trace), trace.device_events.hosts):
+            own = column(store.start_ns)[column(store.thread) == first]
+            begin = min(begin, int(own.min(initial=begin)))
     head = Intervals(np.array([begin], np.int64), np.array([view.begin_ns], np.int64))
-    return HostWork(late=late, before=_named(trace, first, head))
+    return late, _named(trace, first, head)
 
 
 def _launched_on(view: DeviceView, events: Ints) -> Ints:
@@ -58,13 +52,6 @@ def _launched_on(view: DeviceView, events: Ints) -> Ints:
 
 def _stores(trace: Trace) -> tuple[HostEvents, ...]:
     return trace.ranges, trace.ops, trace.long_calls
-
-
-def _first_moments(trace: Trace, thread: int) -> Iterator[int]:
-    for store in (*_stores(trace), trace.device_events.hosts):
-        own = column(store.start_ns)[column(store.thread) == thread]
-        if len(own):
-            yield int(own.min())
 
 
 def _named(trace: Trace, thread: int, during: Intervals) -> Counter[str]:

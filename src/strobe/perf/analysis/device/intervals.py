@@ -54,14 +54,6 @@ class Overlaps(NamedTuple):
     end: Ints
 
 
-class Owned(NamedTuple):
-    """Disjoint intervals in order, each with the position of the event that owns it."""
-
-    start: Ints
-    end: Ints
-    owner: Ints
-
-
 def column(values: array[int]) -> Ints:
     """Return a column of a trace as 64-bit integers, without a copy if it has that type.
 
@@ -142,7 +134,7 @@ def overlaps(a: Intervals, b: Intervals) -> Overlaps:
     return Overlaps(of_a[some], of_b[some], start[some], end[some])
 
 
-def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
+def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> tuple[Intervals, Ints]:
     """Assign every covered moment to one event: the lowest rank, and among equal ranks the first.
 
     Args:
@@ -151,9 +143,9 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
         rank: rank of each event; few different values.
 
     Returns:
-        What each event owns: they add up to the union.
+        Disjoint intervals in order, which add up to the union, and the position of the event that owns each.
     """
-    owned: list[Owned] = []
+    owned: list[tuple[Ints, Ints, Ints]] = []
     taken = Intervals(start[:0], end[:0])
     for level in different(rank).tolist():
         event = np.flatnonzero((rank == level) & (end > start))
@@ -165,15 +157,15 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> Owned:
             outside = complement(taken, int(own.start[0]), int(own.end[-1]))
             found = overlaps(own, outside)
             event, own = event[found.a], Intervals(found.start, found.end)
-        owned.append(Owned(own.start, own.end, event))
+        owned.append((own.start, own.end, event))
         edges = np.concatenate((taken.start, own.start)), np.concatenate((taken.end, own.end))
         order = np.argsort(edges[0], kind="stable")
         taken = union(edges[0][order], edges[1][order])
     if not owned:
-        return Owned(start[:0], end[:0], start[:0])
+        return taken, start[:0]
     columns = [np.concatenate(column) for column in zip(*owned, strict=True)]
     order = np.argsort(columns[0], kind="stable")
-    return Owned(columns[0][order], columns[1][order], columns[2][order])
+    return Intervals(columns[0][order], columns[1][order]), columns[2][order]
 
 
 def totals(values: Ints, group: Ints, num_groups: int) -> Ints:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,27 +262,14 @@ def captured_calls(trace: Trace) -> Iterator[Ints]:
         yield np.flatnonzero(launches & (rows > row) & (rows < end))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShortGraph:
-    """Graph launches with fewer recorded events than other launches of the same graph.
+ShortGraph: TypeAlias = tuple[str, str, int, int, tuple[int, ...]]
+"""Launches of a graph that recorded fewer events than others of it: name of the launch call and of the first event, launches of
+the graph, events of the others, and how many events each of these recorded, the fewest first.
 
-    A trace does not name the graph that a call launches. Launches with the same first event and the same number of events are
-    taken for one graph, since two launches rarely lose equally many events. A single launch with fewer events is taken for one
-    of the next larger graph, if its events are a subset of that graph's.
-
-    Args:
-        call: name of the launch call.
-        first: name of the first event.
-        n: launches of the graph, these among them.
-        num_nodes: events of the others.
-        short: how many events each of these recorded.
-    """
-
-    call: str
-    first: str
-    n: int
-    num_nodes: int
-    short: tuple[int, ...]
+A trace does not name the graph that a call launches. Launches with the same first event and the same number of events are taken
+for one graph, since two launches rarely lose equally many events. A single launch with fewer events is taken for one of the next
+larger graph, if its events are a subset of that graph's.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,9 +325,7 @@ def _short_graphs(trace: Trace) -> list[ShortGraph]:
     for (start, num_nodes), calls in sorted(likes.items()):
         few = [(size, call) for *like, size, call in lone if like == [start, num_nodes] and names[call] <= names[calls[0]]]
         if few:
-            short, (call_name, first) = tuple(sorted(size for size, _ in few)), start
-            n = len(calls) + len(few)
-            found.append(ShortGraph(call=call_name, first=first, n=n, num_nodes=num_nodes, short=short))
+            found.append((*start, len(calls) + len(few), num_nodes, tuple(sorted(size for size, _ in few))))
     return found
 
 
@@ -484,7 +469,8 @@ class _Waits:
             hosts[self.num : self.num + len(host)] = host
             self.num += len(host)
             self.total_ns += int((right - left).sum())
-            self.unlinked += self._num_unlinked(part)
+            inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
+            self.unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
         self._hosts = hosts[: self.num]
         self._hosts.sort()  # calls that were read are in order of start
         if (np.diff(self._calls) < 0).any():
@@ -497,10 +483,6 @@ class _Waits:
         left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
         waited = left < right
         return host[waited], left[waited], right[waited]
-
-    def _num_unlinked(self, part: EventView) -> int:
-        inside = (part.host < 0) & (part.start < self._view.end_ns) & (part.end > self._view.begin_ns)
-        return int(inside.sum() if self._stream is None else (inside & (part.stream == self._stream)).sum())
 
     def _called(self, host: NDArray[np.int32]) -> Ints:
         called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
@@ -629,7 +611,6 @@ def gap_table(view: DeviceView) -> GapTable:
     begin, stop = view.begin_ns, view.end_ns
     groups, of_name = _groups(view)
     found = _FoundGaps(view, of_name, len(groups))
-    found.search()
     pairs = np.array(sorted(found.spent), np.int64)
     lengths = grouped(lambda: found.lengths(pairs), len(pairs))
     rows, sums_ns = [], 0
@@ -669,14 +650,6 @@ def _groups(view: DeviceView) -> tuple[list[str], Ints]:
     return list(ids), np.array(of_name, np.int64)
 
 
-class _Gaps(NamedTuple):
-    """Gaps with their pair of groups: number of the group before times the number of groups, plus that of the group after."""
-
-    start: Ints
-    end: Ints
-    pair: Ints
-
-
 class _FoundGaps:
     """Totals of the gaps of a device, collected in parts.
 
@@ -691,38 +664,33 @@ class _FoundGaps:
         self.spent: dict[int, Ints] = {}
         self.copies: Counter[int] = Counter()
         self.first_ns: int | None = None
-        self.kernel_ns = 0
-
-    def search(self) -> None:
-        """Collect the totals of every gap."""
-        slices = _Ahead(self._view.stretches())
-        for gaps in self.gaps():
-            if len(gaps.start):
-                self._add(gaps, slices.until(int(gaps.end[-1])))
+        slices = _Ahead(view.stretches())
+        for gaps, pair in self._gaps():
+            if len(pair):
+                self._add(gaps, pair, slices.until(int(gaps.end[-1])))
         covered = Covered()
-        for _, kernels in self._kernels():
+        for kernels in self._kernels():
             if self.first_ns is None and len(kernels):
                 self.first_ns = int(kernels.start[0])
-            begin, stop = self._view.begin_ns, self._view.end_ns
-            covered.add(np.clip(kernels.start, begin, stop), np.clip(kernels.end, begin, stop))
+            covered.add(*(np.clip(edge, view.begin_ns, view.end_ns) for edge in (kernels.start, kernels.end)))
         self.kernel_ns = covered.total_ns
 
     def lengths(self, pairs: Ints) -> Iterator[Grouped]:
         """Yield the lengths of the gaps, and the position of each one's pair in `pairs`."""
-        for gaps in self.gaps():
-            yield gaps.end - gaps.start, np.searchsorted(pairs, gaps.pair)
+        for gaps, pair in self._gaps():
+            yield gaps.end - gaps.start, np.searchsorted(pairs, pair)
 
-    def _kernels(self) -> Iterator[tuple[int, EventView]]:
-        for at, work in self._view.work.parts():
+    def _kernels(self) -> Iterator[EventView]:
+        for _, work in self._view.work.parts():
             kind = work.kind
             is_kernel = (kind == DEVICE_KINDS.index("kernel")) | (kind == DEVICE_KINDS.index("comm"))
-            yield at, work.at(np.flatnonzero(is_kernel & (work.end > work.start)))
+            yield work.at(np.flatnonzero(is_kernel & (work.end > work.start)))
 
-    def gaps(self) -> Iterator[_Gaps]:
-        """Yield the gaps inside the window."""
+    def _gaps(self) -> Iterator[tuple[Intervals, Ints]]:
+        """Yield the gaps inside the window, each with its pair: group before times the number of groups, plus group after."""
         reached: int | None = None
         before = 0  # group of the kernel that reached so far
-        for _, kernels in self._kernels():
+        for kernels in self._kernels():
             if not len(kernels):
                 continue
             start, end, group = kernels.start, kernels.end, self._of_name[kernels.name]
@@ -734,26 +702,26 @@ class _FoundGaps:
             left, right = np.maximum(far[:-1], self._view.begin_ns), np.minimum(start, self._view.end_ns)
             some = (start > far[:-1]) & (right > left)
             pair = of_end[latest[:-1]] * self._num_groups + group
-            yield _Gaps(left[some], right[some], pair[some])
+            yield Intervals(left[some], right[some]), pair[some]
             reached, before = int(far[-1]), int(of_end[latest[-1]])
 
-    def _add(self, gaps: _Gaps, slices: Slices) -> None:
-        found = overlaps(Intervals(slices.start, slices.end), Intervals(gaps.start, gaps.end))
+    def _add(self, gaps: Intervals, pair: Ints, slices: Slices) -> None:
+        found = overlaps(Intervals(slices.start, slices.end), gaps)
         busy = slices.cause == BUSY
         column = slices.cause.astype(np.int64)
         copy = self._view.work.at(slices.event[busy])
         is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
         other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _COLUMNS.index("memset"), _COLUMNS.index("other_copies"))
         column[busy] = np.where(is_dtod, _COLUMNS.index("dtod"), other)
-        pairs, row = np.unique(gaps.pair, return_inverse=True)
+        pairs, row = np.unique(pair, return_inverse=True)
         spent = np.zeros((len(pairs), len(_COLUMNS)), np.int64)
         np.add.at(spent.reshape(-1), row[found.b] * len(_COLUMNS) + column[found.a], found.end - found.start)
         copying = column[found.a] == _COLUMNS.index("dtod")
         ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
         copies = np.bincount(row[ran[1]], minlength=len(pairs))
-        for pair, took, n in zip(pairs.tolist(), spent, copies.tolist(), strict=True):
-            self.spent[pair] = self.spent[pair] + took if pair in self.spent else took
-            self.copies[pair] += n
+        for each, took, n in zip(pairs.tolist(), spent, copies.tolist(), strict=True):
+            self.spent[each] = self.spent[each] + took if each in self.spent else took
+            self.copies[each] += n
 
 
 class _Ahead:

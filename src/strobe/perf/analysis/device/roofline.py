@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from strobe.core.costs import (
     AttentionShape,
@@ -162,20 +162,11 @@ _ATTENTIONS: Final = {
 }
 
 
-class _Sparse(NamedTuple):
-    """Positions of our block-sparse attention's operands: block length, uniform count, sizes of ragged blocks."""
-
-    first: int
-    block: int
-    selected: int
-    ragged: tuple[int, int]
-    backward: bool
-
-
 _SPARSE: Final = {
-    "strobe::block_sparse_forward": _Sparse(0, 7, 9, (5, 6), backward=False),
-    "strobe::block_sparse_backward": _Sparse(2, 11, 13, (9, 10), backward=True),
+    "strobe::block_sparse_forward": (0, 7, 9, (5, 6), False),
+    "strobe::block_sparse_backward": (2, 11, 13, (9, 10), True),
 }
+"""Of our block-sparse attention the positions of queries, block length, uniform count, sizes of ragged blocks; is it backward."""
 _DENSE: Final = ("False", "0")
 _CAUSAL: Final = ("True", "1", "2")
 _MOST_ELEMENTS: Final = 1 << 62
@@ -203,11 +194,8 @@ _ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "sh
 """Element sizes of types that no matrix product has, bytes."""
 
 
-class OperatorCost(NamedTuple):
-    """FLOPs and least bytes of one call, and the dtype of its products."""
-
-    cost: Cost
-    dtype: str
+OperatorCost: TypeAlias = tuple[Cost, str]
+"""FLOPs and least bytes of one call, and the dtype of its products."""
 
 
 def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
@@ -227,26 +215,24 @@ def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
     dtype = parse_dtype(calls.types[first]) if len(calls.types) > first else None
     if dtype is None:
         return "its dtype is not recorded or not known"
-    found = _of_kind(calls, first, dtype)
-    return found if isinstance(found, str) else OperatorCost(found, dtype)
+    if calls.name == _SCALED:
+        found = _scaled(calls, dtype)
+    elif calls.name in CONVOLUTIONS:
+        found = convolution_cost(calls.name, calls.sizes, calls.values, dtype)
+    elif calls.name in _SPARSE:
+        found = _sparse(calls, dtype)
+    else:
+        found = _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
+    return found if isinstance(found, str) else (found, dtype)
 
 
 def _first(name: str) -> int | None:
     """Return the position of the operand with the dtype of the products; `None` for an unknown operator."""
     if name == _SCALED or name in CONVOLUTIONS:
         return 0
-    known = _ATTENTIONS.get(name) or _SPARSE.get(name)
-    return known.first if known is not None else _PRODUCTS.get(name)
-
-
-def _of_kind(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
-    if calls.name == _SCALED:
-        return _scaled(calls, dtype)
-    if calls.name in CONVOLUTIONS:
-        return convolution_cost(calls.name, calls.sizes, calls.values, dtype)
-    if calls.name in _SPARSE:
-        return _sparse(calls, _SPARSE[calls.name], dtype)
-    return _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
+    if name in _SPARSE:
+        return _SPARSE[name][0]
+    return _ATTENTIONS[name].first if name in _ATTENTIONS else _PRODUCTS.get(name)
 
 
 def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
@@ -305,20 +291,21 @@ def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) 
     )
 
 
-def _sparse(calls: OperatorCalls, places: _Sparse, dtype: str) -> Cost | str:
-    shape = _attention_shape(calls.sizes[places.first : places.first + 3], 1, 2)
+def _sparse(calls: OperatorCalls, dtype: str) -> Cost | str:
+    first, *counts, ragged, backward = _SPARSE[calls.name]
+    shape = _attention_shape(calls.sizes[first : first + 3], 1, 2)
     if shape is None:
         return "its sizes are no attention of one head size"
-    if any(calls.sizes[place] for place in places.ragged if place < len(calls.sizes)):
+    if any(calls.sizes[place] for place in ragged if place < len(calls.sizes)):
         return "its blocks are not all full, and how full is not recorded"
-    words = [calls.values[place] if place < len(calls.values) else "" for place in (places.block, places.selected)]
+    words = [calls.values[place] if place < len(calls.values) else "" for place in counts]
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
         return "how many blocks each query attends to is not recorded"
     block, count = map(int, words)
     pairs = shape.batch * shape.num_heads * shape.q_tokens * block * count
     if pairs > shape.pairs:
         return "its blocks are more than a dense call has"
-    return (attention_backward if places.backward else attention)(shape, dtype=dtype, pairs=pairs)
+    return (attention_backward if backward else attention)(shape, dtype=dtype, pairs=pairs)
 
 
 def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
@@ -332,7 +319,7 @@ def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
 
 
 def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
-    moved = list(_operands(calls))
+    moved = [_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size]
     if not moved:
         return "its sizes are not recorded"
     if None in moved:
@@ -341,23 +328,19 @@ def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
     dtype = parse_dtype(calls.types[places[0]]) or calls.types[places[0]]
     given = [each for each in moved if each is not None]
     if calls.name in _COPIES and len(given) == 2:
-        return OperatorCost(Cost(write_bytes=given[0], read_bytes=given[1]), dtype)
+        return Cost(write_bytes=given[0], read_bytes=given[1]), dtype
     if calls.name in _FILLS:
-        return OperatorCost(Cost(write_bytes=given[0]), dtype)
+        return Cost(write_bytes=given[0]), dtype
     if calls.name in _NORMS:
-        return OperatorCost(Cost(read_bytes=sum(given), write_bytes=given[0]), dtype)
+        return Cost(read_bytes=sum(given), write_bytes=given[0]), dtype
     if calls.name in _REDUCTIONS or calls.name not in _POINTWISE:  # of a fused kernel's operands some are written
-        return OperatorCost(Cost(read_bytes=given[0] if calls.name in _REDUCTIONS else sum(given)), dtype)
+        return Cost(read_bytes=given[0] if calls.name in _REDUCTIONS else sum(given)), dtype
     shape = _broadcast([calls.sizes[place] for place in places])
     if shape is None:
         return "its sizes do not fit together"
     sizes = (each // math.prod(calls.sizes[place]) for each, place in zip(given, places, strict=True) if each)
     element = max(sizes, default=0)
-    return OperatorCost(Cost(read_bytes=sum(given), write_bytes=math.prod(shape) * element), dtype)
-
-
-def _operands(calls: OperatorCalls) -> Iterator[int | None]:
-    return (_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size)
+    return Cost(read_bytes=sum(given), write_bytes=math.prod(shape) * element), dtype
 
 
 def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -389,7 +372,6 @@ class Roofline:
         device: short name of the device; None: its peaks are not known.
         flops_per_s: computed FLOPs / time, FLOP/s.
         bytes_per_s: least bytes / time, bytes/s.
-        intensity: computed FLOPs / least bytes, FLOP/byte; None without bytes.
         compute_share: `flops_per_s` / the dtype's matrix peak; None for an operation without matrix FLOPs too.
         clock_share: `flops_per_s` / that peak at the SM clock that ran; None where a clock is not known.
         memory_share: `bytes_per_s` / memory bandwidth.
@@ -403,7 +385,6 @@ class Roofline:
     device: str | None
     flops_per_s: float
     bytes_per_s: float
-    intensity: float | None
     compute_share: float | None
     clock_share: float | None
     memory_share: float | None
@@ -458,7 +439,6 @@ def roofline(
         device=None if peaks is None else peaks.name,
         flops_per_s=float(rates[0]),
         bytes_per_s=float(rates[1]),
-        intensity=cost.flops / cost.moved_bytes if cost.moved_bytes else None,
         compute_share=float(rates[0] / flops_peak) if flops_peak else None,
         clock_share=float(rates[0] / flops_peak) / ran if flops_peak and ran else None,
         memory_share=None if peaks is None else float(rates[1] / peaks.bandwidth_bytes_per_s),

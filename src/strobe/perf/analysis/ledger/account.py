@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
-from itertools import pairwise
-from typing import Final, TypeVar
+from functools import partial
+from itertools import pairwise, takewhile
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,28 +83,13 @@ MEANING: Final[dict[Part, str]] = {
     Part.ENDS: "from the call to the first frame block, and from the last one to the end",
     Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
 }
-LIMITS: Final[dict[Part, str]] = {
-    Part.ATTENTION_KERNEL: "attention FLOPs",
-    Part.ATTENTION_AROUND: "the work around the attention kernel",
-    Part.CROSS_ATTENTION: "cross-attention",
-    Part.FEED_FORWARD: "the matrix products of the feed-forward",
-    Part.NORMS: "memory traffic of norms and glue",
-    Part.FOCAL: "the focal kernel",
-    Part.SECTION: "the work around the focal kernel",
-    Part.OTHER_ATTENTION: "attention kernels",
-    Part.MATRIX: "matrix products",
-    Part.OTHER_KERNELS: "other kernels (norms, elementwise operations, reductions)",
-    Part.COPIES: "memory copies",
-    Part.COMMUNICATION: "communication between devices",
-    Part.GAPS: "gaps between kernels",
-    Part.DECODING: "decoding",
-}
-"""Names of what limits a frame block or step whose largest part this is; the other parts are no limit by themselves."""
+NO_LARGEST: Final = frozenset({Part.PASS, Part.WAITING, Part.REST, Part.ENDS, Part.UNNAMED})
+"""Parts that an answer does not name as the largest one: waiting for the host is told apart, the others say nothing."""
 TOGETHER: Final[dict[tuple[Part, Part], str]] = {
     (Part.FOCAL, Part.SECTION): "the focal kernel and the section around it",
     (Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND): "attention and the work around its kernel",
 }
-"""Parts of one thing, which limits together where no part of it is the largest of all."""
+"""Parts of one thing, which count together where no part of it is the largest of all."""
 BY_THE_CLOCK: Final = frozenset({Part.ATTENTION_KERNEL, Part.OTHER_ATTENTION, Part.FEED_FORWARD, Part.MATRIX})
 """Parts of large matrix products, whose time is taken to go with the SM clock; the others also wait for memory or the host."""
 NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
@@ -245,8 +231,7 @@ class Explained:
         """Time of each label in all clips, ns."""
         total: Counter[Label] = Counter()
         for labels in self.kinds.values():
-            for label, ns in labels.items():
-                total[label] += ns
+            total.update(labels)
         return total
 
 
@@ -316,12 +301,13 @@ def levelled(baseline: Explained, candidate: Explained) -> tuple[Explained, Expl
         if shown[0] != shown[1]:
             into = next(label.path for label, ns in sides[shown.index(True)].labels.items() if ns and name in label.path)
             above = into[into.index(name) - 1] if into.index(name) else spans.FRAME_BLOCK
-            sides = [replace(_relabelled(side, _until(name)), merged=(*side.merged, (name, above))) for side in sides]
+            moved = [_relabelled(side, partial(_until, name)) for side in sides]
+            sides = [replace(side, merged=(*side.merged, (name, above))) for side in moved]
     return sides[0], sides[1]
 
 
-def _until(name: str) -> Callable[[Path], Path]:
-    return lambda path: path[: path.index(name)] if name in path else path
+def _until(name: str, path: Path) -> Path:
+    return tuple(takewhile(lambda each: each != name, path))
 
 
 def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
@@ -344,17 +330,8 @@ def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
 # --------------------------------------------------------------------------------------------------------- timed clips
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedClip:
-    """One clip without a profiler: the time of each frame block until the next one starts, and all other time."""
-
-    blocks_ns: tuple[int, ...]
-    around_ns: int
-
-    @property
-    def took_ns(self) -> int:
-        """Time of the clip from end to end, ns."""
-        return sum(self.blocks_ns) + self.around_ns
+TimedClip: TypeAlias = tuple[tuple[int, ...], int]
+"""One clip without a profiler: the time of each frame block until the next one starts, and all other time, ns."""
 
 
 def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, TimedClip]:
@@ -376,7 +353,7 @@ def _timed(clip: Clip, mine: Sequence[Span]) -> TimedClip:
         raise DataError(f"clip {clip.clip} of {clip.variant!r} lacks its end-to-end region or frame blocks; measure it again")
     starts = [span.start_ns for span in blocks] + [blocks[-1].start_ns + blocks[-1].value_ns]
     lengths = tuple(after - before for before, after in pairwise(starts))
-    return TimedClip(blocks_ns=lengths, around_ns=e2e[0].value_ns - sum(lengths))
+    return lengths, e2e[0].value_ns - sum(lengths)
 
 
 # ---------------------------------------------------------------------------------------------------------------- a CPU
@@ -403,13 +380,13 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
             line = lines.get(clip.order)
             if line is None:
                 raise DataError(f"clip {clip.clip} of {clip.variant!r} added up no regions; measure it again")
-            timed = cut[clip.order]
-            own = _own_times(line, timed, calls)
+            blocks_ns, around_ns = cut[clip.order]
+            own = _own_times(line, blocks_ns, calls)
             for index, labels in enumerate(own):
                 by_kind[kinds[index]].update(labels)
                 unit.update(labels)
-            by_kind[ClipKind.AROUND][_AROUND_LABEL] += timed.around_ns
-            unit[_AROUND_LABEL] += timed.around_ns
+            by_kind[ClipKind.AROUND][_AROUND_LABEL] += around_ns
+            unit[_AROUND_LABEL] += around_ns
             marking += line.region_ns * sum(map(sum, line.calls))
         units.append(unit)
     return Explained(
@@ -423,9 +400,9 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
     )
 
 
-def _own_times(line: Regions, timed: TimedClip, calls: Mapping[str, list[int]]) -> list[Counter[Label]]:
+def _own_times(line: Regions, blocks_ns: Sequence[int], calls: Mapping[str, list[int]]) -> list[Counter[Label]]:
     """Compute the time of each path without its inner regions, by frame block; the frame block's own time is the rest."""
-    found: list[Counter[Label]] = [Counter({Label((), TIMED): ns}) for ns in timed.blocks_ns]
+    found: list[Counter[Label]] = [Counter({Label((), TIMED): ns}) for ns in blocks_ns]
     calls[spans.FRAME_BLOCK][0] += len(found)
     for column, index in enumerate(line.blocks):
         for path, count, value_ns in zip(line.paths, line.calls, line.value_ns, strict=True):
@@ -461,16 +438,15 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
     by_kind: dict[ClipKind, Labels] = {}
     for kind in dict.fromkeys(kinds):
         indices = [index for index, each in enumerate(kinds) if each == kind]
-        took = sum(clip.blocks_ns[index] for clip in timed for index in indices)
+        took = sum(blocks_ns[index] for blocks_ns, _ in timed for index in indices)
         seen = [tiles[index].owned for index in indices if index in tiles]
         scale = Fraction(len(clips) * len(indices), len(seen) or 1)
         by_kind[kind] = _divided(took, seen, scale) if seen else {Label((f"{kind.value} frame blocks",), UNTRACED): took}
-    by_kind[ClipKind.AROUND] = {_AROUND_LABEL: sum(clip.around_ns for clip in timed)}
+    by_kind[ClipKind.AROUND] = {_AROUND_LABEL: sum(around_ns for _, around_ns in timed)}
     steady = [tile for tile in traced.tiles if kinds[tile.index] == ClipKind.STEADY] or list(traced.tiles)
     total: Counter[Label] = Counter()
     for labels in by_kind.values():
-        for label, ns in labels.items():
-            total[label] += ns
+        total.update(labels)
     return Explained(
         num_clips=len(clips),
         kinds=by_kind,
@@ -478,7 +454,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
         calls=_calls(traced, sum(ns for label, ns in total.items() if label.busy), len(clips)),
         units=tuple(tile.owned for tile in steady),
         traced_ns=sum(tile.end_ns - tile.start_ns for tile in traced.tiles),
-        timed_ns=round(Fraction(sum(clip.blocks_ns[index] for clip in timed for index in tiles), len(clips))),
+        timed_ns=round(Fraction(sum(blocks_ns[index] for blocks_ns, _ in timed for index in tiles), len(clips))),
         stood_for=tuple(at for at, kind in enumerate(kinds) if at not in tiles and any(kinds[seen] == kind for seen in tiles)),
     )
 
@@ -487,8 +463,7 @@ def _divided(took_ns: int, seen: Sequence[Labels], scale: Fraction) -> Labels:
     """Scale the busy labels of traced frame blocks; divide the rest of the timed ones in proportion to traced idle time."""
     traced: Counter[Label] = Counter()
     for labels in seen:
-        for label, ns in labels.items():
-            traced[label] += ns
+        traced.update(labels)
     idle = {label: ns for label, ns in traced.items() if label.activity in IDLE}
     busy = {label: ns for label, ns in traced.items() if label.activity not in IDLE}
     found = apportion(round(scale * sum(busy.values())), busy)
@@ -542,19 +517,9 @@ class Spread:
     why_none: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """Steps of one side with the definition of a unit: `scale * sum of a label / sum of the weights`.
-
-    Args:
-        owned: time of each label in each step.
-        weights: 1 each if the unit is a step, the focal calls of each if it is made of calls.
-        scale: weights in a unit: 1, or the calls of a stage.
-    """
-
-    owned: Sequence[Mapping[Label, int]]
-    weights: Sequence[int]
-    scale: Fraction
+Sampled: TypeAlias = tuple[Sequence[Mapping[Label, int]], Sequence[int], Fraction]
+"""Time of each label in each step of a side; weights: 1 each if the unit is a step, the focal calls of each if it is made of
+calls; and weights in a unit: 1, or the calls of a stage. A unit is `scale * sum of a label / sum of the weights`."""
 
 
 def step_spread(baseline: Sampled, candidate: Sampled) -> Spread:
@@ -563,10 +528,10 @@ def step_spread(baseline: Sampled, candidate: Sampled) -> Spread:
     Percentile bootstrap with `RESAMPLES` resamples, the same for the same steps. Steps are taken to be independent of each other;
     the sides were measured at different times, so drift between them is in no interval.
     """
-    sizes = len(baseline.owned), len(candidate.owned)
+    sizes = len(baseline[0]), len(candidate[0])
     if min(sizes) < MIN_STEPS:
         return Spread(why_none=f"{sizes[0]} and {sizes[1]} compared steps, and an interval needs {MIN_STEPS} on each side")
-    labels = sorted({label for side in (baseline, candidate) for step in side.owned for label in step})
+    labels = sorted({label for side in (baseline, candidate) for step in side[0] for label in step})
     found = [_resampled(side, labels, seed) for seed, side in enumerate((baseline, candidate))]
     if found[0] is None or found[1] is None:
         return Spread(why_none="focal calls are in so few of the steps that some resamples hold none")
@@ -579,10 +544,11 @@ def _resampled(side: Sampled, labels: Sequence[Label], seed: int) -> NDArray[np.
 
     Sums of nanoseconds are exact in a double below 2 ** 53, so the order of summation changes nothing.
     """
-    n = len(side.owned)
+    owned, step_weights, scale = side
+    n = len(owned)
     rows = [
         (*(step.get(label, 0) for label in labels), sum(step.values()), weight)
-        for step, weight in zip(side.owned, side.weights, strict=True)
+        for step, weight in zip(owned, step_weights, strict=True)
     ]
     table, sums = np.array(rows, np.float64), np.empty((RESAMPLES, len(labels) + 2))
     source, many = np.random.PCG64(seed), max(1, _CHUNK // n)
@@ -591,7 +557,7 @@ def _resampled(side: Sampled, labels: Sequence[Label], seed: int) -> NDArray[np.
         drawn = (source.random_raw(size * n) % n).astype(np.int64) + np.repeat(np.arange(size) * n, n)
         sums[at : at + size] = np.bincount(drawn, minlength=size * n).reshape(size, n).astype(np.float64) @ table
     weights = sums[:, -1:]
-    return float(side.scale) * sums[:, :-1] / weights if weights.all() else None
+    return float(scale) * sums[:, :-1] / weights if weights.all() else None
 
 
 def _interval(values: NDArray[np.float64]) -> Interval:

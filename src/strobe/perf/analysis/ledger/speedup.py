@@ -618,23 +618,16 @@ def _lines(
 ) -> tuple[PartLine, ...]:
     """Return one line for each group of parts, with its share of a unit's saving."""
     saved = sum(per_unit[0].values()) - sum(per_unit[1].values())
-    lines = []
+    (before, after), lines = clocks, []
     for inside in _grouped(per_unit, elsewhere):
         b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_unit)
         beyond = sum((elsewhere[0][each] - elsewhere[1][each] for each in inside), Fraction(0))
         share = float((b - c) / saved) if saved else None
-        clock_ns = _by_the_clock(b, c, clocks) if BY_THE_CLOCK.issuperset(inside) else None
+        clock_ns = None
+        if BY_THE_CLOCK.issuperset(inside) and before is not None and after is not None and differ(before, after):
+            clock_ns = clock_effect(b, c, before.sm_mhz, after.sm_mhz)
         lines.append(PartLine(parts=inside, baseline_ns=b, candidate_ns=c, share=share, elsewhere_ns=beyond, clock_ns=clock_ns))
     return tuple(lines)
-
-
-def _by_the_clock(
-    baseline_ns: Fraction, candidate_ns: Fraction, clocks: tuple[SideClocks | None, SideClocks | None]
-) -> Fraction | None:
-    before, after = clocks
-    if before is None or after is None or not differ(before, after):
-        return None
-    return clock_effect(baseline_ns, candidate_ns, before.sm_mhz, after.sm_mhz)
 
 
 def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Mapping[Part, Fraction]]) -> list[tuple[Part, ...]]:
@@ -660,8 +653,7 @@ def _per_block(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
     blocks = side.num_clips * sum(side.num_blocks[each] for each in chosen)
     total: Counter[Part] = Counter()
     for each in chosen:
-        for part, ns in _parts(side.kinds[each]).items():
-            total[part] += ns
+        total.update(_parts(side.kinds[each]))
     return {part: Fraction(total[part], blocks or 1) for part in Part}
 
 
@@ -670,8 +662,7 @@ def _elsewhere(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
     total: Counter[Part] = Counter()
     for each, labels in side.kinds.items():
         if each == ClipKind.AROUND or (kind is not None and each != kind):
-            for part, ns in _parts(labels).items():
-                total[part] += ns
+            total.update(_parts(labels))
     return {part: Fraction(total[part], side.num_clips) for part in Part}
 
 

@@ -38,7 +38,6 @@ from strobe.perf.analysis.ledger.account import (
     LedgerLine,
     LedgerScale,
     OwnedTime,
-    Sampled,
     Spread,
     close_ledger,
     step_spread,
@@ -193,7 +192,8 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
         member[np.searchsorted(work.position, positions)] = True
         bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
         areas = union(bounds[:, 0], bounds[:, 1])
-    pieces = _pieces(trace, work, _Marks(focal, member & ~focal), areas, tiles, cut.priority)
+    marks = focal, member & ~focal
+    pieces = _pieces(trace, work, marks, areas, tiles, cut.priority)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
     inside = np.flatnonzero((within >= 0) | (exclusive > 0))
     calls: dict[str, tuple[int, int]] = {}
@@ -202,6 +202,9 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
         group = FOCAL_NAME if is_focal else kernel_name(trace.device_events.names[name]).group
         count, took = calls.get(group, (0, 0))
         calls[group] = count + 1, took + ns
+    focal_calls: Counter[str] = Counter()
+    for name, count in zip(*(column.tolist() for column in np.unique(work.name[focal], return_counts=True)), strict=True):
+        focal_calls[kernel_name(trace.device_events.names[name]).group] += count
     return TracedSide(
         label=label,
         device=device,
@@ -211,22 +214,14 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
             for number, (start, end, labels) in enumerate(zip(tiles.start.tolist(), tiles.end.tolist(), owned, strict=True))
         ),
         calls=calls,
-        inclusive=_inclusive(work, _Marks(focal, member & ~focal), areas, tiles),
+        inclusive=_inclusive(work, marks, areas, tiles),
         kinds=_kinds(trace, work, pieces),
-        focal_names=_focal_names(trace, work, focal),
+        focal_names=tuple(name for name, _ in focal_calls.most_common()),
         focal=tuple(tuple((work.end - work.start)[focal & (within == number)].tolist()) for number in range(len(tiles.start))),
         counted=tuple((work.end - work.start)[focal & counted].tolist()),
         sections=sections,
         pieces=pieces._replace(event=np.where(pieces.event == NONE, NONE, work.position[pieces.event])),
     )
-
-
-def _focal_names(trace: Trace, work: EventView, focal: NDArray[np.bool_]) -> tuple[str, ...]:
-    calls: Counter[str] = Counter()
-    ids, counts = np.unique(work.name[focal], return_counts=True)
-    for name, count in zip(ids.tolist(), counts.tolist(), strict=True):
-        calls[kernel_name(trace.device_events.names[name]).group] += count
-    return tuple(name for name, _ in calls.most_common())
 
 
 def _tiles(work: EventView, steps: Steps | NoSteps) -> Intervals:
@@ -238,32 +233,31 @@ def _tiles(work: EventView, steps: Steps | NoSteps) -> Intervals:
 
 def _left_out(steps: Steps | NoSteps) -> Intervals:
     """Return the steps that are left out with a cause. The last step is kept: only its end is unknown."""
-    excluded = () if isinstance(steps, NoSteps) or not steps.kept() else steps.steady.excluded
-    found = [steps.steps[each.index] for each in excluded if each.cause != LAST and isinstance(steps, Steps)]
+    found = []
+    if isinstance(steps, Steps) and steps.kept():
+        found = [steps.steps[index] for index, cause in steps.steady.excluded.items() if cause != LAST]
     bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
     return Intervals(bounds[:, 0], bounds[:, 1])
 
 
-class _Marks(NamedTuple):
-    """Masks of a device's focal events, and of its other events in sections."""
-
-    focal: NDArray[np.bool_]
-    section: NDArray[np.bool_]
+_Masks: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+"""Masks of a device's focal events, and of its other events in sections."""
 
 
 def _pieces(
-    trace: Trace, work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals, priority: Sequence[str]
+    trace: Trace, work: EventView, marks: _Masks, areas: Intervals, tiles: Intervals, priority: Sequence[str]
 ) -> LabelSlices:
     """Cut the tiles into pieces with one label each; `event` counts into `work`."""
+    focal, section = marks
     of_kind = np.array([priority.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
-    rank = np.where(marks.section, priority.index("section"), of_kind[work.kind])
-    rank = np.where(marks.focal, priority.index("focal"), rank)
+    rank = np.where(section, priority.index("section"), of_kind[work.kind])
+    rank = np.where(focal, priority.index("focal"), rank)
     begin, stop = int(work.start[0]), int(work.end.max())
     slices, inside = _split(work.tile(trace, rank, begin, stop), areas, complement(areas, begin, stop))
     busy = slices.cause == BUSY
     owner = np.where(busy, slices.event, NONE)
-    in_section = inside & (~busy | marks.section[owner])
-    place = np.where(busy & marks.focal[owner], 0, np.where(in_section, 1, 2))
+    in_section = inside & (~busy | section[owner])
+    place = np.where(busy & focal[owner], 0, np.where(in_section, 1, 2))
     return label_slices(work, slices, place, tiles)
 
 
@@ -291,7 +285,7 @@ def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKin
     return dict(found)
 
 
-def _inclusive(work: EventView, marks: _Marks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
+def _inclusive(work: EventView, marks: _Masks, areas: Intervals, tiles: Intervals) -> dict[Label, int]:
     """Return the time in the tiles in which an event of each busy label ran, whatever else ran."""
     outside = complement(areas, int(work.start[0]), int(work.end.max()))
     found: dict[Label, int] = {}
@@ -299,7 +293,7 @@ def _inclusive(work: EventView, marks: _Marks, areas: Intervals, tiles: Interval
         own = work.kind == number
         focal, member, rest = (
             union(work.start[chosen], work.end[chosen])
-            for chosen in (own & marks.focal, own & marks.section, own & ~marks.focal & ~marks.section)
+            for chosen in (own & marks[0], own & marks[1], own & ~marks[0] & ~marks[1])
         )
         late = _common(member, outside)
         start, end = np.concatenate((rest.start, late.start)), np.concatenate((rest.end, late.end))
@@ -381,10 +375,8 @@ class Account:
         return self.per_unit(line.baseline_ns), self.per_unit(line.candidate_ns)
 
 
-class _Unit(NamedTuple):
-    name: UnitName
-    why: str
-    factors: tuple[Fraction, Fraction]
+_Unit: TypeAlias = tuple[UnitName, str, tuple[Fraction, Fraction]]
+"""Name of the unit, why it is this one, and how many of it a tile of either side is."""
 
 
 def foreign_ledger(
@@ -402,18 +394,18 @@ def foreign_ledger(
     """
     sides = (baseline, candidate)
     unit, missing = _unit(sides, timed)
+    name, _, factors = unit
     anchors: list[tuple[AccountLevel, str, tuple[Fraction, Fraction]]] = []
     step = timed[0].step_ns, timed[1].step_ns
-    if unit.name in ("stage", "step") and step[0] is not None and step[1] is not None:
+    if name in ("stage", "step") and step[0] is not None and step[1] is not None:
         # as many steps as the unit holds tiles
-        many = [factor * len(side.tiles) for factor, side in zip(unit.factors, sides, strict=True)]
+        many = [factor * len(side.tiles) for factor, side in zip(factors, sides, strict=True)]
         anchors.append((AccountLevel.STEP, DILATION, (step[0] * many[0], step[1] * many[1])))
-    elif unit.name in ("stage", "step"):
+    elif name in ("stage", "step"):
         missing["profiler dilation"] = "no log times a step without the profiler"
-    if unit.name == "stage":
+    if name == "stage":
         assert timed[0].stage_ns is not None and timed[1].stage_ns is not None
-        name = OUTSIDE_WINDOW if anchors else BRIDGE
-        anchors.append((AccountLevel.STAGE, name, (timed[0].stage_ns, timed[1].stage_ns)))
+        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, (timed[0].stage_ns, timed[1].stage_ns)))
         if timed[0].e2e_ns is not None and timed[1].e2e_ns is not None:
             anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
         else:
@@ -433,17 +425,17 @@ def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[MeanTimes, MeanTime
     if not reason:
         factors = [Fraction(count or 0, seen) for count, seen in zip(calls, focal, strict=True)]
         text = f"{calls[0]} and {calls[1]} focal calls a stage, {focal[0]} and {focal[1]} in the compared time of the traces"
-        return _Unit("stage", text, (factors[0], factors[1])), {}
+        return ("stage", text, (factors[0], factors[1])), {}
     missing = {"stage": reason, "e2e": "the stage is missing"}
     tiles = [len(side.tiles) for side in sides]
     if all(isinstance(side.steps, Steps) for side in sides) and same_steps(sides):
-        return _Unit("step", f"mean of {tiles[0]} and {tiles[1]} steps", (Fraction(1, tiles[0]), Fraction(1, tiles[1]))), missing
+        return ("step", f"mean of {tiles[0]} and {tiles[1]} steps", (Fraction(1, tiles[0]), Fraction(1, tiles[1]))), missing
     without = [f"{side.label}: {side.steps.reason}" for side in sides if isinstance(side.steps, NoSteps)]
     missing["step"] = "; ".join(without) or "the repetitions found on both sides hold different numbers of focal calls"
     if all(focal):
         text = f"mean of {focal[0]} and {focal[1]} focal calls, each with the time up to the next"
-        return _Unit("call", text, (Fraction(1, focal[0]), Fraction(1, focal[1]))), missing
-    return _Unit("window", "whole traced windows: nothing says that they hold the same work", (Fraction(1), Fraction(1))), missing
+        return ("call", text, (Fraction(1, focal[0]), Fraction(1, focal[1]))), missing
+    return ("window", "whole traced windows: nothing says that they hold the same work", (Fraction(1), Fraction(1))), missing
 
 
 def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
@@ -459,10 +451,11 @@ def _closed(
     anchors: Sequence[tuple[AccountLevel, str, tuple[Fraction, Fraction]]],
     missing: dict[str, str],
 ) -> Account:
-    num_units = math.lcm(*(factor.denominator for factor in unit.factors),
+    unit_name, why, factors = unit
+    num_units = math.lcm(*(factor.denominator for factor in factors),
                          *(took.denominator for *_, both in anchors for took in both))  # fmt: skip
     owned = []
-    for side, factor in zip(sides, unit.factors, strict=True):
+    for side, factor in zip(sides, factors, strict=True):
         times = int(factor * num_units)
         owned.append(
             OwnedTime(
@@ -489,18 +482,18 @@ def _closed(
         num_units=num_units,
     )
     inclusive = {
-        label: (unit.factors[0] * sides[0].inclusive.get(label, 0), unit.factors[1] * sides[1].inclusive.get(label, 0))
+        label: (factors[0] * sides[0].inclusive.get(label, 0), factors[1] * sides[1].inclusive.get(label, 0))
         for label in sides[0].inclusive.keys() | sides[1].inclusive.keys()
     }
     kinds = {
-        kind: (unit.factors[0] * sides[0].kinds.get(kind, 0), unit.factors[1] * sides[1].kinds.get(kind, 0))
+        kind: (factors[0] * sides[0].kinds.get(kind, 0), factors[1] * sides[1].kinds.get(kind, 0))
         for kind in KernelKind
         if kind in sides[0].kinds or kind in sides[1].kinds
     }
     return Account(
         ledger=close_ledger(owned[0], owned[1], scaled, scale, _spread(sides, unit, timed=bool(anchors))),
-        unit=unit.name,
-        why=unit.why,
+        unit=unit_name,
+        why=why,
         missing=missing,
         inclusive=inclusive,
         kinds=kinds,
@@ -509,12 +502,12 @@ def _closed(
 
 def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
     """Compute intervals of the labels, and of the sum if no level is from a log: logs are not resampled with the steps."""
-    if unit.name == "window" or any(isinstance(side.steps, NoSteps) for side in sides):
+    if unit[0] == "window" or any(isinstance(side.steps, NoSteps) for side in sides):
         return Spread(why_none="no compared steps on both sides")
     sampled = []
-    for side, factor in zip(sides, unit.factors, strict=True):
-        weights = [1 if unit.name == "step" else len(calls) for calls in side.focal]
-        sampled.append(Sampled(owned=[tile.owned for tile in side.tiles], weights=weights, scale=factor * sum(weights)))
+    for side, factor in zip(sides, unit[2], strict=True):
+        weights = [1 if unit[0] == "step" else len(calls) for calls in side.focal]
+        sampled.append(([tile.owned for tile in side.tiles], weights, factor * sum(weights)))
     found = step_spread(sampled[0], sampled[1])
     return replace(found, total=None) if timed else found
 
@@ -661,22 +654,8 @@ NEARLY: Final = Fraction(1, 10_000)
 KERNEL_LINE: Final = "focal kernel"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImpliedCalls:
-    """Number of calls in a stage that would explain its saving by the saving of a call alone.
-
-    Args:
-        calls: saving of the stage / saving of a call.
-        candidates: whole numbers near it, with what they would leave of the stage's saving.
-    """
-
-    calls: Fraction
-    candidates: tuple[tuple[int, Fraction], ...]
-
-    @property
-    def whole(self) -> bool:
-        """Whether the number is whole."""
-        return self.calls.denominator == 1
+ImpliedCalls: TypeAlias = tuple[Fraction, tuple[tuple[int, Fraction], ...]]
+"""Calls in a stage that would explain its saving by a call's alone; whole numbers near it, with what they leave of the saving."""
 
 
 def call_ledger(baseline: MeanTimes, candidate: MeanTimes) -> Account | None:
@@ -752,7 +731,7 @@ def implied_calls(baseline: MeanTimes, candidate: MeanTimes, *, given: int | Non
         return None
     calls = stage / call
     tried = sorted({math.floor(calls), math.ceil(calls), *(() if given is None else (given,))})
-    return ImpliedCalls(calls=calls, candidates=tuple((n, stage - n * call) for n in tried))
+    return calls, tuple((n, stage - n * call) for n in tried)
 
 
 def coincidences(baseline: MeanTimes, candidate: MeanTimes) -> tuple[tuple[str, str, Fraction], ...]:

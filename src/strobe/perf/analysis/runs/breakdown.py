@@ -257,8 +257,8 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
         amounts[place] += Amount(calls=number)
         stages[place.stage] += number if len(path) == 1 else 0
     beside: Counter[str] = Counter()
-    for overlap in parts.overlap:
-        beside[place_of(overlap.path).stage] += overlap.busy_ns
+    for _, path, busy_ns in parts.overlap:
+        beside[place_of(path).stage] += busy_ns
     return Breakdown(
         device=parts.device,
         blocks=len(parts.tiles),

@@ -86,7 +86,6 @@ class Comparison:
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
         interval: 95 % interval of the ratio; None for fewer than two pairs.
         verdict: conclusion that ratio and interval allow.
-        paired: False: taken at different times, drift unknown.
     """
 
     stage: str
@@ -97,7 +96,17 @@ class Comparison:
     ratio: float
     interval: Interval | None
     verdict: Verdict
-    paired: bool
+
+    @property
+    def median_pair_ns(self) -> tuple[float, float]:
+        """Times of a clip of the baseline and of the candidate in the pair whose ratio is the median; their quotient is `ratio`.
+
+        Of an even number of pairs it is the mean of the middle two, in which both have the same weight in the ratio.
+        """
+        order, half = sorted(range(len(self.ratios)), key=self.ratios.__getitem__), (len(self.ratios) - 1) // 2
+        middle = order[half : len(order) - half]
+        candidate = statistics.harmonic_mean([sum(self.candidate.ns[2 * pair : 2 * pair + 2]) / 2 for pair in middle])
+        return self.ratio * candidate, candidate
 
     @property
     def ratio_of_sums(self) -> float:
@@ -172,7 +181,6 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
         ratio=ratio,
         interval=interval,
         verdict=judge(ratio, interval, delta_ns),
-        paired=True,
     )
 
 
@@ -218,7 +226,6 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
         ratio=ratio,
         interval=interval,
         verdict=judge(ratio, interval, delta_ns),
-        paired=False,
     )
 
 
@@ -247,7 +254,6 @@ class SideClocks:
         sm_mhz: median SM clock of the clip that kernel times come from: the traced one where it was sampled, else timed ones.
         clips_mhz: median SM clock of each sampled clip.
         max_mhz: highest clock that the GPU supports; None: not recorded.
-        watts, limit_watts: mean power of the timed clips, and the limit; None: not recorded.
         power_capped: a reading said that the power limit held the clock down.
         clip_joules: energy of a timed clip, mean; by the GPU's counter, or mean power times the clip's length; None: neither.
     """
@@ -255,8 +261,6 @@ class SideClocks:
     sm_mhz: int
     clips_mhz: tuple[int, ...]
     max_mhz: int | None
-    watts: float | None
-    limit_watts: float | None
     power_capped: bool
     clip_joules: float | None
 
@@ -274,7 +278,6 @@ def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
     if not chosen:
         return None
     gpu = run.header.machine.gpu
-    watts = [each.power_mw / 1000 for each in sampled if each.power_mw is not None]
     lasted = {span.order: span.value_ns for span in run.spans if span.name == spans.E2E}
     energies = [_joules(clip.clocks, lasted[clip.order]) for clip in timed if clip.clocks and clip.order in lasted]
     known = [each for each in energies if each is not None]
@@ -282,8 +285,6 @@ def side_clocks(run: RunRecords, variant: str) -> SideClocks | None:
         sm_mhz=round(statistics.median(each.sm_mhz for each in chosen if each.sm_mhz)),
         clips_mhz=tuple(each.sm_mhz for each in (*sampled, *traced) if each.sm_mhz),
         max_mhz=None if gpu is None else gpu.max_sm_mhz,
-        watts=statistics.fmean(watts) if watts else None,
-        limit_watts=gpu.power_limit_mw / 1000 if gpu is not None and gpu.power_limit_mw else None,
         power_capped=any(POWER_CAP in each.throttle for each in (*sampled, *traced)),
         clip_joules=statistics.fmean(known) if known else None,
     )
@@ -347,6 +348,7 @@ class OwnCode:
         failures: timed runs whose exit status was not 0.
         gate: its output against the baseline's; None: not compared, or the baseline itself.
         speedup: baseline time / its own; None for the baseline, and where either was not timed.
+        pair_ns: one call of the baseline and one of its own, in the pair of samples that `speedup` is the ratio of.
         device_speedup: the same between CUDA events; None on a CPU.
     """
 
@@ -363,6 +365,7 @@ class OwnCode:
     failures: int
     gate: Gate | None
     speedup: Comparison | None
+    pair_ns: tuple[float, float] | None
     device_speedup: Comparison | None
 
 
@@ -384,12 +387,13 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
     logs = [math.log(value) for value in samples]
     peaks = [clip.peak_bytes for clip in clips if clip.peak_bytes is not None]
     added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]
+    speedup, calls = _against(run, name, E2E), clips[0].calls if clips else 1
     timed_on_device = any(span.variant == name and span.name == FRAME_BLOCK and span.clock == "cuda_event" for span in run.spans)
     return OwnCode(
         name=name,
         command=next((variant.command for variant in run.variants if variant.name == name), ""),
         samples_ns=samples,
-        calls_per_sample=clips[0].calls if clips else 1,
+        calls_per_sample=calls,
         mean_ns=math.exp(statistics.fmean(logs)) if logs else None,
         interval=paired_interval(logs),
         user_ns=_mean([clip.user_ns for clip in clips]),
@@ -398,7 +402,8 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
         added_bytes=max(0, *added) if added and len(added) == len(clips) else None,
         failures=sum(bool(clip.exit_status) for clip in clips),
         gate=gate,
-        speedup=_against(run, name, E2E),
+        speedup=speedup,
+        pair_ns=None if speedup is None else (speedup.median_pair_ns[0] / calls, speedup.median_pair_ns[1] / calls),
         device_speedup=_against(run, name, FRAME_BLOCK) if timed_on_device else None,
     )
 

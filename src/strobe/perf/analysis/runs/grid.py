@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from strobe.core.errors import DataError
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
-from strobe.perf.records.record import CELLS, Gate, Quality, RunKind, Variant
+from strobe.perf.records.record import CELLS, Contestant, Gate, Quality, RunKind, Variant
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
@@ -39,10 +39,14 @@ class GridContestant:
     numbers: tuple[Quality, ...]
 
     @property
+    def settings(self) -> Contestant | None:
+        """What its record says that it computes; None if it was never built."""
+        return None if self.variant is None else self.variant.contestant
+
+    @property
     def is_peer(self) -> bool:
         """Whether its record says that it is another library's."""
-        settings = None if self.variant is None else self.variant.contestant
-        return settings is not None and settings.peer
+        return self.settings is not None and self.settings.peer
 
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
@@ -115,21 +119,11 @@ def recorded(run: RunRecords, name: str, rounds: Mapping[int, Sequence[int]]) ->
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GridCells(Generic[C]):
-    """Cells of a grid's folder.
-
-    Args:
-        cells: those that can be read.
-        unread: folders that cannot, with the reason, one line each.
-    """
-
-    cells: tuple[C, ...]
-    unread: tuple[str, ...]
-
-
-def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str) -> GridCells[C]:
-    """Read every cell of a grid that has records, including incomplete ones; of several attempts the last.
+def read_grid(
+    folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str
+) -> tuple[tuple[C, ...], tuple[str, ...]]:
+    """Return every cell of a grid that has records, including incomplete ones, of several attempts the last; and the folders that
+    cannot be read, with the reason, one line each.
 
     Args:
         cell: makes a cell of a run.
@@ -156,7 +150,7 @@ def read_grid(folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], orde
     if not found:
         told = f": {unread[0]}" if unread else ""
         raise DataError(f"no cell in {folder / CELLS} has records{told}; run `{verb} --out {folder}`")
-    return GridCells(cells=tuple(sorted(found, key=order)), unread=tuple(unread))
+    return tuple(sorted(found, key=order)), tuple(unread)
 
 
 def names_in(run: RunRecords) -> Sequence[str]:

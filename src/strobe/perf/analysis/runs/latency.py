@@ -11,7 +11,7 @@ from typing import Final
 from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import block_joules, timed_clips
-from strobe.perf.analysis.steady import Exclusion, SteadyState, find_steady
+from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
 from strobe.perf.records.record import Served, Span, Viewer, Workload
 from strobe.perf.records.store import RunRecords
@@ -90,21 +90,6 @@ class Latencies:
     block_joules: float | None = None
     video_second_joules: float | None = None
 
-    @property
-    def excluded(self) -> tuple[Exclusion, ...]:
-        """Frame blocks left out of the steady state."""
-        return self.steady.excluded
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ClipTimes:
-    """One clip: length of every frame block by delivery, and the time of its denoise steps and decode."""
-
-    e2e_ns: int
-    blocks_ns: list[int]
-    dit_ns: list[int]
-    decode_ns: list[int]
-
 
 def latencies(run: RunRecords, variant: str) -> Latencies:
     """Return the latencies of a variant from its timed clips.
@@ -122,30 +107,30 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     for span in run.spans:
         if span.order in timed:
             by_clip[span.order].append(span)
-    clips = [_clip_times(by_clip[order]) for order in sorted(timed)]
-    series = [statistics.median(column) for column in zip(*(clip.blocks_ns for clip in clips), strict=True)]
+    e2es, clips, dits, decodes = zip(*(_clip_times(by_clip[order]) for order in sorted(timed)), strict=True)
+    series = [statistics.median(column) for column in zip(*clips, strict=True)]
     steady = find_steady(series, known_causes(run, variant))
-    blocks = [clip.blocks_ns[index] for clip in clips for index in steady.kept]
+    blocks = [clip[index] for clip in clips for index in steady.kept]
     mean = statistics.fmean(blocks) if blocks else None
-    e2e_ns = statistics.median(clip.e2e_ns for clip in clips)
+    e2e_ns = statistics.median(e2es)
     starts = [prompt.frame_block for prompt in work.prompts if 0 < prompt.frame_block < work.frame_blocks]
-    switched = [clip.blocks_ns[index] for clip in clips for index in starts]
+    switched = [clip[index] for clip in clips for index in starts]
     joules = block_joules(run, variant)
     return Latencies(
         variant=variant,
         num_clips=len(clips),
         steady=steady,
         block=_summary(blocks) if blocks else None,
-        dit_block_ns=statistics.fmean(clip.dit_ns[index] for clip in clips for index in steady.kept) if mean else None,
-        decode_block_ns=statistics.fmean(clip.decode_ns[index] for clip in clips for index in steady.kept) if mean else None,
+        dit_block_ns=statistics.fmean(clip[index] for clip in dits for index in steady.kept) if mean else None,
+        decode_block_ns=statistics.fmean(clip[index] for clip in decodes for index in steady.kept) if mean else None,
         inter_latent_ns=mean / work.latents_per_block if mean else None,
         inter_frame_ns=mean / work.frames_per_block if mean else None,
         pixel_fps=NS * work.frames_per_block * work.batch / mean if mean else None,
         latent_fps=NS * work.latents_per_block * work.batch / mean if mean else None,
         clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
-        first_frame_ns=statistics.median(clip.blocks_ns[0] for clip in clips),
+        first_frame_ns=statistics.median(clip[0] for clip in clips),
         e2e_ns=e2e_ns,
-        stalled_frames=max(_stalled(work, clip.blocks_ns) for clip in clips),
+        stalled_frames=max(_stalled(work, clip) for clip in clips),
         switches=_switches(work, clips),
         switch_block=_summary(switched) if switched else None,
         block_joules=joules,
@@ -180,8 +165,8 @@ def known_causes(run: RunRecords, variant: str) -> dict[int, str]:
     return causes
 
 
-def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
-    """Cut one clip at the deliveries of its frame blocks."""
+def _clip_times(samples: Sequence[Span]) -> tuple[int, list[int], list[int], list[int]]:
+    """Cut one clip at the deliveries of its frame blocks; return its length, and each block's own, denoising and decoding."""
     e2e = next((span for span in samples if span.name == spans.E2E), None)
     blocks = sorted((span for span in samples if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0)
     if e2e is None or not blocks:
@@ -193,12 +178,9 @@ def _clip_times(samples: Sequence[Span]) -> _ClipTimes:
         if span.name in inside:
             block = min(bisect_right(ends, span.start_ns), len(blocks) - 1)
             inside[span.name][block] += span.value_ns
-    return _ClipTimes(
-        e2e_ns=e2e.value_ns,
-        blocks_ns=[end - start for start, end in zip(starts, ends, strict=True)],
-        dit_ns=[sum(pair) for pair in zip(inside[spans.DENOISE_STEP], inside[spans.COMMIT], strict=True)],
-        decode_ns=inside[spans.VAE_DECODE],
-    )
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    dit = [sum(pair) for pair in zip(inside[spans.DENOISE_STEP], inside[spans.COMMIT], strict=True)]
+    return e2e.value_ns, lengths, dit, inside[spans.VAE_DECODE]
 
 
 def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
@@ -208,12 +190,12 @@ def _stalled(work: Workload, blocks_ns: Sequence[int]) -> int:
     return sum(-(-each // NS) for each in late if each > 0)
 
 
-def _switches(work: Workload, clips: list[_ClipTimes]) -> tuple[SwitchCost, ...]:
+def _switches(work: Workload, clips: Sequence[Sequence[int]]) -> tuple[SwitchCost, ...]:
     found = []
     for prompt in work.prompts:
         at = prompt.frame_block
         if 0 < at < work.frame_blocks:
-            before, after = ([clip.blocks_ns[index] for clip in clips] for index in (at - 1, at))
+            before, after = ([clip[index] for clip in clips] for index in (at - 1, at))
             found.append(
                 SwitchCost(
                     frame_block=at,

@@ -111,21 +111,6 @@ class StageRounds:
         return Fraction(sum(self.kept_ns), len(self.kept_ns)) if self.kept_ns else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallsPerStage:
-    """Number of a timer's values in each round of a stage.
-
-    Args:
-        counts: values between each round's line and the line of the stage before it.
-        calls: the count of the rounds that are not warm-up, if they all have the same.
-        one_process: the lines say their rank, so that the count is that of one process.
-    """
-
-    counts: tuple[int, ...]
-    calls: int | None
-    one_process: bool
-
-
 def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, ...]:
     """Return the rounds of each stage whose name matches a regular expression, any case; one result per name.
 
@@ -149,23 +134,21 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
     return tuple(_rounds(request, stage, group) for (stage, _), group in found.items())
 
 
-def calls_per_stage(log: Log, inner: Series, rounds: StageRounds) -> CallsPerStage | None:
-    """Count the values of `inner` in each round of a stage: between the line of any stage before it and its own.
+def calls_per_stage(log: Log, inner: Series, rounds: StageRounds) -> int | None:
+    """Count the values of `inner` in a round of a stage that is not warm-up; None if these rounds differ or have none.
 
-    The lines of the rank of `inner` count; if no stage says that rank, those of the first one that the stage has. None if not one
-    value lies before a line of the stage.
+    It is the count of one process only if the lines of `inner` say their rank.
     """
     counts = [len(calls) for calls in calls_of_rounds(log, inner, rounds)]
-    if not any(counts):
-        return None
     steady = {count for index, count in enumerate(counts) if index not in rounds.excluded}
-    return CallsPerStage(
-        counts=tuple(counts), calls=steady.pop() if len(steady) == 1 else None, one_process=inner.rank is not None
-    )
+    return steady.pop() if any(counts) and len(steady) == 1 else None
 
 
 def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range, ...]:
-    """Return for each round the indices of the values of `inner` that `calls_per_stage` counts."""
+    """Return for each round the indices of the values of `inner` between the line of any stage before it and its own.
+
+    The lines of the rank of `inner` count; if no stage says that rank, those of the first one that the stage has.
+    """
     own = next((resolved.series for resolved in rounds.resolved if resolved.series.rank == inner.rank), rounds.resolved[0].series)
     edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.position)
     found = []
@@ -226,7 +209,7 @@ def _warm_up(request: LogRequest, values: Sequence[int], causes: Mapping[int, st
         return {0: FIRST} if len(values) > 1 else {}, "" if len(values) > 1 else "one round: whether it is warm-up cannot be told"
     else:
         steady = find_steady(values, dict.fromkeys(range(start_up(values)), START_UP))
-    return {exclusion.index: exclusion.cause for exclusion in steady.excluded}, steady.note
+    return steady.excluded, steady.note
 
 
 # Steady values of a log's timer, rank by rank, and the method of their selection.
@@ -325,7 +308,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
         known |= dict.fromkeys(rest[: start_up([values[index] for index in rest])], START_UP)
         steady = find_steady(values, known)
         method, note = "steady" if steady.tested else "cause", steady.note
-        dropped = {exclusion.index: exclusion.cause for exclusion in steady.excluded}
+        dropped = dict(steady.excluded)
     kept = tuple(index for index in range(len(values)) if index not in dropped)
     calls = distribution(np.array([values[index] for index in kept], np.int64))
     if calls is None:
@@ -358,11 +341,11 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
     bounds = list(request.constraints)
     warm_up: dict[int, str] = {}
     for rounds in stages:
-        counted = calls_per_stage(request.log, series, rounds)
-        if counted is not None:
-            calls = request.calls or (counted.calls if counted.one_process else None)
-            bounds += stage_constraints(rounds, calls)
-            for index, inside in enumerate(calls_of_rounds(request.log, series, rounds)):
+        calls_in = calls_of_rounds(request.log, series, rounds)
+        if any(calls_in):
+            counted = None if series.rank is None else calls_per_stage(request.log, series, rounds)
+            bounds += stage_constraints(rounds, request.calls or counted)
+            for index, inside in enumerate(calls_in):
                 if index in rounds.excluded:
                     warm_up |= dict.fromkeys(inside, f"in round {index + 1} of {rounds.name}, which is warm-up")
     if len(warm_up) == len(series):
@@ -527,11 +510,11 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
 
 def _counted(log: Log, attention: SeriesSummary, stage: StageRounds, processes: int | None) -> tuple[int | None, str]:
     """Count the calls in a stage by the lines of their timer."""
-    found = calls_per_stage(log, attention.series, stage)
-    if found is None or found.calls is None or (not found.one_process and processes not in (None, 1)):
+    found, one_process = calls_per_stage(log, attention.series, stage), attention.series.rank is not None
+    if found is None or (not one_process and processes not in (None, 1)):
         return None, NO_CALLS
-    text = f"counted in the log: {found.calls} values of the timer {attention.series.title!r} in each round of the stage"
-    return found.calls, text if found.one_process or processes == 1 else f"{text}, if one process wrote it"
+    text = f"counted in the log: {found} values of the timer {attention.series.title!r} in each round of the stage"
+    return found, text if one_process or processes == 1 else f"{text}, if one process wrote it"
 
 
 def _named(log: Log, kind: Literal["step", "e2e"], name: str) -> tuple[Series, ...] | str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path as FilePath
 from typing import Final, NamedTuple, TypeAlias
 
@@ -109,20 +110,8 @@ class RegionCall(NamedTuple):
     exclusive_ns: int
 
 
-class Overlap(NamedTuple):
-    """Operators on another thread during the frame blocks (such as the decoder's worker); they own no time."""
-
-    thread: str
-    path: tuple[str, ...]
-    busy_ns: int
-
-
-class TimelineWindow(NamedTuple):
-    """A frame block on the timeline."""
-
-    block: int
-    start_ns: int
-    end_ns: int
+Overlap: TypeAlias = tuple[str, Path, int]
+"""Another thread, a path, and how long operators ran there during the frame blocks (such as the decoder's); they own no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,29 +198,25 @@ def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> Ho
         found = f"frame blocks {indices} on {len(threads)} thread(s)"
         raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
     starts = [region.start_ns for region in blocks]
-    windows = _tiles(indices, starts, [region.end_ns for region in blocks])
+    tiles = _tiles(indices, starts, [region.end_ns for region in blocks])
     regions, thread = region_paths(trace.regions, layers=layers), threads.pop()
     if len(trace.device_events):
-        return _device_timeline(trace, regions, windows, thread, device)
-    return HostTimeline(trace=trace, regions=regions, windows=windows, thread=thread, operators=nest(trace.ops))
+        return _device_timeline(trace, regions, (indices, tiles), thread, device)
+    return HostTimeline(
+        trace=trace, regions=regions, blocks=tuple(indices), tiles=tiles, thread=thread, operators=nest(trace.ops)
+    )  # fmt: skip
 
 
-def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> tuple[TimelineWindow, ...]:
+def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Intervals:
     """Cut frame blocks: each lasts until the next one starts; the last, and one without successor, until its own end."""
-    windows = []
+    found = []
     for position, index in enumerate(indices):
         end = ends[position]
         if position + 1 < len(indices):
             following = starts[position + 1]
             end = following if indices[position + 1] == index + 1 else min(end, following)
-        windows.append(TimelineWindow(index, starts[position], end))
-    return tuple(windows)
-
-
-def bounds(windows: Sequence[TimelineWindow]) -> Intervals:
-    """Return the frame blocks as columns."""
-    columns = np.array([window[1:] for window in windows], np.int64)
-    return Intervals(columns[:, 0], columns[:, 1])
+        found.append(end)
+    return Intervals(np.array(starts, np.int64), np.array(found, np.int64))
 
 
 _HOST_ACTIVITIES: Final = (GAP, OP)
@@ -239,11 +224,17 @@ _HOST_ACTIVITIES: Final = (GAP, OP)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostTimeline:
-    """Timeline of the thread that runs the frame blocks; other threads lie beside it. `operators`: nesting of operators."""
+    """Timeline of the thread that runs the frame blocks; other threads lie beside it.
+
+    Args:
+        blocks, tiles: number and time of each frame block.
+        operators: nesting of operators.
+    """
 
     trace: Trace
     regions: RegionPaths
-    windows: tuple[TimelineWindow, ...]
+    blocks: tuple[int, ...]
+    tiles: Intervals
     thread: int
     operators: Nesting
 
@@ -267,7 +258,7 @@ class HostTimeline:
         return self._of_thread(self.thread)
 
     def _of_thread(self, thread: int) -> LabelSlices:
-        tiles = bounds(self.windows)
+        tiles = self.tiles
         begin, stop = int(tiles.start[0]), int(tiles.end[-1])
         none = tiles.start[:0]
         changes = [nesting.bounds.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
@@ -291,7 +282,7 @@ class HostTimeline:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         ops = self.trace.ops
         start, mine = column(ops.start_ns), column(ops.thread) == self.thread
-        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, bounds(self.windows)) != NONE)))
+        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, self.tiles) != NONE)))
         paths = self.regions.at(self.thread, start[chosen]).tolist()
         for i, path in zip(chosen.tolist(), paths, strict=True):
             op = ops[i]
@@ -307,7 +298,7 @@ class HostTimeline:
                 if operator != NONE:
                     busy[label.path] += end - start
             for path, busy_ns in sorted(busy.items()):
-                yield Overlap(self.trace.threads[thread], path, busy_ns)
+                yield self.trace.threads[thread], path, busy_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +306,7 @@ class DeviceTimeline:
     """Timeline of one device.
 
     Args:
+        blocks, tiles: number and time of each frame block.
         work: its events.
         paths: paths of regions, all different.
         path: path in which each of its events was launched, a position in `paths`.
@@ -322,7 +314,8 @@ class DeviceTimeline:
 
     trace: Trace
     regions: RegionPaths
-    windows: tuple[TimelineWindow, ...]
+    blocks: tuple[int, ...]
+    tiles: Intervals
     number: int
     work: EventView
     paths: tuple[Path, ...]
@@ -345,7 +338,7 @@ class DeviceTimeline:
 
     def pieces(self) -> LabelSlices:
         """Tile the frame blocks; events count into the device's. A gap has the path of the event that ends it."""
-        tiles = bounds(self.windows)
+        tiles = self.tiles
         slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
         place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
         return label_slices(self.work, slices, place, tiles)
@@ -369,7 +362,7 @@ class DeviceTimeline:
 
     def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
-        chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, bounds(self.windows)) != NONE))
+        chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
         own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
         label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
         rows = zip(own.name.tolist(), label, own.start.tolist(), own.end.tolist(), exclusive[chosen].tolist(), strict=True)
@@ -389,12 +382,13 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
 
 
 def _device_timeline(
-    trace: Trace, regions: RegionPaths, windows: Sequence[TimelineWindow], thread: int, number: int | None
+    trace: Trace, regions: RegionPaths, on_host: tuple[Sequence[int], Intervals], thread: int, number: int | None
 ) -> DeviceTimeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
+    indices, tiles = on_host
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     launched = np.flatnonzero(host >= 0)
-    block = tile_of(column(events.hosts.start_ns)[host[launched]], bounds(windows))
+    block = tile_of(column(events.hosts.start_ns)[host[launched]], tiles)
     inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == thread)
     launched, block = launched[inside], block[inside]
     device = np.asarray(events.device)[launched]
@@ -405,7 +399,6 @@ def _device_timeline(
         where = "any device" if number is None else f"cuda:{number}"
         raise DataError(f"{trace.path}: the frame blocks launched no work on {where}")
     own, block = launched[device == number], block[device == number]
-    indices = [window.block for window in windows]
     first, last = np.full(len(indices), _LATE), np.full(len(indices), -_LATE)
     np.minimum.at(first, block, column(events.start_ns)[own])
     np.maximum.at(last, block, column(events.end_ns)[own])
@@ -418,7 +411,8 @@ def _device_timeline(
     return DeviceTimeline(
         trace=trace,
         regions=regions,
-        windows=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
+        blocks=tuple(indices),
+        tiles=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
         number=number,
         work=work,
         paths=regions.texts,
@@ -491,12 +485,14 @@ def partition(trace: Trace, *, device: int | None = None) -> Partition:
 
 def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     """Cut a timeline into its frame blocks and labels."""
-    owned, exclusive = sums(timeline.pieces(), bounds(timeline.windows), timeline.labels, timeline.num_events)
+    owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, timeline.num_events)
     return Partition(
         device=timeline.device,
         tiles=tuple(
-            Tile(index=window.block, start_ns=window.start_ns, end_ns=window.end_ns, owned=labels)
-            for window, labels in zip(timeline.windows, owned, strict=True)
+            Tile(index=block, start_ns=start, end_ns=end, owned=labels)
+            for block, start, end, labels in zip(
+                timeline.blocks, timeline.tiles.start.tolist(), timeline.tiles.end.tolist(), owned, strict=True
+            )
         ),
         calls=tuple(timeline.calls(exclusive)),
         overlap=tuple(timeline.overlap()),
@@ -509,7 +505,7 @@ def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[S
     Raises:
         DataError: the timeline does not hold that frame block.
     """
-    held = [window.block for window in timeline.windows]
+    held = timeline.blocks
     if index not in held:
         raise DataError(f"{timeline.trace.path}: no frame block {index}; the trace holds {', '.join(map(str, held))}")
     return tuple(timeline.slices(held.index(index)))
@@ -614,19 +610,8 @@ _Streams = tuple[tuple[str, ...], ...]
 """Names of a replay's kernels in order, stream by stream: the longest stream first, then by the first kernel."""
 
 
-class _Match(NamedTuple):
-    """For each kernel of a replay, stream by stream, its number in a pass (None if it is not there), and the matched share."""
-
-    of: EagerPass
-    places: Sequence[int | None]
-    share: Fraction
-
-    @property
-    def entered(self) -> Counter[Path]:
-        """Regions of the pass that hold kernels of the replay; others lie outside of the graph and are marked beside it."""
-        matched = {self.of.paths[place] for place in self.places if place is not None}
-        around = {path[:size] for path in matched for size in range(1, len(path) + 1)}
-        return Counter({path: number for path, number in self.of.entered if path in around})
+_Match: TypeAlias = tuple[Fraction, Sequence[int | None], EagerPass]
+"""Share of a replay's kernels that stand in a pass, and of each, stream by stream, its number there (None if it is not)."""
 
 
 def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tuple[DeviceTimeline, Replays | None]:
@@ -655,22 +640,27 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
             continue
         rows, streams = _streams(timeline, launch)
         if (stage, streams) not in known:
-            known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=lambda match: match.share)
+            known[stage, streams] = max((_matched(streams, one) for one in of_stage[stage]), key=itemgetter(0))
         found = known[stage, streams]
-        if found.share < 1 and len(streams) > 1:
-            starts = _starts(timeline.work, rows, streams)
+        if found[0] < 1 and len(streams) > 1:
+            following = iter(timeline.work.start[rows].tolist())
+            starts = [[next(following) for _ in names] for names in streams]
             walks = (_walked(streams, starts, one) for one in of_stage[stage])
-            found = max((found, *walks), key=lambda match: match.share)
-        best = max(best, found.share)
-        if found.share < LEAST:
+            found = max((found, *walks), key=itemgetter(0))
+        share, places, one = found
+        best = max(best, share)
+        if share < LEAST:
             unlabelled.update(stage)
             continue
         attributed += 1
-        for row, place in zip(rows, found.places, strict=True):
-            text = (*stage, UNMATCHED) if place is None else found.of.paths[place]
+        for row, place in zip(rows, places, strict=True):
+            text = (*stage, UNMATCHED) if place is None else one.paths[place]
             path[row] = numbers.setdefault(text if layers else without_layers(text), len(numbers))
             matched += place is not None
-        entered += found.entered
+        # regions that hold kernels of the replay; others lie outside of the graph and are marked beside it
+        held = {one.paths[place] for place in places if place is not None}
+        around = {inner[:size] for inner in held for size in range(1, len(inner) + 1)}
+        entered += Counter({inner: number for inner, number in one.entered if inner in around})
     replays = Replays(
         launches=len(launches),
         attributed=attributed,
@@ -698,7 +688,7 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
     """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
-    inside = (work.start >= timeline.windows[0].start_ns) & (work.start < timeline.windows[-1].end_ns)
+    inside = (work.start >= timeline.tiles.start[0]) & (work.start < timeline.tiles.end[-1])
     rows = np.flatnonzero((work.host >= 0) & inside & ~unstaged[timeline.path])
     ordinal = work.ordinal
     of_call: defaultdict[int, list[int]] = defaultdict(list)
@@ -785,15 +775,6 @@ def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int]
     return [row for rows in streams for row in rows], tuple(names_of(timeline, rows) for rows in streams)
 
 
-def _starts(work: EventView, rows: Sequence[int], streams: _Streams) -> list[list[int]]:
-    """Return the start of each kernel of a replay, stream by stream."""
-    found, at = [], 0
-    for names in streams:
-        found.append(work.start[rows[at : at + len(names)]].tolist())
-        at += len(names)
-    return found
-
-
 def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: EagerPass) -> _Match:
     """Walk a pass in order: each kernel matches the next one of a stream of equal name; of several streams the earliest.
 
@@ -814,7 +795,7 @@ def _walked(streams: _Streams, starts: Sequence[Sequence[int]], one: EagerPass) 
         if at[stream] < len(streams[stream]):
             waiting[streams[stream][at[stream]]].add(stream)
     flat = [place for each in places for place in each]
-    return _Match(of=one, places=flat, share=Fraction(sum(place is not None for place in flat), len(flat)))
+    return Fraction(sum(place is not None for place in flat), len(flat)), flat, one
 
 
 def _matched(streams: _Streams, one: EagerPass) -> _Match:
@@ -829,7 +810,7 @@ def _matched(streams: _Streams, one: EagerPass) -> _Match:
         places += found
         taken = set(found)
         left = [place for place in left if place not in taken]
-    return _Match(of=one, places=places, share=Fraction(sum(place is not None for place in places), len(places)))
+    return Fraction(sum(place is not None for place in places), len(places)), places, one
 
 
 # Labels of attention kernels inside passes compiled by torch.compile, by those of the same pass uncompiled.
@@ -875,10 +856,11 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
         passes: the same passes uncompiled, launched kernel by kernel.
     """
     told, path, numbers = _told_apart(passes), timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}
+    whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
     texts, names_at = timeline.trace.device_events.names, timeline.work.name
     for kernels in _by_pass(timeline):
         marked = {(each.name, each.marked) for each in kernels if each.marked}
-        found = _by_region(kernels, passes)
+        found = {each.row: whole[each.marked] for each in kernels if each.marked in whole}
         own = [each for each in kernels if not each.marked and (each.name in told or _is_attention(each.name))]
         for one in passes:
             key = [each for each in _key(one, told) if (each.name, each.path[-1]) not in marked]
@@ -934,15 +916,9 @@ def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
-def _by_region(kernels: Sequence[_Kernel], passes: Passes) -> dict[int, Path]:
-    """Return the path of the uncompiled pass for each kernel that an operator marked itself."""
-    whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
-    return {each.row: whole[each.marked] for each in kernels if each.marked in whole}
-
-
 def _by_pass(timeline: DeviceTimeline) -> list[list[_Kernel]]:
     """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
-    starts = [window.start_ns for window in timeline.windows]
+    starts = timeline.tiles.start.tolist()
     whole = np.array([DIT_FORWARD in text for text in timeline.paths])
     rows = np.flatnonzero(whole[timeline.path])
     rows = rows[np.argsort(timeline.work.start[rows], kind="stable")].tolist()

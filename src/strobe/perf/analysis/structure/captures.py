@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, islice, takewhile
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -58,12 +58,12 @@ class _Capture(NamedTuple):
         return _UNKNOWN not in self.order
 
 
-class _CaptureMatch(NamedTuple):
-    """The path of each kernel of a replay (empty: not known), the captures that gave them, and why some have none."""
-
-    paths: Sequence[str]
-    files: tuple[str, ...]
-    reason: str = ""
+_Match: TypeAlias = tuple[Sequence[str], tuple[str, ...], str]
+"""The path of each kernel of a replay (empty: not known), the captures that gave them, and why some have none."""
+_Key: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+"""Kernels of a replay in order of start: what they are, and their streams, numbered as they come."""
+_Replay: TypeAlias = tuple[Ints, _Key, bool]
+"""Device events of one graph launch, in order of start, their key, and whether some carry no label."""
 
 
 def holds_captures(trace: Trace) -> bool:
@@ -81,8 +81,8 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
     replays = tuple(_replays(trace))
     if not replays:
         return trace, ""
-    keys = {one.key for one in replays if one.bare}
-    given, found = list[_Capture](), dict[_Key, _CaptureMatch]()
+    keys = {key for _, key, bare in replays if bare}
+    given, found = list[_Capture](), dict[_Key, _Match]()
     for source in chain((trace,), captures):
         if keys <= found.keys():
             break
@@ -90,26 +90,11 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
         found |= {key: match for key in keys - found.keys() if (match := _exact(key, given)) is not None}
     found |= {key: _nearest(key, given) for key in keys - found.keys()}
     paths = dict(trace.module_paths)
-    for one in replays:
-        for row, path in zip(one.rows.tolist(), found[one.key].paths, strict=True) if one.bare else ():
+    for rows, key, bare in replays:
+        for row, path in zip(rows.tolist(), found[key][0], strict=True) if bare else ():
             if path:
                 paths.setdefault(row, path)
     return replace(trace, module_paths=paths), _sentence(trace, replays, paths, found)
-
-
-class _Key(NamedTuple):
-    """Kernels of a replay in order of start: what they are, and their streams, numbered as they come."""
-
-    order: tuple[str, ...]
-    streams: tuple[int, ...]
-
-
-class _Replay(NamedTuple):
-    """Device events of one graph launch, in order of start; `bare` says that some carry no label."""
-
-    rows: Ints
-    key: _Key
-    bare: bool
 
 
 def _replays(trace: Trace) -> Iterator[_Replay]:
@@ -126,8 +111,8 @@ def _replays(trace: Trace) -> Iterator[_Replay]:
         if written not in keys:
             order = tuple(_ran(trace, row) for row in own.tolist())
             numbers: dict[int, int] = {}
-            keys[written] = _Key(order, tuple(numbers.setdefault(each, len(numbers)) for each in stream[own].tolist()))
-        yield _Replay(own, keys[written], bool(not labelled[own].all()))
+            keys[written] = order, tuple(numbers.setdefault(each, len(numbers)) for each in stream[own].tolist())
+        yield own, keys[written], bool(not labelled[own].all())
 
 
 def _ran(trace: Trace, row: int) -> str:
@@ -157,7 +142,7 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     parts = list(captured_calls(trace))
     if own and not parts:
         return
-    path_of = _PathsOf(trace)
+    path_of = _paths_of(trace)
     if not parts:
         parts = [np.flatnonzero([_GRAPH.search(text) is None for text in named])]
     for rows in filter(len, parts):
@@ -189,31 +174,28 @@ def _said(text: str, path: str) -> str:
     return _what(kernel, DEVICE_KINDS[0]) if kernel else _UNKNOWN
 
 
-class _PathsOf:
-    """Finds the names around moments of the host: ranges and modules from the outermost on, and the innermost operator."""
+def _paths_of(trace: Trace) -> Callable[[Ints, Ints], tuple[str, ...]]:
+    """Return a function that names moments of host threads: ranges and modules from the outermost on, the innermost operator."""
+    ops, scopes, paths = trace.ops, ranges_and_modules(trace), Paths()
+    nesting, of_op = nest(scopes), nest(ops)
+    texts = [tuple(name for name in paths.spelled(each) if not _AROUND.fullmatch(name)) for each in paths.of(scopes, nesting)]
 
-    def __init__(self, trace: Trace) -> None:
-        scopes, paths = ranges_and_modules(trace), Paths()
-        self._ops, self._scopes, self._nesting, self._of_op = trace.ops, scopes, nest(scopes), nest(trace.ops)
-        self._texts = [
-            tuple(name for name in paths.spelled(number) if not _AROUND.fullmatch(name))
-            for number in paths.of(scopes, self._nesting)
-        ]
-
-    def __call__(self, thread: Ints, start: Ints) -> tuple[str, ...]:
+    def find(thread: Ints, start: Ints) -> tuple[str, ...]:
         scope, operator = np.full(len(start), NOWHERE, np.int64), np.full(len(start), NOWHERE, np.int64)
         for number in set(thread.tolist()):
             mine = thread == number
-            scope[mine], operator[mine] = self._nesting.at(number, start[mine]), self._of_op.at(number, start[mine])
+            scope[mine], operator[mine] = nesting.at(number, start[mine]), of_op.at(number, start[mine])
         found = []
         for above, inner in zip(scope.tolist(), operator.tolist(), strict=True):
-            names = self._texts[above] if above != NOWHERE else ()
-            own = (self._ops.names[self._ops.name[inner]],) if inner != NOWHERE else ()
+            names = texts[above] if above != NOWHERE else ()
+            own = (ops.names[ops.name[inner]],) if inner != NOWHERE else ()
             found.append(".".join((*names, *own) if names[-1:] != own else names))
         return tuple(found)
 
+    return find
 
-def _exact(key: _Key, given: Sequence[_Capture]) -> _CaptureMatch | None:
+
+def _exact(key: _Key, given: Sequence[_Capture]) -> _Match | None:
     """Return the paths by the captures that hold exactly these kernels; what they do not agree on is left out."""
     fits = [(one.file, paths) for one in given for paths in _placed(key, one)]
     if not fits:
@@ -222,7 +204,7 @@ def _exact(key: _Key, given: Sequence[_Capture]) -> _CaptureMatch | None:
     for _, other in fits[1:]:
         paths = tuple(map(_common, paths, other)) if other != paths else paths
     differs = "" if all(paths) else "the captures that hold these kernels name them differently"
-    return _CaptureMatch(paths, tuple(dict.fromkeys(file for file, _ in fits)), differs)
+    return paths, tuple(dict.fromkeys(file for file, _ in fits)), differs
 
 
 def _placed(key: _Key, one: _Capture) -> Iterator[tuple[str, ...]]:
@@ -272,28 +254,26 @@ def _run(order: Sequence[str], queue: Iterable[int], captured: Iterable[str]) ->
     return sum(takewhile(bool, same))
 
 
-def _nearest(key: _Key, given: Sequence[_Capture]) -> _CaptureMatch:
+def _nearest(key: _Key, given: Sequence[_Capture]) -> _Match:
     """Return the paths by the capture that holds most of the kernels; without one that holds enough, none and why."""
-    order, none = key.order, ("",) * len(key.order)
+    (order, streams), none = key, ("",) * len(key[0])
     told = [one for one in given if one.told and one.whole]
     if not given:
-        return _CaptureMatch(none, (), "no trace of their capture was given, or lies in capture_traces/ beside the file")
+        return none, (), "no trace of their capture was given, or lies in capture_traces/ beside the file"
     if not told:
-        several = len(set(key.streams)) > 1
+        several = len(set(streams)) > 1
         how = "these ran on several streams" if several else f"none has {len(order)} of the same kinds in that order"
-        return _CaptureMatch(none, (), f"the captures do not name their kernels and {how}")
+        return none, (), f"the captures do not name their kernels and {how}"
     wanted = Counter(order)
     best = max(told, key=lambda one: ((wanted & Counter(one.order)).total() / max(len(order), len(one.order)), -len(one.order)))
     share = (wanted & Counter(best.order)).total() / max(len(order), len(best.order))
-    if share >= _LEAST and len(set(key.streams)) == 1 and len(order) * len(best.order) <= _LARGEST:
+    if share >= _LEAST and len(set(streams)) == 1 and len(order) * len(best.order) <= _LARGEST:
         share, paths = _aligned(order, best)
         if share >= _LEAST:
             left = paths.count("")
-            return _CaptureMatch(
-                paths, (best.file,), f"{left} of {len(order)} have no certain place in {best.file}" if left else ""
-            )
+            return paths, (best.file,), f"{left} of {len(order)} have no certain place in {best.file}" if left else ""
     has = f"{best.file} is nearest, {100 * share:.0f} % alike"
-    return _CaptureMatch(none, (), f"their graph of {len(order)} kernels is in no capture in this order ({has})")
+    return none, (), f"their graph of {len(order)} kernels is in no capture in this order ({has})"
 
 
 def _aligned(order: tuple[str, ...], one: _Capture) -> tuple[float, tuple[str, ...]]:
@@ -337,17 +317,17 @@ def _common(one: str, other: str) -> str:
     return ".".join(parts)
 
 
-def _sentence(trace: Trace, replays: Sequence[_Replay], paths: Mapping[int, str], found: Mapping[_Key, _CaptureMatch]) -> str:
+def _sentence(trace: Trace, replays: Sequence[_Replay], paths: Mapping[int, str], found: Mapping[_Key, _Match]) -> str:
     events = trace.device_events
     length = column(events.end_ns) - column(events.start_ns)
-    rows = np.concatenate([one.rows for one in replays])
+    rows = np.concatenate([own for own, _, _ in replays])
     whole = int(length[rows].sum())
     if whole <= _LEAST_TOLD * int(length.sum()):
         return ""
     named, labelled = (np.isin(rows, list(texts)) for texts in (paths, trace.module_paths))
     share = _percent(length[rows[named]], whole)
     said = f"Graph replays: {int(named.sum())} of {len(rows)} events are named, {share} of their time"
-    files = Counter(file for one in replays if one.bare for file in found[one.key].files)
+    files = Counter(file for _, key, bare in replays if bare for file in found[key][1])
     by = [f"{int(labelled.sum())} by their own labels"] if labelled.any() else []
     known = first_of([file for file, _ in files.most_common()], _NAMED, "captures")
     by += [f"{int((named & ~labelled).sum())} by {known}"] if files else []
@@ -358,7 +338,7 @@ def _sentence(trace: Trace, replays: Sequence[_Replay], paths: Mapping[int, str]
     generated = np.array([_INDUCTOR.match(text) is not None for text in events.names], np.bool_)
     if own := int(generated[np.asarray(events.name)[left]].sum()):
         said += f"; {own} of the others say their operators, as Inductor names them"
-    why = Counter(match.reason for match in found.values() if match.reason)
+    why = Counter(reason for _, _, reason in found.values() if reason)
     return f"{said}. {_percent(length[left], whole)} have no name: {'; '.join(text for text, _ in why.most_common(_NAMED))}."
 
 

@@ -351,7 +351,8 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
     several = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
     groups = [] if several else matcher.groups()
-    waiting = [group.of(_all_wait(group)) for group in groups]
+    all_wait = [[any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds] for group in groups]
+    waiting = [group.of(np.array(waits, np.bool_)[group.kind]) for group, waits in zip(groups, all_wait, strict=True)]
     split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
     clock = _check_clocks(split, len(found))
     devices = tuple((account.trace, account.device) for account, _ in found)
@@ -468,13 +469,6 @@ def _likeness(kind: CollectiveKind) -> tuple[str, int, int]:
 
 def _bare(name: str) -> str:
     return name.lower().replace("_", "")
-
-
-def _all_wait(group: _Group) -> NDArray[np.bool_]:
-    """Mark the collectives in which every rank waits for every other one."""
-    waits = np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds], np.bool_)
-    chosen: NDArray[np.bool_] = waits[group.kind]
-    return chosen
 
 
 def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:

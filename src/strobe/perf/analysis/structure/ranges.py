@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,12 +217,8 @@ def device_times(trace: Trace, work: EventView, scopes: HostEvents, chosen: Ints
     return some, Intervals(*found.bounds(first[some], last[some]))
 
 
-class GraphPaths(NamedTuple):
-    """Events of a device in a window that carry a module path: `path` counts into `texts`."""
-
-    texts: tuple[str, ...]
-    part: WindowedEvents
-    path: Ints
+GraphPaths: TypeAlias = tuple[tuple[str, ...], WindowedEvents, Ints]
+"""Module paths, events of a device in a window that carry one, and the position of each event's among the paths."""
 
 
 def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPaths:
@@ -241,10 +237,10 @@ def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPa
     found = list(windowed_events(work.at(which), window))
     inside = [part.which for part in found]
     if not inside:
-        return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here])
+        return tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here]
     which = which[np.concatenate(inside)]
     start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
-    return GraphPaths(tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)])
+    return tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)]
 
 
 def before(values: NDArray[np.integer | np.bool_]) -> Ints:
@@ -431,7 +427,6 @@ class Ranges:
         events: device events in the window.
         sum_ns: sum of their durations.
         outside_events: those that were launched outside every range and module, on their thread.
-        outside_ns: sum of their durations.
         unlinked_events: those whose launch call is not known.
         unlinked_ns: sum of their durations.
     """
@@ -441,7 +436,6 @@ class Ranges:
     events: int
     sum_ns: int
     outside_events: int
-    outside_ns: int
     unlinked_events: int
     unlinked_ns: int
 
@@ -467,7 +461,7 @@ def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None
         rows += _rows(kind, calls, launched, united, window is not None)
     carried = graph_paths(trace, work, window)
     rows += _graph_rows(carried)
-    host = carried.part.work.host
+    host = carried[1].work.host
     own = np.flatnonzero(host >= 0)
     own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
     total = [0, 0, 0, 0]
@@ -482,7 +476,6 @@ def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None
         events=total[0],
         sum_ns=total[1],
         outside_events=int(launched.events[outside].sum()) - len(own),
-        outside_ns=int(launched.sum_ns[outside].sum() - carried.part.length[own].sum()),
         unlinked_events=total[2],
         unlinked_ns=total[3],
     )
@@ -504,9 +497,9 @@ class _RangeCalls:
         group = self.name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
         order = np.argsort(group, kind="stable")
         self.outer = np.zeros(len(scopes), np.bool_)
-        self.outer[order] = self.begin[order] >= _Ends.of(self.end).reach(self.begin[order], order, group[order])
+        self.outer[order] = self.begin[order] >= _reached(self.end, self.begin[order], order, group[order])
         fresh = self.first.copy()
-        fresh[order] = np.maximum(fresh[order], _Ends.of(self.last).reach(self.first[order], order, group[order]))
+        fresh[order] = np.maximum(fresh[order], _reached(self.last, self.first[order], order, group[order]))
         self.fresh = np.minimum(fresh, self.last)
 
     def names_at(self, segments: Ints) -> tuple[Ints, Ints]:
@@ -549,29 +542,21 @@ def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only
             yield RangeTime(kind=kind, name=text, **dict(zip(columns, values, strict=True)))
 
 
-class _Ends(NamedTuple):
-    """Ends of intervals as ranks: small enough to be packed with a group number in front."""
+def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
+    """Return the latest end among the intervals before each one in its group; for the first, its own start.
 
-    times: Ints
-    rank: Ints
-
-    @classmethod
-    def of(cls, end: Ints) -> Self:
-        return cls(*np.unique(end, return_inverse=True))
-
-    def reach(self, start: Ints, which: Ints, group: Ints) -> Ints:
-        """Return the latest end among the intervals before each one in its group; for the first, its own start.
-
-        Args:
-            start: start of each interval; those of a group lie side by side.
-            which: position of each among the ends.
-            group: group of each interval.
-        """
-        if not len(start):
-            return start
-        heads = np.append(True, group[1:] != group[:-1])
-        highest = np.maximum.accumulate(np.cumsum(heads) * len(self.times) + self.rank[which])
-        return np.where(heads, start, np.append(start[0], self.times[highest[:-1] % len(self.times)]))
+    Args:
+        ends: ends of all intervals; as ranks they are small enough to be packed with a group number in front.
+        start: start of each interval; those of a group lie side by side.
+        which: position of each among the ends.
+        group: group of each interval.
+    """
+    if not len(start):
+        return start
+    times, rank = np.unique(ends, return_inverse=True)
+    heads = np.append(True, group[1:] != group[:-1])
+    highest = np.maximum.accumulate(np.cumsum(heads) * len(times) + rank[which])
+    return np.where(heads, start, np.append(start[0], times[highest[:-1] % len(times)]))
 
 
 def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
@@ -592,7 +577,7 @@ def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeC
             key.sort()
             group, event = np.divmod(key, len(which))
             start, end = np.maximum(part.start[event], reached[group]), part.end[event]
-            covered = _Ends.of(part.end).reach(start, event, group)
+            covered = _reached(part.end, start, event, group)
             np.add.at(united, group, np.maximum(0, end - np.maximum(start, covered)))
             np.maximum.at(reached, group, end)
     return united
@@ -600,15 +585,16 @@ def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeC
 
 def _graph_rows(paths: GraphPaths) -> Iterator[RangeTime]:
     """Yield a row for each module path and for each path that encloses it."""
-    order = np.argsort(paths.path, kind="stable")
-    own = np.split(order, np.searchsorted(paths.path[order], np.arange(1, len(paths.texts))))
+    texts, part, of_event = paths
+    order = np.argsort(of_event, kind="stable")
+    own = np.split(order, np.searchsorted(of_event[order], np.arange(1, len(texts))))
     inside: dict[str, list[int]] = {}
-    for path, text in enumerate(paths.texts):
+    for path, text in enumerate(texts):
         parts = text.split(".")
         for depth in range(1, len(parts) + 1):
             inside.setdefault(".".join(parts[:depth]), []).append(path)
-    exclusive = {text: path for path, text in enumerate(paths.texts)}
-    part, host, is_kernel = paths.part, paths.part.work.host, np.isin(paths.part.work.kind, WORK)
+    exclusive = {text: path for path, text in enumerate(texts)}
+    host, is_kernel = part.work.host, np.isin(part.work.kind, WORK)
     for text, members in inside.items():
         place = np.sort(np.concatenate([own[path] for path in members]))
         if not len(place):
@@ -667,77 +653,59 @@ def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, C
     scopes = ranges_and_modules(replace(trace, ranges=unnumbered(trace.ranges)))
     nesting, paths, cuts = nest(scopes), Paths(), Cuts.around(scopes)
     of_scope = np.array([*paths.of(scopes, nesting), paths.number(ROOT, OUTSIDE)], np.int64)  # nowhere is the last one
-    below = _Below(trace, paths, of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED))
+    of_segment, unlinked = of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED)
     first, last = cuts.of(scopes)
     host_ns, found = column(scopes.end_ns) - column(scopes.start_ns), []
     for device, work in events_by_device(trace):
-        times = below.times(work, window, cuts)
-        called = before(times.launched)
+        self_ns, events, launched = _times(trace, (work, window), cuts, paths, of_segment, unlinked)
+        called = before(launched)
         counted = np.arange(len(scopes)) if window is None else np.flatnonzero(called[last] > called[first])
-        found.append((device, _tree(times, paths, of_scope[counted], host_ns[counted])))
+        found.append((device, _tree(self_ns.tolist(), events.tolist(), paths, of_scope[counted], host_ns[counted])))
     return tuple(found)
 
 
-class _Times:
-    """Device time and events by path, and the number of events launched in each segment."""
-
-    def __init__(self, num_segments: int) -> None:
-        self.self_ns = self.events = np.zeros(0, np.int64)
-        self.launched = np.zeros(num_segments, np.int64)
-
-    def add(self, path: Ints, own_ns: Ints, num: int) -> None:
-        """Count some events, each under its path; there may be more paths than before."""
-        self.self_ns, self.events = (
-            np.append(column, np.zeros(num - len(column), np.int64)) for column in (self.self_ns, self.events)
-        )
-        np.add.at(self.self_ns, path, own_ns)
-        np.add.at(self.events, path, 1)
-
-
-class _Below:
-    """Finder of the path of each device event.
+def _times(
+    trace: Trace, shown: tuple[EventView, Window | None], cuts: Cuts, paths: Paths, of_segment: Ints, unlinked: int
+) -> tuple[Ints, Ints, Ints]:
+    """Return device time and events by path, and events by segment; of overlapping events the first to start has the moment.
 
     Args:
+        shown: events of a device, and the window.
         of_segment: path of what was launched in each segment.
         unlinked: path of what has no known launch call.
     """
-
-    def __init__(self, trace: Trace, paths: Paths, of_segment: Ints, unlinked: int) -> None:
-        self._hosts, self._trace, self._paths = trace.device_events.hosts, trace, paths
-        self._of_segment, self._unlinked = of_segment, unlinked
-
-    def times(self, work: EventView, window: Window | None, cuts: Cuts) -> _Times:
-        """Add up the time of a device by path; where events overlap, the moment belongs to the one that started first."""
-        carried, covered, times = graph_paths(self._trace, work, window), Covered(), _Times(cuts.num)
-        for part in windowed_events(work, window):
-            host = part.work.host
-            known = np.flatnonzero(host >= 0)
-            path = np.full(len(host), self._unlinked, np.int64)
-            segment = cuts.place(self._hosts, host[known])
-            np.add.at(times.launched, segment, 1)
-            path[known] = self._of_segment[segment]
-            left, right = np.searchsorted(carried.part.which, (part.which[0], part.which[-1] + 1)) if len(host) else (0, 0)
-            place = np.searchsorted(part.which, carried.part.which[left:right])
-            path[place] = self._moved(path[place], carried.path[left:right], carried.texts)
-            own = covered.add(part.start, part.end)
-            times.add(path, own.end - own.start, len(self._paths.names))
-        return times
-
-    def _moved(self, path: Ints, carried: Ints, texts: Sequence[str]) -> Ints:
-        """Return the paths of events with a module path: that path below the path that launched their graph."""
-        pairs, which = np.unique(path * max(1, len(texts)) + carried, return_inverse=True)
-        moved = []
-        for above, text in zip(*(side.tolist() for side in np.divmod(pairs, max(1, len(texts)))), strict=True):
-            for name in texts[text].split("."):
-                above = self._paths.number(above, name)
-            moved.append(above)
-        return np.array(moved, np.int64)[which]
+    texts, carriers, carried = graph_paths(trace, *shown)
+    covered, launched, self_ns, events = Covered(), np.zeros(cuts.num, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for part in windowed_events(*shown):
+        host = part.work.host
+        known = np.flatnonzero(host >= 0)
+        path = np.full(len(host), unlinked, np.int64)
+        segment = cuts.place(trace.device_events.hosts, host[known])
+        np.add.at(launched, segment, 1)
+        path[known] = of_segment[segment]
+        left, right = np.searchsorted(carriers.which, (part.which[0], part.which[-1] + 1)) if len(host) else (0, 0)
+        place = np.searchsorted(part.which, carriers.which[left:right])
+        path[place] = _moved(paths, path[place], carried[left:right], texts)
+        own, grown = covered.add(part.start, part.end), np.zeros(len(paths.names) - len(events), np.int64)
+        self_ns, events = np.append(self_ns, grown), np.append(events, grown)
+        np.add.at(self_ns, path, own.end - own.start)
+        np.add.at(events, path, 1)
+    return self_ns, events, launched
 
 
-def _tree(times: _Times, paths: Paths, called: Ints, host_ns: Ints) -> CallNode:
+def _moved(paths: Paths, path: Ints, carried: Ints, texts: Sequence[str]) -> Ints:
+    """Return the paths of events with a module path: that path below the path that launched their graph."""
+    pairs, which = np.unique(path * max(1, len(texts)) + carried, return_inverse=True)
+    moved = []
+    for above, text in zip(*(side.tolist() for side in np.divmod(pairs, max(1, len(texts)))), strict=True):
+        for name in texts[text].split("."):
+            above = paths.number(above, name)
+        moved.append(above)
+    return np.array(moved, np.int64)[which]
+
+
+def _tree(self_ns: Sequence[int], events: Sequence[int], paths: Paths, called: Ints, host_ns: Ints) -> CallNode:
     num = len(paths.names)
-    times.add(called[:0], host_ns[:0], num)
-    self_ns, events = times.self_ns.tolist(), times.events.tolist()
     calls = np.bincount(called, minlength=num).tolist()
     on_host = totals(host_ns, called, num).tolist()
     below: list[list[CallNode]] = [[] for _ in range(num)]

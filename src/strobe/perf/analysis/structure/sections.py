@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,18 +238,18 @@ def sections_of(
         lane = np.flatnonzero(work.stream == stream)
         own = anchors[work.stream[anchors] == stream]
         if definition.is_one_call:
-            left, right = _around(definition, trace, work, lane, own)
+            (has_left, left), (has_right, right) = _around(definition, trace, work, lane, own)
             reasons = (f"in no {definition.left.source}:{definition.left.what}", "")
         else:
-            left = _boundaries(definition.left, trace, work, lane, own, before=True)
-            right = _boundaries(definition.right, trace, work, lane, own, before=False)
+            has_left, left = _boundaries(definition.left, trace, work, lane, own, before=True)
+            has_right, right = _boundaries(definition.right, trace, work, lane, own, before=False)
             left_hint, right_hint = definition.left.hint, definition.right.hint
             reasons = (f"no {definition.left} before it{left_hint}", f"no {definition.right} after it{right_hint}")
-        whole = left.known & right.known & (left.moment <= right.moment)
-        skipped[reasons[0]] += int((~left.known).sum())
-        skipped[reasons[1]] += int((left.known & ~right.known).sum())
-        skipped[CROSSED] += int((left.known & right.known & ~whole).sum())
-        bounds = np.unique(np.stack((left.moment[whole], right.moment[whole])), axis=1)
+        whole = has_left & has_right & (left <= right)
+        skipped[reasons[0]] += int((~has_left).sum())
+        skipped[reasons[1]] += int((has_left & ~has_right).sum())
+        skipped[CROSSED] += int((has_left & has_right & ~whole).sum())
+        bounds = np.unique(np.stack((left[whole], right[whole])), axis=1)
         merged += int(whole.sum()) - bounds.shape[1]
         wide = definition.left.any_stream or definition.right.any_stream
         found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(bounds[0], bounds[1]))
@@ -278,11 +278,8 @@ def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
     return found
 
 
-class _Boundaries(NamedTuple):
-    """Boundary of each focal event: a mask of known ones, and their moments."""
-
-    known: NDArray[np.bool_]
-    moment: Ints
+_Boundaries: TypeAlias = tuple[NDArray[np.bool_], Ints]
+"""Boundary of each focal event: a mask of known ones, and their moments."""
 
 
 def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
@@ -309,7 +306,7 @@ def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: 
     known = (place >= 0) & (place < len(moments))
     moment = np.zeros(len(anchors), np.int64)
     moment[known] = moments[place[known]]
-    return _Boundaries(known, moment)
+    return known, moment
 
 
 def _around(
@@ -322,7 +319,7 @@ def _around(
     start, end = np.append(spans.start[order], 0), np.append(spans.end[order], 0)
     place = np.searchsorted(start[:-1], work.start[anchors], "right") - 1
     known = (place >= 0) & (end[place] >= work.end[anchors])
-    return _Boundaries(known, start[place]), _Boundaries(known, end[place])
+    return (known, start[place]), (known, end[place])
 
 
 def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Intervals:
@@ -470,10 +467,8 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
     Raises:
         ConfigError: not a regular expression.
     """
-    searched, events = pattern(text), trace.device_events
-    hit = [bool(searched.search(name) or searched.search(kernel_name(name).full)) for name in events.names]
+    events, chosen = trace.device_events, matching(trace, all_events(trace), text)
     start, end, device, name = (column(values) for values in (events.start_ns, events.end_ns, events.device, events.name))
-    chosen = np.array(hit or [False])[name]
     found = []
     for number in np.unique(device[chosen]).tolist():
         own = device == number

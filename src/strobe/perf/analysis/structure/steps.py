@@ -158,16 +158,8 @@ class _Cut(NamedTuple):
     anchors: int
 
 
-class Repetitions(NamedTuple):
-    """Repetitions of a device's kernels, on the stream that has most of them.
-
-    Args:
-        place: positions of these kernels among the device's events.
-        periods: the longest first; they count into `place`.
-    """
-
-    place: NDArray[np.int32]
-    periods: tuple[Period, ...]
+Repetitions: TypeAlias = tuple[NDArray[np.int32], tuple[Period, ...]]
+"""Positions of kernels among a device's events, and the periods that repeat in them, the longest first."""
 
 
 def repetitions(work: EventView, texts: tuple[str, ...]) -> Repetitions:
@@ -188,7 +180,7 @@ def repetitions(work: EventView, texts: tuple[str, ...]) -> Repetitions:
         before = reach(start, end) if reached is None else np.maximum(reach(start, end), reached)
         pause.extend(np.maximum(0, start - before))
         at, reached = at + len(own), max(int(before[-1]), int(end[-1]))
-    return Repetitions(place, find_periods(name, texts, np.asarray(pause.release())))
+    return place, find_periods(name, texts, np.asarray(pause.release()))
 
 
 def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None = None) -> tuple[Period, ...]:
@@ -564,15 +556,16 @@ def _by_range(trace: Trace, work: EventView, named: re.Pattern[str], spoken: str
         return None
     mine = mine[begin[mine] >= reach(begin[mine], stop[mine])]
     begin, stop, which, first, last = begin[mine], stop[mine], which[mine], first[mine], last[mine]
-    anywhere = _Anywhere(trace, work, begin, stop)
+    anywhere = _launched_anywhere(trace, work, begin, stop)
     if not (before_each[last] > before_each[first]).any():  # another thread launches for this one
-        launched, first, last = anywhere.launched, anywhere.first, anywhere.last
+        launched, first, last = anywhere
         before_each = before(launched.events)
     some = before_each[last] > before_each[first]
     if not some.any():
         return None
     earliest, _ = launched.bounds(first[some], last[some])
-    end = anywhere.end_of(int(np.flatnonzero(some)[-1]))
+    final = np.flatnonzero(some)[-1:]
+    end = int(anywhere[0].bounds(anywhere[1][final], anywhere[2][final])[1][0])
     names = trace.ranges.names
     labels = [names[name] for name in column(trace.ranges.name)[which[some]].tolist()]
     idle = int((~some).sum())
@@ -580,22 +573,15 @@ def _by_range(trace: Trace, work: EventView, named: re.Pattern[str], spoken: str
     return _Cuts("range", spoken, earliest, end, labels, Intervals(begin[some], stop[some]), notes=notes)
 
 
-class _Anywhere:
-    """Work launched during ranges of one thread, on any thread."""
-
-    def __init__(self, trace: Trace, work: EventView, begin: Ints, stop: Ints) -> None:
-        thread, hosts = np.zeros(len(begin), np.int64), trace.device_events.hosts
-        cuts = Cuts.at(thread, begin, stop)
-        self.first, self.last = cuts.within(thread, begin, stop)
-        self.launched = Launched(cuts.num)
-        for part in linked(work, None):
-            launch_ns = column(hosts.start_ns)[part.work.host]
-            self.launched.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
-
-    def end_of(self, place: int) -> int:
-        """Return the end of the last event of a range, ns."""
-        _, end = self.launched.bounds(self.first[place : place + 1], self.last[place : place + 1])
-        return int(end[0])
+def _launched_anywhere(trace: Trace, work: EventView, begin: Ints, stop: Ints) -> tuple[Launched, Ints, Ints]:
+    """Return the work launched during ranges of one thread, on any thread, and the segments `[first, last)` of each range."""
+    thread, hosts = np.zeros(len(begin), np.int64), trace.device_events.hosts
+    cuts = Cuts.at(thread, begin, stop)
+    found = Launched(cuts.num)
+    for part in linked(work, None):
+        launch_ns = column(hosts.start_ns)[part.work.host]
+        found.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
+    return found, *cuts.within(thread, begin, stop)
 
 
 def _by_period(trace: Trace, work: EventView, repeated: Repetitions) -> _Cuts | str:
@@ -737,7 +723,6 @@ class LayerGroup:
         name: common name: `WanBlock`, or the kernel that starts each.
         path: names of the enclosing calls, from the outermost on, without numbers.
         by_kernels: found in the order of kernels, not by name.
-        enclosing: number of calls that enclose such layers; steps if found by kernels.
         sum_ns: sum of the durations of all device events in them.
         layers: by place.
         later: all calls that are not the first of their enclosing call.
@@ -747,7 +732,6 @@ class LayerGroup:
     name: str
     path: tuple[str, ...]
     by_kernels: bool
-    enclosing: int
     sum_ns: int
     layers: tuple[LayerCalls, ...]
     later: LayerTimes
@@ -861,7 +845,6 @@ def _group(
         name=path[-1],
         path=path[:-1],
         by_kernels=by_kernels,
-        enclosing=int(np.count_nonzero(calls.place == 0)),
         sum_ns=int(calls.device.sum()),
         layers=tuple(
             LayerCalls(place=place, label=min(label) if len(label) == 1 else "", times=times[place])
@@ -874,15 +857,16 @@ def _group(
 
 def _by_paths(carried: GraphPaths) -> Iterator[LayerGroup]:
     """Yield layers inside graphs: the outermost numbered part of the paths that kernels carry, within one launch."""
+    texts, part, of_event = carried
     groups: dict[tuple[str, ...], int] = {}
-    found = [_numbered(text.split(".")) for text in carried.texts]
+    found = [_numbered(text.split(".")) for text in texts]
     of_text = np.array([groups.setdefault(one[0], len(groups)) if one else NOWHERE for one in found], np.int64)
     number = np.array([one[1] if one else 0 for one in found], np.int64)
     labels = {one[:2]: one[2] for one in found if one}
-    part, is_kernel = carried.part, np.isin(carried.part.work.kind, WORK).astype(np.int64)
+    is_kernel = np.isin(part.work.kind, WORK).astype(np.int64)
     for path, group in groups.items():
-        mine = np.flatnonzero(of_text[carried.path] == group)
-        layer, launch = number[carried.path[mine]], part.work.host[mine]
+        mine = np.flatnonzero(of_text[of_event] == group)
+        layer, launch = number[of_event[mine]], part.work.host[mine]
         order = np.lexsort((layer, launch))
         mine, layer, launch = mine[order], layer[order], launch[order]
         heads = np.flatnonzero((np.diff(launch, prepend=-3) != 0) | (np.diff(layer, prepend=-1) != 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -14,8 +13,8 @@ from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
 from strobe.perf.analysis.ledger.account import (
     BY_THE_CLOCK,
-    LIMITS,
     MEANING,
+    NO_LARGEST,
     TOGETHER,
     AccountLevel,
     CallsEffect,
@@ -31,6 +30,7 @@ from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import (
     Field,
     both_sides,
+    count,
     heads,
     level_word,
     line_word,
@@ -46,10 +46,8 @@ from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Count,
     Figure,
     LevelName,
-    Missing,
     Notes,
     Paragraph,
     Ratio,
@@ -62,8 +60,6 @@ from strobe.perf.report.model import (
     Time,
     Tone,
     Waterfall,
-    Whisker,
-    Whiskers,
     exact_ms,
     significant,
 )
@@ -151,45 +147,6 @@ _GATE_NAMES: Final[dict[AccountLevel, LevelName]] = {
     AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.STEP: "step",
     AccountLevel.BLOCK: "block", AccountLevel.E2E: "e2e",
 }  # fmt: skip
-
-
-class LevelRow(NamedTuple):
-    """One level of one comparison as the table and the figure show it.
-
-    `times` are those of the reference, of the candidate, and what was saved; `detail`, `group` and `series` are of the figure.
-    """
-
-    candidate: str
-    level: Text
-    ratio: Ratio | Missing
-    verdict: Text
-    times: tuple[Cell, Cell, Cell]
-    realised: Cell
-    source: str
-    detail: str = ""
-    group: str = ""
-    series: int = 0
-
-
-def level_times(reference: str) -> tuple[Field[LevelRow], ...]:
-    """Return the columns of the times of both sides and of what was saved."""
-    return (
-        Field(reference, lambda row: row.times[0], unit="ms"),
-        Field("candidate", lambda row: row.times[1], unit="ms"),
-        Field("saved", lambda row: row.times[2], unit="ms"),
-    )
-
-
-def levels_figure(
-    title: str, reference: str, rows: Sequence[LevelRow], fields: Sequence[Field[LevelRow]], caption: str, notes: Sequence[str]
-) -> Figure | Table:
-    """Build the figure of the speedup of each level with its table; the table alone where no level has a speedup."""
-    table = table_of(caption, fields, rows, notes=notes)
-    known = [(row, row.ratio) for row in rows if isinstance(row.ratio, Ratio)]
-    if not known:
-        return table
-    whiskers = tuple(Whisker(row.level.text, ratio, row.group, row.detail, row.series) for row, ratio in known)
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers(reference, whiskers), table)
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
@@ -310,31 +267,6 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     )
 
 
-def effect_fields(
-    names: tuple[str, str, str],
-    calls: Callable[[int], Cell],
-    time: Callable[[int | Fraction], Cell],
-    named: Callable[[str], str] = str,
-) -> tuple[Field[CallsEffect], ...]:
-    """Return the columns of a table of effects; all but the name add up.
-
-    Args:
-        names: what has the calls, the baseline, the candidate.
-        calls: cell of a number of calls.
-        time: cell of what they saved.
-        named: what the page calls an effect.
-    """
-    what, baseline, candidate = names
-    return (
-        Field(what, lambda effect: named(effect.name), Code),
-        numeric(f"calls, {baseline}", lambda effect: effect.baseline_calls, show=calls, total=sum),
-        numeric(f"calls, {candidate}", lambda effect: effect.candidate_calls, show=calls, total=sum),
-        Field("saved", lambda effect: effect.saved_ns, time, "ms", total=lambda each: Fraction(sum(each))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, time, "ms", total=sum),
-    )
-
-
 def _ledger_time(ns: int | Fraction) -> Cell:
     return Time(ns if isinstance(ns, int) else float(ns))
 
@@ -342,8 +274,13 @@ def _ledger_time(ns: int | Fraction) -> Cell:
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.effects:
         return Paragraph("No kernel or operator calls in the traced windows.")
-    fields = effect_fields(
-        ("kernel or operator", reference.label, candidate.label), Count, _ledger_time, partial(line_word, calls=calls)
+    fields: tuple[Field[CallsEffect], ...] = (
+        Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
+        count(f"calls, {reference.label}", lambda effect: effect.baseline_calls, total=sum),
+        count(f"calls, {candidate.label}", lambda effect: effect.candidate_calls, total=sum),
+        Field("saved", lambda effect: effect.saved_ns, _ledger_time, "ms", total=lambda each: Fraction(sum(each))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _ledger_time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, _ledger_time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
@@ -360,6 +297,8 @@ SHORT_NS: Final = 100_000_000
 """Times below this are printed with four significant digits, ns."""
 HOST_BOUND: Final = 0.2
 """Share of a frame block from which waiting for the host counts as the limit."""
+COMPUTE_BOUND: Final = 0.7
+"""Share of the peak FLOP rate, at the clock that ran where it is known, from which a kernel counts as bound by its FLOPs."""
 
 
 def answer_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -380,7 +319,7 @@ def told_last(findings: Sequence[Finding]) -> list[Finding]:
 def bound_of(finding: Finding) -> str:
     """Return the sentence on what limits the candidate of a finding now; empty without an account."""
     found, candidate = finding.answer, finding.candidate
-    return "" if found is None else limit(candidate.label, found, _attention_rate(candidate, found))
+    return "" if found is None else limit(candidate.label, found, *_attention_rate(candidate, found))
 
 
 def change_sections(findings: Sequence[Finding]) -> tuple[Section | None, Section | None]:
@@ -558,13 +497,14 @@ def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer)
     return tuple(said)
 
 
-def limit(label: str, found: Answer, attention_rate: str = "") -> str:
-    """Return one sentence on what limits a side now, with the figure.
+def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 0.0) -> str:
+    """Return one sentence on what a side spends most of its time on now, with the figure; on what bounds it where that is known.
 
     Args:
         label: of the candidate.
         found: the answer.
-        attention_rate: what is added if that is the attention kernel.
+        attention_rate: FLOP rate of the attention kernel in words, added if that is the largest part.
+        of_peak: that rate / the peak at the clock that ran.
     """
     whole = float(found.candidate_ns) or 1.0
     times = {line.parts[0]: float(line.candidate_ns) for line in found.lines if len(line.parts) == 1}
@@ -574,16 +514,19 @@ def limit(label: str, found: Answer, attention_rate: str = "") -> str:
             f"{label} is bound by the host now: the GPU waits for it in {100 * waiting:.0f} % of a {found.unit} "
             f"({_of(times[Part.WAITING], whole)})."
         )
-    largest = max((part for part in times if part in LIMITS), key=lambda part: times[part], default=None)
+    largest = max((part for part in times if part not in NO_LARGEST), key=lambda part: times[part], default=None)
     nameless = times.get(Part.UNNAMED, 0.0)
     if largest is None or nameless > times[largest]:
-        return f"Nothing says what limits {label} now: {100 * nameless / whole:.0f} % of a {found.unit} has no name."
-    took, name = times[largest], LIMITS[largest]
+        return f"{label}: {100 * nameless / whole:.0f} % of a {found.unit} is unexplained, more than any named part takes."
+    took, name = times[largest], largest.value
     for parts, both in TOGETHER.items():
         if largest not in parts and (together := sum(times.get(part, 0.0) for part in parts)) > took:
             took, name = together, both
     rate = attention_rate if largest == Part.ATTENTION_KERNEL else ""
-    return f"{label} is bound by {name} now, {100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}."
+    share = f"{100 * took / whole:.0f} % of a {found.unit} ({_of(took, whole)}){rate}"
+    if rate and of_peak >= COMPUTE_BOUND:
+        return f"{label} is bound by attention FLOPs now, {share}."
+    return f"{label}'s largest part now: {name}, {share}."
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
@@ -593,27 +536,32 @@ def _of(part_ns: float, whole_ns: float) -> str:
     return f"{part} of {whole} ms"
 
 
-def _attention_rate(subject: Subject, found: ClipAnswer) -> str:
-    """Return the attention kernel's FLOP rate in a steady frame block, as text; empty if the records give no FLOPs."""
+def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
+    """Return the attention kernel's FLOP rate in a steady frame block, in words and as a share of the peak at the clock that ran.
+
+    Empty and 0 if the records give no FLOPs; 0 if the peak is not known.
+    """
     costs = {cost.span: cost for cost in subject.settings.costs}
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
     if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
-        return ""
+        return "", 0.0
     if not took_ns or not found.num_steady:
-        return ""
+        return "", 0.0
     flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
     if not flops:
-        return ""
+        return "", 0.0
     rate = flops / took_ns * 1e9
     peaks = device_peaks(subject.run.header.machine.device_name)
     kernel = costs.get(spans.ATTENTION_KERNEL)
     dtype = kernel.dtype if kernel is not None and kernel.dtype else subject.settings.dtype
     peak = peaks.peak_flops_per_s(dtype) if peaks is not None else None
-    share = f", {100 * rate / peak:.0f} % of the device's {dtype} peak" if peak else ""
+    of_peak = rate / peak if peak else 0.0
+    share = f", {100 * of_peak:.0f} % of the device's {dtype} peak" if peak else ""
     clocks = side_clocks(subject.run, subject.name)
     if peak and peaks is not None and peaks.clock_mhz and clocks is not None:
-        share += f" and {100 * rate * peaks.clock_mhz / (peak * clocks.sm_mhz):.0f} % of what {clocks.sm_mhz:,} MHz allow"
-    return f" at {rate / 1e12:.3g} TFLOP/s{share}"
+        of_peak *= peaks.clock_mhz / clocks.sm_mhz
+        share += f" and {100 * of_peak:.0f} % of what {clocks.sm_mhz:,} MHz allow"
+    return f" at {rate / 1e12:.3g} TFLOP/s{share}", of_peak
 
 
 def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:

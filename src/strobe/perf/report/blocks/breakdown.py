@@ -619,7 +619,7 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
             continue
         steady = value.steady
         kept = f"{len(steady.kept)} frame blocks of {value.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
-        causes = excluded_text([(item.index, item.cause) for item in steady.excluded])
+        causes = excluded_text([*steady.excluded.items()])
         text = f"{kept}; excluded frame blocks: {causes}{'; ' + steady.note if steady.note else ''}{_outliers(value)}"
         items.setdefault(text, []).append(subject.label)
     return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())

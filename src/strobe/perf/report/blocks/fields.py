@@ -315,11 +315,13 @@ def spread(
 
 def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls") -> Field[T]:
     """Return the column of the p99 if there are enough samples, otherwise of the largest, with the label of the one shown."""
-    return Field("slow end", get, _tail, unit, hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest")
-
-
-def _tail(samples: Sequence[float]) -> Cell:
-    return tail_cell(tail(samples))
+    return Field(
+        "slow end",
+        get,
+        lambda samples: tail_cell(tail(samples)),
+        unit,
+        hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest",
+    )
 
 
 def tail_cell(end: Tail) -> Time:
@@ -503,12 +505,7 @@ def clips_section(study: RunStudy) -> Section | None:
         for video in subject.run.videos:
             path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
             if path is not None:
-                items.append(VideoLink(subject.label, _relative(path, study.folder), video.caption))
+                items.append(VideoLink(subject.label, Path(os.path.relpath(path, study.folder)).as_posix(), video.caption))
     if not items:
         return None
     return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """Return the path of a file relative to the report's folder."""
-    return Path(os.path.relpath(path, folder)).as_posix()

@@ -37,7 +37,7 @@ from strobe.perf.report.blocks.fields import (
     table_of,
     time,
 )
-from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of
+from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of, term
 from strobe.perf.report.model import (
     GAPS,
     Block,
@@ -259,10 +259,6 @@ def _first(groups: Iterable[str]) -> str:
     return next(iter(groups))
 
 
-def _max_of(row: KernelRow) -> str:
-    return f"max of {row.calls}"
-
-
 class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
@@ -271,15 +267,17 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
     calls: A[int, col("number of calls", "calls", Count, total=sum)]
     exclusive_ns: A[
-        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
     ]
     sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
     min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
     p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
     mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
-    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_max_of)]
+    p99_ns: A[
+        int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=lambda row: f"max of {row.calls}")
+    ]
     max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
-    unlinked_calls: A[int, col("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
+    unlinked_calls: A[int, term("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
 
 
 class KernelNameRow(OnDevice, frozen=True, kw_only=True):
@@ -380,9 +378,8 @@ def run_kernels(study: RunStudy, calls: bool = False) -> Section:
                 top=MAX_ROWS if subject.is_reference else MAX_CANDIDATE_ROWS,
                 word=word,
                 notes=[
-                    f"Beside, thread {item.thread}, {' / '.join(item.path) or 'no section'}: "
-                    f"{time_text(item.busy_ns)} ms busy, not counted."
-                    for item in found.overlap
+                    f"Beside, thread {thread}, {' / '.join(path) or 'no section'}: {time_text(busy_ns)} ms busy, not counted."
+                    for thread, path, busy_ns in found.overlap
                 ],
                 collapsed=not subject.is_reference,
             )
@@ -659,13 +656,8 @@ class Piece(NamedTuple):
     joined: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneSlices:
-    """All slices of one lane: in order, disjoint, without a hole, from 0."""
-
-    label: str
-    series: int
-    pieces: Sequence[Piece]
+LaneSlices: TypeAlias = tuple[str, int, Sequence[Piece]]
+"""Label and series of a lane, and all its slices: in order, disjoint, without a hole, from 0."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
@@ -689,26 +681,27 @@ def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, 
         by_class: draw joined slices one class after the other, each as long as its slices, work before gaps; otherwise as one,
             in the class that owns most of it.
     """
-    present = {piece.kind for lane in lanes for piece in lane.pieces}
+    present = {piece.kind for *_, pieces in lanes for piece in pieces}
     shown = tuple(kind for kind in kinds if kind in present)
     limit = (MAX_SLICES_BY_CLASS if by_class else MAX_SLICES) // len(lanes)
-    drawn = [_joined(lane.pieces, limit, apart, by_class) for lane in lanes]
+    drawn = [_joined(pieces, limit, apart, by_class) for *_, pieces in lanes]
     names = tuple(sorted({piece.name for pieces in drawn for piece in pieces}))
     rows = tuple(_lane(lane, pieces, names, shown) for lane, pieces in zip(lanes, drawn, strict=True))
     return Timeline(max(row.length_ns for row in rows), names, shown, rows, by_class)
 
 
 def _lane(lane: LaneSlices, drawn: Sequence[Piece], names: tuple[str, ...], kinds: tuple[Kind, ...]) -> Lane:
+    label, series, pieces = lane
     return Lane(
-        label=lane.label,
-        series=lane.series,
+        label=label,
+        series=series,
         length_ns=drawn[-1].end_ns,
         start_ns=tuple(piece.start_ns for piece in drawn),
         duration_ns=tuple(piece.end_ns - piece.start_ns for piece in drawn),
         name=tuple(bisect_left(names, piece.name) for piece in drawn),
         kind=tuple(kinds.index(piece.kind) for piece in drawn),
-        num_total=len(lane.pieces),
-        num_joined=len(lane.pieces) - sum(not piece.joined for piece in drawn),
+        num_total=len(pieces),
+        num_joined=len(pieces) - sum(not piece.joined for piece in drawn),
     )
 
 
@@ -764,12 +757,12 @@ def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, wh
         drawn: count the rectangles of the picture too.
     """
     sums: list[Counter[Kind]] = [Counter() for _ in lanes]
-    for own, lane in zip(sums, lanes, strict=True):
-        for piece in lane.pieces:
+    for own, (*_, pieces) in zip(sums, lanes, strict=True):
+        for piece in pieces:
             own[piece.kind] += piece.end_ns - piece.start_ns
     fields: tuple[Field[Kind], ...] = (
         Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
-        *(exact_time(lane.label, (+own).get) for lane, own in zip(lanes, sums, strict=True)),
+        *(exact_time(label, (+own).get) for (label, *_), own in zip(lanes, sums, strict=True)),
     )
     rows = [
         *rows_of(fields, picture.kinds),

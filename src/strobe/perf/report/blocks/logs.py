@@ -198,6 +198,7 @@ def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Sect
 
 
 def _lines_table(logs: Sequence[Log]) -> Table:
+    rejected = "NaN, infinite, negative or ambiguous values, in no figure"
     fields: tuple[Field[Log], ...] = (
         Field("log", lambda log: log.path.name, Code),
         count("lines", lambda log: log.counts.lines, "matched + ignored + similar; each part of a progress line is one"),
@@ -209,14 +210,10 @@ def _lines_table(logs: Sequence[Log]) -> Table:
         count("bad bytes", lambda log: log.counts.mended, "lines with bytes that are no text"),
         count("cut", lambda log: log.counts.cut, "lines so long that only their start was read"),
         count("values", lambda log: sum(map(len, log.series))),
-        count("no time", _rejected, "NaN, infinite, negative or ambiguous values, in no figure"),
+        count("no time", lambda log: sum(each.rejected.total for each in log.series), rejected),
         Field("end", lambda log: Text("cut short", "bad") if log.counts.truncated else Text("complete")),
     )
     return table_of("What became of the lines.", fields, logs)
-
-
-def _rejected(log: Log) -> int:
-    return sum(series.rejected.total for series in log.series)
 
 
 def _examples(logs: Sequence[Log]) -> Iterator[Table]:

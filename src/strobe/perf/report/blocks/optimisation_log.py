@@ -29,15 +29,6 @@ _FIELDS: Final = ("window", "sink", "positions", "steps", "timesteps", "shift", 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """A setting that differs between an entry and its reference; empty text: not there."""
-
-    setting: str
-    reference: str
-    own: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LogEntry:
     """One variant of one run. A text in place of a result says why there is none.
 
@@ -91,8 +82,8 @@ class LogEntry:
         return self.reference, head.model, head.workload, head.machine.device_name
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
-        """Settings that differ from its reference."""
+    def differences(self) -> tuple[str, ...]:
+        """Settings that differ from its reference: `window: 6 instead of 12`."""
         reference = next((each for each in self.run.variants if each.name == self.reference), None)
         if self.settings is None or reference is None:
             return ()
@@ -237,16 +228,13 @@ def _line(run: RunRecords, name: str) -> Quality | None:
     return next((line for line in run.quality if line.variant == name and line.metric == METRIC), None)
 
 
-def _differences(reference: Variant, own: Variant) -> Iterator[Difference]:
-    for field in _FIELDS:
-        pair = _word(getattr(reference, field)), _word(getattr(own, field))
-        if pair[0] != pair[1]:
-            yield Difference(setting=field.replace("_", " "), reference=pair[0], own=pair[1])
-    knobs = [{knob.name: knob.value for knob in variant.knobs} for variant in (reference, own)]
-    for name in dict.fromkeys((*knobs[0], *knobs[1])):
-        pair = knobs[0].get(name, "off"), knobs[1].get(name, "off")
-        if pair[0] != pair[1]:
-            yield Difference(setting=name, reference=pair[0], own=pair[1])
+def _differences(reference: Variant, own: Variant) -> Iterator[str]:
+    before, after = ({field.replace("_", " "): _word(getattr(each, field)) for field in _FIELDS} for each in (reference, own))
+    before |= {knob.name: knob.value for knob in reference.knobs}
+    after |= {knob.name: knob.value for knob in own.knobs}
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name, "off") != after.get(name, "off"):
+            yield f"{name}: {after.get(name, 'off')} instead of {before.get(name, 'off')}"
 
 
 def _word(value: object) -> str:
@@ -277,34 +265,26 @@ RULE: Final = (
 """The rule in words, in the order in which `decide` checks it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """Verdict on an entry and its reason."""
-
-    word: Word
-    why: str
-
-
-def decide(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
-    """Apply the rule to an entry among all entries of a log."""
+def decide(entry: LogEntry, entries: Sequence[LogEntry]) -> tuple[Word, str]:
+    """Apply the rule to an entry among all entries of a log; return the verdict and its reason."""
     if entry.error:
-        return Decision(word="Drop", why=entry.error)
+        return "Drop", entry.error
     if entry.is_reference:
-        return Decision(word="Reference", why="what the others are held against")
+        return "Reference", "what the others are held against"
     if isinstance(entry.e2e, str):
-        return Decision(word="Open", why=entry.e2e)
+        return "Open", entry.e2e
     if entry.e2e.interval is None:
-        return Decision(word="Open", why="one round has no interval; measure more rounds")
+        return "Open", "one round has no interval; measure more rounds"
     if entry.e2e.verdict != "faster":
         return _not_faster(entry, entries)
     if entry.exact:
-        return Decision(word="Keep", why="faster, and the values are those of the reference")
+        return "Keep", "faster, and the values are those of the reference"
     if entry.score is None:
-        return Decision(word="Open", why=f"faster, but quality was not measured: {_reason(entry)}")
+        return "Open", f"faster, but quality was not measured: {_reason(entry)}"
     above = next((other for other in entries if dominates(other, entry)), None)
     if above is not None:
-        return Decision(word="Drop", why=f"{above.label} is at least as fast and at least as good")
-    return Decision(word="Keep", why="faster, and nothing measured is both as fast and as good")
+        return "Drop", f"{above.label} is at least as fast and at least as good"
+    return "Keep", "faster, and nothing measured is both as fast and as good"
 
 
 def dominates(other: LogEntry, entry: LogEntry) -> bool:
@@ -319,7 +299,7 @@ def dominates(other: LogEntry, entry: LogEntry) -> bool:
     return fast >= own_fast and good >= own_good and (fast > own_fast or good > own_good)
 
 
-def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
+def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> tuple[Word, str]:
     assert not isinstance(entry.e2e, str)
     words = {"slower": "slower than its reference", "no difference": "no difference to its reference"}
     why = words.get(entry.e2e.verdict, "not proven faster: the interval includes 1")
@@ -329,9 +309,9 @@ def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> Decision:
     if on_gpu and peaks[0] is not None and peaks[1] is not None and peaks[0] <= (1 - LIGHTER) * peaks[1]:
         lighter = f"{100 * (1 - peaks[0] / peaks[1]):.0f} % below its reference; {why}"
         if not entry.exact and entry.score is None:
-            return Decision(word="Open", why=f"memory {lighter}; but quality was not measured: {_reason(entry)}")
-        return Decision(word="Keep", why=f"for memory, {lighter}")
-    return Decision(word="Drop", why=why)
+            return "Open", f"memory {lighter}; but quality was not measured: {_reason(entry)}"
+        return "Keep", f"for memory, {lighter}"
+    return "Drop", why
 
 
 def _reason(entry: LogEntry) -> str:
@@ -346,14 +326,14 @@ _LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
 _BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: None if entry.work is None else entry.work.batch)
 
 
-def decisions(rows: Sequence[tuple[LogEntry, Decision]]) -> Table:
+def decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
     """Build the table of every entry's speedup, verdict and reason."""
-    fields: tuple[Field[tuple[LogEntry, Decision]], ...] = (
+    fields: tuple[Field[tuple[LogEntry, Word, str]], ...] = (
         Field("entry", lambda row: row[0].label),
         Field("reference", lambda row: row[0].reference),
         numeric("speedup", lambda row: _speedup(row[0])),
-        Field("decision", lambda row: Text(row[1].word, _TONES[row[1].word])),
-        Field("why", lambda row: row[1].why),
+        Field("decision", lambda row: Text(row[1], _TONES[row[1]])),
+        Field("why", lambda row: row[2]),
     )
     note = "Speedup: end-to-end time of the reference / own, median over mirrored pairs of one run, with its 95 % interval."
     return table_of("Decisions.", fields, rows, notes=(note,))
@@ -384,8 +364,7 @@ def _changed(entry: LogEntry) -> Cell:
     if entry.is_reference:
         again = f", measured in {entry.repeated + 1} runs" if entry.repeated else ""
         return Text(f"the reference itself{again}", "muted")
-    words = [f"{each.setting}: {each.own} instead of {each.reference}" for each in entry.differences]
-    return Text("; ".join(words) or "nothing")
+    return Text("; ".join(entry.differences) or "nothing")
 
 
 def _clip(entry: LogEntry) -> Cell:
@@ -555,9 +534,9 @@ def _quality(line: Quality | None, entry: LogEntry) -> Cell:
 # Sections of an optimisation log: decisions with their rule, configurations, then one section per topic.
 
 
-def log_sections(decided: Sequence[tuple[LogEntry, Decision]]) -> tuple[Section, ...]:
+def log_sections(decided: Sequence[tuple[LogEntry, Word, str]]) -> tuple[Section, ...]:
     """Build the sections: decisions with their rule, configurations, then one section per topic."""
-    entries = [entry for entry, _ in decided]
+    entries = [entry for entry, *_ in decided]
     quality = quality_table(entries)
     found: list[Block] = [memory(entries), cold(entries)]
     lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.fields import Field, Reason, Total, Unit, exact_cell, share_cell, share_of
 from strobe.perf.report.model import Cell, ExactTime, Number, Text, Time
 
@@ -30,12 +32,30 @@ PartT = TypeVar("PartT", bound=DocumentPart)
 
 
 def part_of(kind: type[PartT], *sources: object, **given: object) -> PartT:
-    """Build a part: a field that is not given is the attribute of the same name of the first source that has one."""
+    """Build a part: a field that is not given is the attribute of the same name of the first source that has one.
+
+    Fractions become exact text: `12345/7`.
+    """
     for name in kind.__struct_fields__:
         if name not in given:
             source = next(each for each in sources if hasattr(each, name))
             given[name] = getattr(source, name)
-    return kind(**given)
+    return kind(**{name: str(value) if isinstance(value, Fraction) else value for name, value in given.items()})
+
+
+def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
+    """Return the ends of an interval under the names of their fields; None where there is no interval."""
+    return {low: None, high: None} if interval is None else {low: interval.low, high: interval.high}
+
+
+def exact_text(ns: str | Fraction) -> Cell:
+    """Return the cell of a time that is exact text."""
+    return exact_cell(Fraction(ns))
+
+
+def exact_sum(times: Iterable[str]) -> Fraction:
+    """Return the sum of times that are exact text."""
+    return sum(map(Fraction, times), Fraction(0))
 
 
 def micros(ns: float) -> Time:
@@ -48,7 +68,14 @@ def thousandths(ns: float) -> Number:
     return Number(ns / 1e3, 3)
 
 
-_UNITS: Final[dict[Any, Unit]] = {ExactTime: "ms", Time: "ms", micros: "µs", exact_cell: "ms", thousandths: "µs"}
+_UNITS: Final[dict[Any, Unit]] = {
+    ExactTime: "ms",
+    Time: "ms",
+    exact_text: "ms",
+    micros: "µs",
+    exact_cell: "ms",
+    thousandths: "µs",
+}
 
 
 def col(
@@ -65,7 +92,7 @@ def col(
     """Describe a field of a row class.
 
     Args:
-        meaning: explains the head on a page, and the key in the manual of the documents.
+        meaning: of the key, in the manual of the documents.
         head: of its column; empty: it is in documents alone.
         show: cell of a value.
         get: what the column shows of a row; by default the value of the field.
@@ -75,9 +102,15 @@ def col(
     """
     if not head:
         return Meta(description=meaning)
-    hint = meaning.replace("`", "")
-    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, hint, total, missing)
+    field = Field(head, get or attrgetter(""), show, _UNITS.get(show, ""), False, "", total, missing)
     return Meta(description=meaning, extra={"field": field, "where": where if get is None else None, "of": of})
+
+
+def term(meaning: str, head: str, show: Callable[[Any], Cell] = Text, **given: Any) -> Meta:
+    """Describe a field, as `col` does, whose head the page explains: a word of ours, or one that others use otherwise."""
+    described = col(meaning, head, show, **given).extra or {}
+    field = replace(described["field"], hint=meaning.replace("`", ""))
+    return Meta(description=meaning, extra={**described, "field": field})
 
 
 @cache
@@ -87,8 +120,8 @@ def _described(kind: type[PartT]) -> Mapping[str, tuple[Field[PartT], Mapping[st
     found = {}
     for name, described in ((each.name, each.type) for each in info.fields if isinstance(each.type, inspect.Metadata)):
         if extra := described.extra:
-            field = replace(extra["field"], numeric=not isinstance(described.type, inspect.StrType | inspect.BoolType))
-            where = extra["where"]
+            where, kinds = extra["where"], getattr(described.type, "types", (described.type,))
+            field = replace(extra["field"], numeric=any(isinstance(each, inspect.IntType | inspect.FloatType) for each in kinds))
             found[name] = (field if where is None else replace(field, get=_value(name, where)), extra["of"])
     return found
 

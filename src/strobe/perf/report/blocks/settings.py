@@ -153,10 +153,6 @@ def _or_none(value: object) -> Cell:
     return _NONE if value is None or value == "" else Text(str(value))
 
 
-def _timesteps(variant: Variant) -> Cell:
-    return Text(", ".join(f"{timestep:g}" for timestep in variant.timesteps)) if variant.timesteps else _NONE
-
-
 def _arena(num_bytes: int | None) -> Cell:
     return _NONE if num_bytes is None else _bytes(num_bytes)
 
@@ -175,7 +171,10 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ("sink, latent frames", lambda variant: _or_none(variant.sink)),
     ("positions", lambda variant: _or_none(variant.positions)),
     ("denoise steps", lambda variant: _or_none(variant.steps)),
-    ("timesteps before the shift", _timesteps),
+    (
+        "timesteps before the shift",
+        lambda variant: Text(", ".join(f"{each:g}" for each in variant.timesteps)) if variant.timesteps else _NONE,
+    ),
     ("shift", lambda variant: _or_none(variant.shift)),
     ("dtype", lambda variant: _or_none(variant.dtype)),
     ("linear layers", lambda variant: _or_none(variant.linear_format)),
@@ -275,6 +274,7 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
     damage = [(run.header.run, line) for run in study.runs for line in damage_of(run)]
     profiles = [(one.label, one.profile) for one in study.subjects if isinstance(one.profile, Profile)]
     damage += [(f"trace of {label}", line) for label, profile in profiles for line in profile.trace.damage]
+    absent = (f"{each.variant}: not on this machine: {each.reason}" for run in study.runs for each in run.header.absent)
     found = (
         Banner(
             "stop",
@@ -284,7 +284,7 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
         Banner(
             "stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(_red_gates(study))
         ),
-        Banner("caution", "Left out: these could not run on this machine.", tuple(_absent(study))),
+        Banner("caution", "Left out: these could not run on this machine.", tuple(absent)),
         damage_banner(remarks(damage, gather=gather)),
         Banner("caution", "Read the numbers with this in mind.", remarks(doubts, gather=gather)),
     )
@@ -323,10 +323,6 @@ def differences(study: RunStudy, *, any_clip: bool = False) -> list[str]:
         if len(tokens) > 1:
             found.append(f"{run.header.run}: variants differ in tokens per frame block: {sorted(map(str, tokens))}")
     return found
-
-
-def _absent(study: RunStudy) -> list[str]:
-    return [f"{each.variant}: not on this machine: {each.reason}" for run in study.runs for each in run.header.absent]
 
 
 def _same_again(run: RunRecords) -> list[str]:

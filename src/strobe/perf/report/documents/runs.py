@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated as A
+from typing import Any, ClassVar, Final
 
 import msgspec
-from msgspec import Meta, inspect
+from msgspec import inspect
 
 from strobe.core.errors import unknown_choice
 from strobe.core.notebook import html_table, text_table
@@ -16,10 +18,9 @@ from strobe.core.printable import clean
 from strobe.perf.analysis.comparable import compare_variants
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import OwnCode, is_own_code, own_code
-from strobe.perf.measure.stats import Interval
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import level_word, line_word
-from strobe.perf.report.blocks.rows import DocumentPart, part_of
+from strobe.perf.report.blocks.rows import DocumentPart, col, ends, part_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.model import Report
 
@@ -32,11 +33,6 @@ BRIEF_ROWS: Final = 5
 """Rows of each table that `print` shows."""
 
 
-def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
-    """Return the ends of an interval under the names of their fields; None where there is no interval."""
-    return {low: None, high: None} if interval is None else {low: interval.low, high: interval.high}
-
-
 class Document(DocumentPart, frozen=True, kw_only=True):
     """Result of a verb, with tables of flat rows."""
 
@@ -44,7 +40,7 @@ class Document(DocumentPart, frozen=True, kw_only=True):
     SHOWN: ClassVar[tuple[str, ...]] = ()
     BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {}
 
-    v: Annotated[int, Meta(description="schema version of the document")] = SCHEMA_VERSION
+    v: A[int, col("schema version of the document")] = SCHEMA_VERSION
 
     def rows(self, table: str = "") -> list[dict[str, Any]]:
         """Return a table as one dictionary per row: `pandas.DataFrame(found.rows())`.
@@ -55,11 +51,14 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no such table.
         """
-        tables = tuple(table_kinds(type(self)))
-        chosen = table or self.MAIN
+        tables, chosen = self._tables(), table or self.MAIN
         if chosen not in tables:
             raise unknown_choice("table", chosen, tables)
-        return [msgspec.structs.asdict(row) for row in getattr(self, chosen)]
+        return list(tables[chosen]())
+
+    def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
+        """Return what yields the rows of each table, by name."""
+        return {name: partial(map, msgspec.structs.asdict, getattr(self, name)) for name in table_kinds(type(self))}
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
         """Return the tables that `print` shows, with their columns."""
@@ -115,16 +114,16 @@ def _as_json(value: Any) -> Any:
 class RatioRow(DocumentPart, frozen=True, kw_only=True):
     """Speedup of one candidate at one level."""
 
-    candidate: Annotated[str, Meta(description="name of the candidate")]
-    reference: Annotated[str, Meta(description="name of the variant that the candidate is compared with")]
-    level: Annotated[str, Meta(description="level of the comparison: `kernel`, `section`, `step`, `block` or `e2e` (end to end)")]
-    ratio: Annotated[float, Meta(description="time of the reference / time of the candidate")]
-    low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
-    high: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    saved_ns: Annotated[
+    candidate: A[str, col("name of the candidate")]
+    reference: A[str, col("name of the variant that the candidate is compared with")]
+    level: A[str, col("level of the comparison: `kernel`, `section`, `step`, `block` or `e2e` (end to end)")]
+    ratio: A[float, col("time of the reference / time of the candidate")]
+    low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
+    high: A[float | None, col("upper end of the interval; null: no interval")]
+    saved_ns: A[
         float | None,
-        Meta(
-            description="mean time saved per clip, or per call of a function, or per traced frame block at levels that only a "
+        col(
+            "mean time saved per clip, or per call of a function, or per traced frame block at levels that only a "
             "trace shows; null: not known"
         ),
     ]
@@ -133,107 +132,98 @@ class RatioRow(DocumentPart, frozen=True, kw_only=True):
 class QualityRow(DocumentPart, frozen=True, kw_only=True):
     """One quality score of one variant."""
 
-    candidate: Annotated[str, Meta(description="name of the variant")]
-    metric: Annotated[str, Meta(description="name of the metric, e.g. `psnr` (in dB)")]
-    value: Annotated[float | None, Meta(description="score; null: infinite (equal frames) or not computed")]
-    n: Annotated[int, Meta(description="number of samples behind the score")]
+    candidate: A[str, col("name of the variant")]
+    metric: A[str, col("name of the metric, e.g. `psnr` (in dB)")]
+    value: A[float | None, col("score; null: infinite (equal frames) or not computed")]
+    n: A[int, col("number of samples behind the score")]
 
 
 class AccountRow(DocumentPart, frozen=True, kw_only=True):
     """Summary of one candidate's account (ledger) of the time difference, or the reason why there is none."""
 
-    candidate: Annotated[str, Meta(description="name of the candidate")]
-    reference: Annotated[str, Meta(description="name of the variant that the candidate is compared with")]
-    missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
-    steady_blocks: Annotated[
+    candidate: A[str, col("name of the candidate")]
+    reference: A[str, col("name of the variant that the candidate is compared with")]
+    missing: A[str, col("reason why there is no account; empty if there is one")]
+    steady_blocks: A[
         int | None,
-        Meta(description="number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account"),
+        col("number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account"),
     ]
-    explained_time_share: Annotated[
-        float | None, Meta(description="share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
+    explained_time_share: A[
+        float | None, col("share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
     ]
-    explained_saving_share: Annotated[
-        float | None, Meta(description="share of the saving in named parts, 0 to 1; null: no saving, or no account")
-    ]
+    explained_saving_share: A[float | None, col("share of the saving in named parts, 0 to 1; null: no saving, or no account")]
 
 
 class PartRow(DocumentPart, frozen=True, kw_only=True):
     """One part of a steady frame block; the parts of a candidate add up to the frame block."""
 
-    candidate: Annotated[str, Meta(description="name of the candidate")]
-    part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
-    baseline_ns: Annotated[float, Meta(description="mean time of the part in a steady frame block of the reference")]
-    candidate_ns: Annotated[float, Meta(description="mean time of the part in a steady frame block of the candidate")]
-    saved_ns: Annotated[float, Meta(description="`baseline_ns` - `candidate_ns`")]
-    share: Annotated[float | None, Meta(description="`saved_ns` / time saved in a steady frame block; null if nothing is saved")]
-    elsewhere_saved_ns: Annotated[float, Meta(description="time that a clip saves on the part outside steady frame blocks")]
+    candidate: A[str, col("name of the candidate")]
+    part: A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
+    baseline_ns: A[float, col("mean time of the part in a steady frame block of the reference")]
+    candidate_ns: A[float, col("mean time of the part in a steady frame block of the candidate")]
+    saved_ns: A[float, col("`baseline_ns` - `candidate_ns`")]
+    share: A[float | None, col("`saved_ns` / time saved in a steady frame block; null if nothing is saved")]
+    elsewhere_saved_ns: A[float, col("time that a clip saves on the part outside steady frame blocks")]
 
 
 class BlocksRow(DocumentPart, frozen=True, kw_only=True):
     """Frame blocks of one kind in a clip; the kinds of a candidate add up to the clip."""
 
-    candidate: Annotated[str, Meta(description="name of the candidate")]
-    kind: Annotated[
-        str,
-        Meta(description="`first`, `filling`, `steady` or `switch`; `start and end`: time of the clip around its frame blocks"),
-    ]
-    frame_blocks: Annotated[int, Meta(description="number of frame blocks of this kind in a clip")]
-    baseline_ns: Annotated[float, Meta(description="total time of these frame blocks in a clip of the reference")]
-    candidate_ns: Annotated[float, Meta(description="total time of these frame blocks in a clip of the candidate")]
+    candidate: A[str, col("name of the candidate")]
+    kind: A[str, col("`first`, `filling`, `steady` or `switch`; `start and end`: time of the clip around its frame blocks")]
+    frame_blocks: A[int, col("number of frame blocks of this kind in a clip")]
+    baseline_ns: A[float, col("total time of these frame blocks in a clip of the reference")]
+    candidate_ns: A[float, col("total time of these frame blocks in a clip of the candidate")]
 
 
 class LineRow(DocumentPart, frozen=True, kw_only=True):
     """One line of a candidate's account (ledger); its lines add up to the time of a whole clip, or of one call of a function."""
 
-    candidate: Annotated[str, Meta(description="name of the candidate")]
-    level: Annotated[
+    candidate: A[str, col("name of the candidate")]
+    level: A[
         str,
-        Meta(
-            description="lowest level that contains the time, e.g. `kernel`, `denoise step`, `frame block`, `e2e`; of functions "
+        col(
+            "lowest level that contains the time, e.g. `kernel`, `denoise step`, `frame block`, `e2e`; of functions "
             "`kernel`, `call` or `sample`"
         ),
     ]
-    line: Annotated[str, Meta(description="region where the time was spent, and the activity there")]
-    baseline_ns: Annotated[float, Meta(description="mean time of the line in a clip, or in one call, of the reference")]
-    candidate_ns: Annotated[float, Meta(description="mean time of the line in a clip, or in one call, of the candidate")]
-    saved_ns: Annotated[float, Meta(description="`baseline_ns` - `candidate_ns`")]
-    share: Annotated[
-        float | None, Meta(description="`saved_ns` / time saved in a clip, or in one call; null if nothing is saved")
-    ]
+    line: A[str, col("region where the time was spent, and the activity there")]
+    baseline_ns: A[float, col("mean time of the line in a clip, or in one call, of the reference")]
+    candidate_ns: A[float, col("mean time of the line in a clip, or in one call, of the candidate")]
+    saved_ns: A[float, col("`baseline_ns` - `candidate_ns`")]
+    share: A[float | None, col("`saved_ns` / time saved in a clip, or in one call; null if nothing is saved")]
 
 
 class CallsRow(DocumentPart, frozen=True, kw_only=True):
     """One function or program of the caller's own: time and memory of one call or one run of it."""
 
-    name: Annotated[str, Meta(description="name of the function or program")]
-    reference: Annotated[str, Meta(description="name of the baseline; equals `name` in the baseline's own row")]
-    command: Annotated[str, Meta(description="command line of a program; empty for a function")]
-    samples: Annotated[
-        int, Meta(description="number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")
-    ]
-    calls_per_sample: Annotated[int, Meta(description="number of calls that one sample averages")]
-    mean_ns: Annotated[float | None, Meta(description="geometric mean of the samples; null: not timed")]
-    low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the mean; null: no interval")]
-    high_ns: Annotated[float | None, Meta(description="upper end of the 95 % interval of the mean; null: no interval")]
-    min_ns: Annotated[float | None, Meta(description="shortest sample; null: not timed")]
-    max_ns: Annotated[float | None, Meta(description="longest sample; null: not timed")]
-    ratio: Annotated[
-        float | None, Meta(description="time of the baseline / time of this row; null for the baseline, or not timed")
-    ]
-    ratio_low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
-    ratio_high: Annotated[float | None, Meta(description="upper end of the 95 % interval of the ratio; null: no interval")]
-    verdict: Annotated[str, Meta(description="`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
-    device_ratio: Annotated[float | None, Meta(description="the same ratio by CUDA events; null on a CPU")]
-    user_ns: Annotated[float | None, Meta(description="mean CPU time of a program in user mode; null for a function")]
-    system_ns: Annotated[float | None, Meta(description="mean CPU time of a program in the kernel; null for a function")]
-    peak_bytes: Annotated[int | None, Meta(description="peak memory, maximum over the samples; null: not known")]
-    added_bytes: Annotated[
+    name: A[str, col("name of the function or program")]
+    reference: A[str, col("name of the baseline; equals `name` in the baseline's own row")]
+    command: A[str, col("command line of a program; empty for a function")]
+    samples: A[int, col("number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")]
+    calls_per_sample: A[int, col("number of calls that one sample averages")]
+    mean_ns: A[float | None, col("geometric mean of the samples; null: not timed")]
+    low_ns: A[float | None, col("lower end of the 95 % interval of the mean; null: no interval")]
+    high_ns: A[float | None, col("upper end of the 95 % interval of the mean; null: no interval")]
+    min_ns: A[float | None, col("shortest sample; null: not timed")]
+    max_ns: A[float | None, col("longest sample; null: not timed")]
+    ratio: A[float | None, col("time of the baseline / time of this row; null for the baseline, or not timed")]
+    ratio_low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
+    ratio_high: A[float | None, col("upper end of the 95 % interval of the ratio; null: no interval")]
+    pair_baseline_ns: A[float | None, col("time of the baseline in the median pair of samples, whose ratio is `ratio`")]
+    pair_candidate_ns: A[float | None, col("time of this row in that pair: `pair_baseline_ns / pair_candidate_ns` is `ratio`")]
+    verdict: A[str, col("`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
+    device_ratio: A[float | None, col("the same ratio by CUDA events; null on a CPU")]
+    user_ns: A[float | None, col("mean CPU time of a program in user mode; null for a function")]
+    system_ns: A[float | None, col("mean CPU time of a program in the kernel; null for a function")]
+    peak_bytes: A[int | None, col("peak memory, maximum over the samples; null: not known")]
+    added_bytes: A[
         int | None,
-        Meta(description="memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
+        col("memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
     ]
-    failures: Annotated[int, Meta(description="number of timed runs of a program that ended with a non-zero exit status")]
-    equal_output: Annotated[bool | None, Meta(description="true: the output equals the baseline's; null: not compared")]
-    output: Annotated[str, Meta(description="result of the comparison of outputs in words; empty: not compared")]
+    failures: A[int, col("number of timed runs of a program that ended with a non-zero exit status")]
+    equal_output: A[bool | None, col("true: the output equals the baseline's; null: not compared")]
+    output: A[str, col("result of the comparison of outputs in words; empty: not compared")]
 
 
 class RunDocument(Document, frozen=True, kw_only=True):
@@ -253,33 +243,26 @@ class RunDocument(Document, frozen=True, kw_only=True):
         "lines": ("candidate", "line", "baseline_ns", "candidate_ns", "saved_ns"),
     }
 
-    runs: Annotated[tuple[str, ...], Meta(description="paths of the run folders")]
-    comparable: Annotated[
+    runs: A[tuple[str, ...], col("paths of the run folders")]
+    comparable: A[
         dict[str, bool],
-        Meta(description="by candidate: true if it is comparable with the reference; only comparable candidates have speedups"),
+        col("by candidate: true if it is comparable with the reference; only comparable candidates have speedups"),
     ]
-    obstacles: Annotated[
-        dict[str, str], Meta(description="by candidate that is not comparable: the differences that prevent the comparison")
-    ]
-    absent: Annotated[dict[str, str], Meta(description="by variant that could not run on the machine: the reason")]
-    speedups: Annotated[tuple[RatioRow, ...], Meta(description="speedups, one row per comparable candidate and level")]
-    quality: Annotated[tuple[QualityRow, ...], Meta(description="quality scores, one row per variant and metric")]
-    accounts: Annotated[tuple[AccountRow, ...], Meta(description="summary of the account, one row per candidate")]
-    parts: Annotated[
+    obstacles: A[dict[str, str], col("by candidate that is not comparable: the differences that prevent the comparison")]
+    absent: A[dict[str, str], col("by variant that could not run on the machine: the reason")]
+    speedups: A[tuple[RatioRow, ...], col("speedups, one row per comparable candidate and level")]
+    quality: A[tuple[QualityRow, ...], col("quality scores, one row per variant and metric")]
+    accounts: A[tuple[AccountRow, ...], col("summary of the account, one row per candidate")]
+    parts: A[
         tuple[PartRow, ...],
-        Meta(description="time of a steady frame block, one row per candidate and part; empty for functions and programs"),
+        col("time of a steady frame block, one row per candidate and part; empty for functions and programs"),
     ]
-    kinds: Annotated[
+    kinds: A[
         tuple[BlocksRow, ...],
-        Meta(description="time of a clip, one row per candidate and kind of frame block; empty for functions and programs"),
+        col("time of a clip, one row per candidate and kind of frame block; empty for functions and programs"),
     ]
-    lines: Annotated[
-        tuple[LineRow, ...],
-        Meta(description="full account of a clip, or of one call of a function, one row per candidate and line"),
-    ]
-    calls: Annotated[
-        tuple[CallsRow, ...], Meta(description="the caller's own functions or programs, one row each; empty for a run of clips")
-    ]
+    lines: A[tuple[LineRow, ...], col("full account of a clip, or of one call of a function, one row per candidate and line")]
+    calls: A[tuple[CallsRow, ...], col("the caller's own functions or programs, one row each; empty for a run of clips")]
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
         """Return the tables that `print` shows: those of clips, or those of calls."""
@@ -344,6 +327,8 @@ def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
         max_ns=max(found.samples_ns, default=None),
         ratio=None if speedup is None else speedup.ratio,
         **ends(None if speedup is None else speedup.interval, "ratio_low", "ratio_high"),
+        pair_baseline_ns=None if found.pair_ns is None else found.pair_ns[0],
+        pair_candidate_ns=None if found.pair_ns is None else found.pair_ns[1],
         verdict="" if speedup is None else speedup.verdict,
         device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
         equal_output=None if found.gate is None else found.gate.passed,

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated as A
+from typing import Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
 
-from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.comparable import Value
 from strobe.perf.analysis.device.intervals import Distribution
-from strobe.perf.analysis.ledger.speedup import LevelFigure, LevelTimes
-from strobe.perf.analysis.ledger.traces import Account, Node, TracedSide
+from strobe.perf.analysis.ledger.traces import TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log, Resolved
-from strobe.perf.measure.stats import Interval
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.blocks.rows import DocumentPart, PartT, part_of
-from strobe.perf.report.documents.runs import Document, ends
+from strobe.perf.report.blocks.rows import DocumentPart, col, part_of
+from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
-from strobe.perf.report.speedup_page.tables import LINE_LEVELS, kernel_moved, line_title, no_account
+from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, Saved, no_account
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
 
@@ -93,202 +90,115 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
 
 # The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
-Exact = Annotated[str, Meta(description="time in ns as exact text: an integer, or a fraction such as `12345/7`")]
-OrExact = Annotated[str | None, Meta(description="time in ns as exact text, such as `12345/7`; null: not known")]
-
 
 class FactPart(DocumentPart, frozen=True, kw_only=True):
     """One fact that the comparison depends on."""
 
-    name: Annotated[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
-    title: Annotated[str, Meta(description="title of the fact in words")]
-    baseline: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
-    candidate: Annotated[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
-    verdict: Annotated[
+    name: A[str, col("name of the fact, as --fact and --allow-different take it")]
+    title: A[str, col("title of the fact in words")]
+    baseline: A[str | tuple[str, ...] | None, col("value or values of the baseline; null: not known")]
+    candidate: A[str | tuple[str, ...] | None, col("value or values of the candidate; null: not known")]
+    verdict: A[
         Literal["same", "differs", "allowed", "unknown"],
-        Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it"),
+        col("result of the check; `allowed`: the values differ and --allow-different permits it"),
     ]
-    weight: Annotated[
+    weight: A[
         Literal["must", "should", "told"],
-        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
+        col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
     ]
 
 
 class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
-    baseline_share: Annotated[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
-    candidate_share: Annotated[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
-    names: Annotated[tuple[str, ...], Meta(description="normalised names of the common kernels")]
-
-
-class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
-    """Time of one side at one level."""
-
-    mean_ns: Exact
-    n: Annotated[int, Meta(description="number of measurements")]
-    groups: Annotated[int, Meta(description="number of independent groups of measurements: steps or rounds")]
-    what: Annotated[str, Meta(description="description of the measurements")]
-
-
-class LevelPart(DocumentPart, frozen=True, kw_only=True):
-    """Times of both sides and speedup at one level."""
-
-    ratio: Annotated[float | None, Meta(description="baseline time / candidate time; null if not comparable or not measured")]
-    low: Annotated[float | None, Meta(description="lower end of the 95 % interval of the ratio; null: no interval")]
-    high: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    verdict: Annotated[str | None, Meta(description="`faster`, `slower`, `no difference`, `inconclusive`; null without a ratio")]
-    baseline: Annotated[MeasuredPart | None, Meta(description="time of the baseline; null: not measured")]
-    candidate: Annotated[MeasuredPart | None, Meta(description="time of the candidate; null: not measured")]
-    saved_ns: OrExact
-    realised: Annotated[float | None, Meta(description="saving / saving of the focal calls in it; null: unknown or too small")]
-    unlike: Annotated[str, Meta(description="difference between the quantities that the two sides measure; empty: none")]
-    missing: Annotated[str, Meta(description="reason why a side was not measured; empty if both were")]
-
-
-class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
-    """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
-
-    steps: Annotated[tuple[int, ...], Meta(description="number of compared steps of the baseline and of the candidate")]
-    none_because: Annotated[str, Meta(description="reason why there are no intervals; empty if there are some")]
-
-
-class LinePart(DocumentPart, frozen=True, kw_only=True):
-    """One line of an account; its lines add up exactly."""
-
-    level: Annotated[str, Meta(description="lowest level that contains the time")]
-    line: Annotated[str, Meta(description="region or activity that the time was spent on")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    share: Annotated[float | None, Meta(description="`saved_ns` / saving of all lines; null if that is 0")]
-
-
-class EffectPart(DocumentPart, frozen=True, kw_only=True):
-    """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
-
-    kernel: Annotated[str, Meta(description="normalised name of the kernel")]
-    calls: Annotated[tuple[str, str], Meta(description="calls per unit of the baseline and of the candidate, exact text")]
-    saved_ns: Exact
-    by_calls_ns: Annotated[str, Meta(description="saving by fewer calls, ns as exact text")]
-    by_speed_ns: Annotated[str, Meta(description="saving by faster calls, ns as exact text")]
-
-
-class LedgerPart(DocumentPart, frozen=True, kw_only=True):
-    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
-
-    ranks: Annotated[str, Meta(description="ranks that the account compares; empty if each side is one trace")] = ""
-    unit: Annotated[str, Meta(description="unit of the times: stage, step, call or window")]
-    why: Annotated[str, Meta(description="reason for the choice of the unit")]
-    missing: Annotated[dict[str, str], Meta(description="by level that is not in the account: the reason")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    saved_low_ns: Annotated[float | None, Meta(description="lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: Annotated[float | None, Meta(description="upper end of the interval; null: no interval")]
-    intervals: Annotated[IntervalsPart, Meta(description="number of steps behind the intervals")]
-    kernel_saved_ns: Annotated[str, Meta(description="saving of the focal kernel in one unit, ns as exact text")]
-    ideal_ns: Annotated[str, Meta(description="time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
-    realised_share: Annotated[float | None, Meta(description="`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]
-    lost_ns: Annotated[str, Meta(description="sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]
-    lines: Annotated[tuple[LinePart, ...], Meta(description="all lines of the account")]
-    kernels: Annotated[tuple[EffectPart, ...], Meta(description="saving of each kernel, largest first")]
+    baseline_share: A[float, col("share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: A[float, col("share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: A[tuple[str, ...], col("normalised names of the common kernels")]
 
 
 class AnswerLine(DocumentPart, frozen=True, kw_only=True):
     """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
-    part: Annotated[str, Meta(description="part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    share: Annotated[float | None, Meta(description="`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
+    part: A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
+    share: A[float | None, col("`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
 class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     """Summary of the account: headline, largest parts and explained shares."""
 
-    headline: Annotated[str, Meta(description="speedups in words, or the reason why there are none")]
-    levels: Annotated[tuple[str, ...], Meta(description="levels of the speedups in `headline`; empty if there is none")]
-    missing: Annotated[str, Meta(description="reason why there is no account; empty if there is one")]
-    unit: Annotated[str, Meta(description="`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
-    baseline_ns: OrExact
-    candidate_ns: OrExact
-    explained_time_share: Annotated[float | None, Meta(description="share of a unit in named parts, 0 to 1; null: no account")]
-    explained_saving_share: Annotated[float | None, Meta(description="share of its saving in named parts; null: there is none")]
-    limit: Annotated[str, Meta(description="current bottleneck of the candidate in words; empty without an account")]
-    parts: Annotated[tuple[AnswerLine, ...], Meta(description="parts of one unit, at most eight, largest saving first")]
+    headline: A[str, col("speedups in words, or the reason why there are none")]
+    levels: A[tuple[str, ...], col("levels of the speedups in `headline`; empty if there is none")]
+    missing: A[str, col("reason why there is no account; empty if there is one")]
+    unit: A[str, col("`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
+    baseline_ns: A[str | None, col("time of the baseline, ns as exact text; null: no account")]
+    candidate_ns: A[str | None, col("time of the candidate, ns as exact text; null: no account")]
+    explained_time_share: A[float | None, col("share of a unit in named parts, 0 to 1; null: no account")]
+    explained_saving_share: A[float | None, col("share of its saving in named parts; null: there is none")]
+    limit: A[str, col("current bottleneck of the candidate in words; empty without an account")]
+    parts: A[tuple[AnswerLine, ...], col("parts of one unit, at most eight, largest saving first")]
 
 
 class SectionsPart(DocumentPart, frozen=True, kw_only=True):
     """Sections of one trace; a section is the time between two boundaries around a focal event."""
 
-    definition: Annotated[str, Meta(description="definition of the section by its boundaries")]
-    found: Annotated[int, Meta(description="number of sections")]
-    length_ns: Annotated[tuple[int, ...], Meta(description="length of each section")]
-    busy_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which at least one of its events ran")]
-    focal_inside_ns: Annotated[tuple[int, ...], Meta(description="time in each section in which a focal event ran")]
-    skipped: Annotated[dict[str, int], Meta(description="by reason: number of focal calls without a section")]
-    merged: Annotated[int, Meta(description="number of focal calls that share the section of an earlier focal call")]
-    overlapping: Annotated[int, Meta(description="number of sections that start before an earlier one ends")]
+    definition: A[str, col("definition of the section by its boundaries")]
+    found: A[int, col("number of sections")]
+    length_ns: A[tuple[int, ...], col("length of each section")]
+    busy_ns: A[tuple[int, ...], col("time in each section in which at least one of its events ran")]
+    focal_inside_ns: A[tuple[int, ...], col("time in each section in which a focal event ran")]
+    skipped: A[dict[str, int], col("by reason: number of focal calls without a section")]
+    merged: A[int, col("number of focal calls that share the section of an earlier focal call")]
+    overlapping: A[int, col("number of sections that start before an earlier one ends")]
 
 
 class TracePart(DocumentPart, frozen=True, kw_only=True):
     """One trace of a side."""
 
-    trace: Annotated[str, Meta(description="label of the trace: its rank, or the name of the file")]
-    device: Annotated[int, Meta(description="number of the device that was compared")]
-    compared_ns: Annotated[int, Meta(description="total length of the compared steps")]
-    steps: Annotated[int, Meta(description="number of compared steps")]
-    focal_ns: Annotated[tuple[tuple[int, ...], ...], Meta(description="durations of the focal calls, one list per compared step")]
-    sections: Annotated[SectionsPart | None, Meta(description="sections of the trace; null: none were requested")]
+    trace: A[str, col("label of the trace: its rank, or the name of the file")]
+    device: A[int, col("number of the device that was compared")]
+    compared_ns: A[int, col("total length of the compared steps")]
+    steps: A[int, col("number of compared steps")]
+    focal_ns: A[tuple[tuple[int, ...], ...], col("durations of the focal calls, one list per compared step")]
+    sections: A[SectionsPart | None, col("sections of the trace; null: none were requested")]
 
 
 class SidePart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of one side: focal kernel, section, log, timers, stage, traces."""
 
-    focal: Annotated[str | None, Meta(description="regular expression of the focal kernel; null: none was given")]
-    section: Annotated[str | None, Meta(description="definition of the section; null: none was given")]
-    calls_per_stage: Annotated[int | None, Meta(description="number of focal calls in a stage; null: not known")]
-    calls_from: Annotated[str, Meta(description="source of `calls_per_stage`, or the reason why it is not known")]
-    log: Annotated[dict[str, Any] | None, Meta(description="path, counts of lines, damage, lines like timings, rejected values")]
-    attention: Annotated[tuple[dict[str, Any], ...], Meta(description="attention timers of the log: [Timers](#timers)")]
-    stage: Annotated[dict[str, Any] | None, Meta(description="rounds of the stage in the log: [Stages](#stages); null: none")]
-    traces: Annotated[tuple[TracePart, ...], Meta(description="traces with device events")]
+    focal: A[str | None, col("regular expression of the focal kernel; null: none was given")]
+    section: A[str | None, col("definition of the section; null: none was given")]
+    calls_per_stage: A[int | None, col("number of focal calls in a stage; null: not known")]
+    calls_from: A[str, col("source of `calls_per_stage`, or the reason why it is not known")]
+    log: A[dict[str, Any] | None, col("path, counts of lines, damage, lines like timings, rejected values")]
+    attention: A[tuple[dict[str, Any], ...], col("attention timers of the log: [Timers](#timers)")]
+    stage: A[dict[str, Any] | None, col("rounds of the stage in the log: [Stages](#stages); null: none")]
+    traces: A[tuple[TracePart, ...], col("traces with device events")]
 
 
 class SidesPart(DocumentPart, frozen=True, kw_only=True):
     """Inputs and findings of both sides."""
 
-    baseline: Annotated[SidePart, Meta(description="side that the candidate is compared with")]
-    candidate: Annotated[SidePart, Meta(description="side whose speedup is computed")]
-
-
-class NodePart(DocumentPart, frozen=True, kw_only=True):
-    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
-
-    path: Annotated[tuple[str, ...], Meta(description="names from the outermost inwards; causes of idle time lie below `idle`")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    saved_ns: Exact
-    leaf: Annotated[bool, Meta(description="true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
+    baseline: A[SidePart, col("side that the candidate is compared with")]
+    candidate: A[SidePart, col("side whose speedup is computed")]
 
 
 class TreePart(DocumentPart, frozen=True, kw_only=True):
     """Tree of both sides by path of modules, operators and kernels."""
 
-    unit: Annotated[str, Meta(description="unit of the times: step, call or window")]
-    operators: Annotated[bool, Meta(description="true: the paths include operators; false: a file was too large to read them")]
-    baseline_ns: Exact
-    candidate_ns: Exact
-    nodes: Annotated[tuple[NodePart, ...], Meta(description="all nodes below the root, each before the nodes below it")]
+    unit: A[str, col("unit of the times: step, call or window")]
+    operators: A[bool, col("true: the paths include operators; false: a file was too large to read them")]
+    baseline_ns: Before
+    candidate_ns: After
+    nodes: A[tuple[NodePart, ...], col("all nodes below the root, each before the nodes below it")]
 
 
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """Speedup of the candidate at each level, and the account (ledger) of the difference.
 
+    Times of a comparison are exact texts: an integer, or a fraction such as `12345/7`.
     `rows()` returns the lines of the ledgers as numbers, `rows("parts")` the answer, `rows("tree")` the time by module, operator
     and kernel; `rows("levels")`, `rows("kernels")` and `rows("facts")` return the other tables.
     """
@@ -297,43 +207,41 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     SHOWN: ClassVar[tuple[str, ...]] = ("parts", "levels", "lines")
     BRIEF: ClassVar[dict[str, tuple[str, ...]]] = {"parts": ("part", "baseline_ns", "candidate_ns", "saved_ns", "share")}
 
-    comparable: Annotated[bool, Meta(description="true: the sides are comparable; false: the document has no ratios")]
-    obstacles: Annotated[tuple[str, ...], Meta(description="names of the facts that prevent the comparison")]
-    not_comparable_because: Annotated[tuple[str, ...], Meta(description="differences that prevent the comparison, in words")]
-    allowed_different: Annotated[tuple[str, ...], Meta(description="facts that differ and that --allow-different permits")]
-    unlike: Annotated[str, Meta(description="difference between the sections of the two sides; empty: none")]
-    facts: Annotated[tuple[FactPart, ...], Meta(description="all facts that the comparison depends on")]
-    common_kernels: Annotated[CommonPart | None, Meta(description="kernels that both sides ran; null if a side ran no kernel")]
-    levels: Annotated[dict[str, LevelPart], Meta(description="times and speedup, by level from `kernel` to `e2e`")]
-    call_ledger: Annotated[LedgerPart | None, Meta(description="account from a focal kernel to the stage; null: not measured")]
-    ledgers: Annotated[tuple[LedgerPart, ...], Meta(description="accounts of traces: of the slowest ranks, then of every rank")]
-    answer: Annotated[AnswerPart, Meta(description="summary of the account of the slowest ranks")]
-    tree: Annotated[TreePart | None, Meta(description="time by module, operator and kernel; null unless both sides have traces")]
-    contradictions: Annotated[tuple[str, ...], Meta(description="figures that contradict each other; `anomalies` has them too")]
-    anomalies: Annotated[tuple[str, ...], Meta(description="figures that are impossible or doubtful")]
-    sides: Annotated[SidesPart, Meta(description="inputs and findings of each side")]
+    comparable: A[bool, col("true: the sides are comparable; false: the document has no ratios")]
+    obstacles: A[tuple[str, ...], col("names of the facts that prevent the comparison")]
+    not_comparable_because: A[tuple[str, ...], col("differences that prevent the comparison, in words")]
+    allowed_different: A[tuple[str, ...], col("facts that differ and that --allow-different permits")]
+    unlike: A[str, col("difference between the sections of the two sides; empty: none")]
+    facts: A[tuple[FactPart, ...], col("all facts that the comparison depends on")]
+    common_kernels: A[CommonPart | None, col("kernels that both sides ran; null if a side ran no kernel")]
+    levels: A[dict[str, LevelPart], col("times and speedup, by level from `kernel` to `e2e`")]
+    call_ledger: A[LedgerPart | None, col("account from a focal kernel to the stage; null: not measured")]
+    ledgers: A[tuple[LedgerPart, ...], col("accounts of traces: of the slowest ranks, then of every rank")]
+    answer: A[AnswerPart, col("summary of the account of the slowest ranks")]
+    tree: A[TreePart | None, col("time by module, operator and kernel; null unless both sides have traces")]
+    contradictions: A[tuple[str, ...], col("figures that contradict each other; `anomalies` has them too")]
+    anomalies: A[tuple[str, ...], col("figures that are impossible or doubtful")]
+    sides: A[SidesPart, col("inputs and findings of each side")]
 
-    def rows(self, table: str = "") -> list[dict[str, Any]]:
-        """Return a table as one dictionary per row, times as numbers: `pandas.DataFrame(found.rows())`.
-
-        Args:
-            table: lines, parts, levels, kernels, facts or tree; by default the lines of the ledgers.
-
-        Raises:
-            ConfigError: there is no such table.
-        """
-        tables: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
+        return {
             "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
             "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
-            "levels": lambda: (_level_row(name, level) for name, level in self.levels.items()),
-            "kernels": lambda: (_kernel_row(of, each) for of in self.ledgers for each in of.kernels),
+            "levels": lambda: map(_numbers, self.levels.values()),
+            "kernels": lambda: (
+                {"ranks": of.ranks, "unit": of.unit, "kernel": each.kernel}
+                | {f"{side}_calls": float(Fraction(n)) for side, n in zip(("baseline", "candidate"), each.calls, strict=True)}
+                | _numbers(each)
+                for of in self.ledgers
+                for each in of.kernels
+            ),
             "facts": lambda: map(msgspec.structs.asdict, self.facts),
-            "tree": lambda: (_node_row(self.tree, node) for node in (self.tree.nodes if self.tree else ())),
+            "tree": lambda: (
+                {"unit": of.unit, "path": " / ".join(node.path), "depth": len(node.path)} | _numbers(node)
+                for of in ([self.tree] if self.tree else [])
+                for node in of.nodes
+            ),
         }
-        chosen = table or self.MAIN
-        if chosen not in tables:
-            raise unknown_choice("table", chosen, tables)
-        return list(tables[chosen]())
 
     def title(self) -> str:
         """Return one line with the speedups, or the reasons why there are none."""
@@ -343,36 +251,12 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         return f"candidate against baseline: {', '.join(found) or 'no level was measured on both sides'}"
 
 
-def _number(exact: str) -> float:
-    return float(Fraction(exact))
-
-
 def _numbers(part: DocumentPart) -> dict[str, Any]:
-    """Return the fields of a part; its exact times become numbers."""
-    fields = msgspec.structs.asdict(part).items()
-    return {name: _number(value) if name.endswith("_ns") and isinstance(value, str) else value for name, value in fields}
-
-
-def _times(part: DocumentPart) -> dict[str, float]:
-    """Return the times of a part as numbers."""
-    return {name: value for name, value in _numbers(part).items() if name.endswith("_ns")}
-
-
-def _level_row(name: str, level: LevelPart) -> dict[str, Any]:
-    sides = {"baseline_ns": level.baseline, "candidate_ns": level.candidate}
-    means = {key: None if side is None else _number(side.mean_ns) for key, side in sides.items()}
-    row = {"level": name} | _numbers(level) | means
-    return {key: row[key] for key in ("level", "ratio", "low", "high", "verdict", *means, "saved_ns", "missing")}
-
-
-def _kernel_row(of: LedgerPart, kernel: EffectPart) -> dict[str, Any]:
-    calls = {f"{side}_calls": _number(n) for side, n in zip(("baseline", "candidate"), kernel.calls, strict=True)}
-    return {"ranks": of.ranks, "unit": of.unit, "kernel": kernel.kernel, **calls, **_times(kernel)}
-
-
-def _node_row(of: TreePart | None, node: NodePart) -> dict[str, Any]:
-    place = {"path": " / ".join(node.path), "depth": len(node.path), "leaf": node.leaf}
-    return {"unit": of.unit if of else "", **place, **_times(node)}
+    """Return the plain fields of a part; its exact times become numbers."""
+    nested = ("baseline", "candidate", "calls", "covers_ns", "path")
+    fields = {name: value for name, value in msgspec.structs.asdict(part).items() if name not in nested}
+    exact = {name: float(Fraction(value)) for name, value in fields.items() if name.endswith("_ns") and isinstance(value, str)}
+    return fields | exact
 
 
 # Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
@@ -396,33 +280,17 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         else CommonPart(
             baseline_share=float(common.baseline_share), candidate_share=float(common.candidate_share), names=tuple(common.names)
         ),
-        levels={figure.level: _level(figure) for figure in study.levels},
-        call_ledger=None if study.call_account is None else _account(study.call_account),
-        ledgers=tuple(_account(account, name) for name, account in study.accounts),
+        levels={row.level: row for row in LevelPart.of(study)},
+        call_ledger=None if study.call_account is None else LedgerPart.of(study.call_account),
+        ledgers=tuple(LedgerPart.of(account, name) for name, account in study.accounts),
         answer=_answer(study),
         tree=None
         if study.tree is None
-        else _exact(TreePart, (study.tree.root, study.tree), nodes=tuple(_nodes(study.tree.root))),
+        else part_of(TreePart, study.tree.root, study.tree, nodes=tuple(NodePart.of(study.tree.root))),
         contradictions=tuple(contradictions(study)),
         anomalies=tuple(anomalies(study)),
         sides=SidesPart(baseline=baseline, candidate=candidate),
     )
-
-
-def _exact(
-    kind: type[PartT], sources: Sequence[object], per_unit: Callable[[int | Fraction], Fraction] = Fraction, /, **given: object
-) -> PartT:
-    """Build a part; a field that is not given is the first source's attribute, times of one unit as exact text: `12345/7`.
-
-    What a source has no attribute for is baseline minus candidate.
-    """
-    for name in kind.__struct_fields__:
-        if name not in given:
-            source = next((each for each in sources if hasattr(each, name)), None)
-            sides = [] if source else [getattr(sources[0], side) for side in ("baseline_ns", "candidate_ns")]
-            value = getattr(source, name) if source else sides[0] - sides[1]
-            given[name] = str(per_unit(value)) if name.endswith("_ns") and isinstance(value, int | Fraction) else value
-    return kind(**given)
 
 
 def _answer(study: SpeedupStudy) -> AnswerPart:
@@ -431,18 +299,18 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     if found is None:
         nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
         return part_of(AnswerPart, **said, **nothing, missing=no_account(study), unit="", limit="", parts=())
-    return _exact(
+    return part_of(
         AnswerPart,
-        [found],
+        found,
         **said,
         missing="",
         explained_time_share=found.explained_time,
         explained_saving_share=found.explained_saving if study.comparable else None,
         limit=limit("candidate", found),
         parts=tuple(
-            _exact(
+            part_of(
                 AnswerLine,
-                [line],
+                line,
                 part=", ".join(part.value for part in line.parts),
                 share=line.share if study.comparable else None,
             )
@@ -451,71 +319,8 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     )
 
 
-def _nodes(node: Node, above: tuple[str, ...] = ()) -> Iterator[NodePart]:
-    for child in node.children:
-        path = (*above, child.name)
-        yield _exact(NodePart, [child], path=path, leaf=not child.children)
-        yield from _nodes(child, path)
-
-
 def _value(found: Value | None) -> str | tuple[str, ...] | None:
     return tuple(sorted(found)) if isinstance(found, frozenset) else found
-
-
-def _level(figure: LevelFigure) -> LevelPart:
-    return _exact(
-        LevelPart,
-        [figure],
-        **ends(figure.interval),
-        **{name: None if (value := getattr(figure, name)) is None else float(value) for name in ("ratio", "realised")},
-        baseline=_measured(figure.baseline),
-        candidate=_measured(figure.candidate),
-    )
-
-
-def _measured(measured: LevelTimes | str) -> MeasuredPart | None:
-    return None if isinstance(measured, str) else _exact(MeasuredPart, [measured], groups=len(measured.groups_ns))
-
-
-def _account(account: Account, ranks: str = "") -> LedgerPart:
-    ledger, spread, per_unit = account.ledger, account.ledger.spread, account.per_unit
-    return _exact(
-        LedgerPart,
-        [account, ledger],
-        per_unit,
-        ranks=ranks,
-        missing=dict(account.missing),
-        **_interval(spread.total),
-        intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
-        realised_share=ledger.realised_share if kernel_moved(account) else None,
-        lines=tuple(
-            _exact(
-                LinePart,
-                [line],
-                per_unit,
-                level=LINE_LEVELS[line.level],
-                line=line_title(line),
-                **_interval(spread.lines.get(line.name)),
-            )
-            for line in ledger.lines
-        ),
-        kernels=tuple(
-            EffectPart(
-                kernel=effect.name,
-                calls=(str(per_unit(effect.baseline_calls)), str(per_unit(effect.candidate_calls))),
-                saved_ns=str(per_unit(effect.saved_ns)),
-                by_calls_ns=str(per_unit(effect.calls_effect_ns)),
-                by_speed_ns=str(per_unit(effect.speed_effect_ns)),
-            )
-            for effect in ledger.effects
-        ),
-    )
-
-
-def _interval(saved: Interval | None) -> dict[str, float | None]:
-    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
-    found = ends(saved, "saved_low_ns", "saved_high_ns")
-    return {name: None if end is None else round(end, 3) for name, end in found.items()}
 
 
 def _side(side: LoadedSide) -> SidePart:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated as A
 from typing import Any, ClassVar
 
-from msgspec import Meta
-
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
+from strobe.perf.report.blocks.rows import col
 from strobe.perf.report.documents.runs import Document, table_kinds
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -27,35 +26,33 @@ class TraceDocument(Document, frozen=True, kw_only=True):
         "kernels": ("kernel", "calls", "exclusive_ns", "sum_ns"),
     }
 
-    files: A[tuple[tables.TraceFile, ...], Meta(description="trace files that were read, in order of rank and path")]
-    skipped: A[tuple[str, ...], Meta(description="files in the folders that are not traces, each with the reason")]
-    devices: A[tuple[tables.DeviceRow, ...], Meta(description="devices with events; empty for traces of the host alone")]
-    kinds: A[tuple[tables.KindRow, ...], Meta(description="busy time by kind of work")]
-    streams: A[tuple[tables.StreamRow, ...], Meta(description="busy time by stream")]
-    idle: A[tuple[tables.IdleRow, ...], Meta(description="idle time by cause")]
-    kernels: A[tuple[KernelRow, ...], Meta(description="all kernels, most exclusive time first")]
-    kernel_names: A[tuple[KernelNameRow, ...], Meta(description="full names of the kernels")]
-    launches: A[tuple[tables.LaunchRow, ...], Meta(description="launch calls")]
-    steps: A[tuple[tables.TraceStepRow, ...], Meta(description="steps of the whole trace, whatever the window")]
-    no_steps: A[tuple[str, ...], Meta(description="devices without steps, each with the reason")]
-    ranges: A[tuple[tables.RangeRow, ...], Meta(description="device time by range and module")]
-    layers: A[tuple[tables.LayerRow, ...], Meta(description="device time by layer, the kind with the most time first")]
-    sections: A[tuple[tables.SectionRow, ...], Meta(description="sections that were requested")]
-    gaps: A[tuple[tables.GapsRow, ...], Meta(description="gaps between kernels, by the kernels before and after")]
-    collectives: A[tuple[tables.CollectiveRow, ...], Meta(description="communication by kind of collective")]
-    operators: A[tuple[tables.OperatorRow, ...], Meta(description="host time by operator, without device events")]
-    operator_times: A[
-        tuple[tables.OperatorTimeRow, ...], Meta(description="device time by operator, inputs and phase; empty without details")
-    ]
-    operator_kernels: A[tuple[tables.OperatorKernelRow, ...], Meta(description="kernels of `operator_times`")]
-    operator_callers: A[tuple[tables.OperatorCallerRow, ...], Meta(description="callers of `operator_times`")]
-    operator_rates: A[tuple[tables.OperatorRateRow, ...], Meta(description="rates of the operators, against the device's peaks")]
-    critical_paths: A[tuple[tables.CriticalPathRow, ...], Meta(description="critical path of each trace; empty without details")]
-    critical_path_parts: A[tuple[tables.PathPartRow, ...], Meta(description="parts of each critical path")]
-    what_if: A[tuple[tables.WhatIfRow, ...], Meta(description="duration of each trace without some of its work")]
-    queues: A[tuple[tables.QueueRow, ...], Meta(description="queue length of devices and streams")]
-    memory: A[tuple[tables.MemoryRow, ...], Meta(description="memory use of the devices")]
-    metadata: A[dict[str, dict[str, str]], Meta(description="by trace: further facts in the file, as text")]
+    files: A[tuple[tables.TraceFile, ...], col("trace files that were read, in order of rank and path")]
+    skipped: A[tuple[str, ...], col("files in the folders that are not traces, each with the reason")]
+    devices: A[tuple[tables.DeviceRow, ...], col("devices with events; empty for traces of the host alone")]
+    kinds: A[tuple[tables.KindRow, ...], col("busy time by kind of work")]
+    streams: A[tuple[tables.StreamRow, ...], col("busy time by stream")]
+    idle: A[tuple[tables.IdleRow, ...], col("idle time by cause")]
+    kernels: A[tuple[KernelRow, ...], col("all kernels, most exclusive time first")]
+    kernel_names: A[tuple[KernelNameRow, ...], col("full names of the kernels")]
+    launches: A[tuple[tables.LaunchRow, ...], col("launch calls")]
+    steps: A[tuple[tables.TraceStepRow, ...], col("steps of the whole trace, whatever the window")]
+    no_steps: A[tuple[str, ...], col("devices without steps, each with the reason")]
+    ranges: A[tuple[tables.RangeRow, ...], col("device time by range and module")]
+    layers: A[tuple[tables.LayerRow, ...], col("device time by layer, the kind with the most time first")]
+    sections: A[tuple[tables.SectionRow, ...], col("sections that were requested")]
+    gaps: A[tuple[tables.GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
+    collectives: A[tuple[tables.CollectiveRow, ...], col("communication by kind of collective")]
+    operators: A[tuple[tables.OperatorRow, ...], col("host time by operator, without device events")]
+    operator_times: A[tuple[tables.OperatorTimeRow, ...], col("device time by operator, inputs and phase; empty without details")]
+    operator_kernels: A[tuple[tables.OperatorKernelRow, ...], col("kernels of `operator_times`")]
+    operator_callers: A[tuple[tables.OperatorCallerRow, ...], col("callers of `operator_times`")]
+    operator_rates: A[tuple[tables.OperatorRateRow, ...], col("rates of the operators, against the device's peaks")]
+    critical_paths: A[tuple[tables.CriticalPathRow, ...], col("critical path of each trace; empty without details")]
+    critical_path_parts: A[tuple[tables.PathPartRow, ...], col("parts of each critical path")]
+    what_if: A[tuple[tables.WhatIfRow, ...], col("duration of each trace without some of its work")]
+    queues: A[tuple[tables.QueueRow, ...], col("queue length of devices and streams")]
+    memory: A[tuple[tables.MemoryRow, ...], col("memory use of the devices")]
+    metadata: A[dict[str, dict[str, str]], col("by trace: further facts in the file, as text")]
 
     def title(self) -> str:
         """Return one line with the traces and the busy share of each device."""

@@ -104,18 +104,18 @@ def coincidences(study: SpeedupStudy) -> Iterator[str]:
 
 def _remarks(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
-    implied = study.implied
-    if implied is not None:
+    if study.implied is not None:
+        calls, candidates = study.implied
         known = [side.side.timings.calls for side in study.sides]
-        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in implied.candidates)
+        rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in candidates)
         if None in known:
-            said = "is a whole number" if implied.whole else "is no integer"
+            said = "is a whole number" if calls.denominator == 1 else "is no integer"
             yield (
                 f"Calls per stage were not recorded. If the attention calls were all that changed in the stage, "
-                f"N = {float(implied.calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
+                f"N = {float(calls):.2f}, which {said}; {rests}. Record the calls, or give --calls-per-stage."
             )
-        elif known[0] == known[1] and implied.calls != known[0]:
-            yield f"The attention calls explain the stage's saving if there were {float(implied.calls):.2f} of them: {rests}."
+        elif known[0] == known[1] and calls != known[0]:
+            yield f"The attention calls explain the stage's saving if there were {float(calls):.2f} of them: {rests}."
     for side in study.sides:
         if side.silent:
             yield f"{side.request.name.capitalize()}, {side.silent}."
@@ -193,7 +193,7 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
 
 
 def _compared(steps: Steps) -> str:
-    causes = "; ".join(f"{steps.steps[each.index].label} ({each.cause})" for each in steps.steady.excluded)
+    causes = "; ".join(f"{steps.steps[index].label} ({cause})" for index, cause in steps.steady.excluded.items())
     kept = len(steps.steady.kept)
     if not kept:
         return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
@@ -248,7 +248,7 @@ _READ: Final[dict[str, Callable[[LoadedSide], str]]] = {
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
     found = study.comparability
-    doubts = [*_same_files(study), *(f"{check} differ" for check in found.doubts)]
+    doubts = [*_same_files(study), *map(str, found.doubts)]
     doubts += _unlike_kernels(study)
     for side in study.sides:
         doubts += [
@@ -302,9 +302,8 @@ def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
     shares = study.common.baseline_share, study.common.candidate_share
     if min(shares) < _HALF:
         yield (
-            "nothing in the traces names the model, and kernels that both sides ran take "
-            f"{100 * float(shares[0]):.1f} % of the kernel time of the baseline and {100 * float(shares[1]):.1f} % of the "
-            "candidate's: record with stacks or shapes, or state --fact model=NAME"
+            f"the models may differ: shared kernels are only {100 * float(shares[0]):.1f} % of the baseline's kernel time and "
+            f"{100 * float(shares[1]):.1f} % of the candidate's; record shapes or state --fact model=NAME"
         )
 
 
@@ -321,7 +320,9 @@ _TOLD: Final = 3
 """Parts and kernels that the first sentences name."""
 _TOLD_SHARE: Final = Fraction(1, 10)
 """Least part of the largest change from which the first sentences name another."""
-_OUTSIDE: Final = "time outside the trace"
+_REST_SHARE: Final = Fraction(1, 100)
+"""Least part of what a unit saves from which the first sentences tell of all other changes together."""
+_UNEXPLAINED: Final = "unexplained time"
 _DOING: Final = {
     "tile": "tiling", "untile": "untiling", "gather": "gathering", "scatter": "scattering", "transpose": "transposing",
     "permute": "permuting", "sort": "sorting", "quant": "quantising", "quantize": "quantising", "rope": "rotating",
@@ -373,12 +374,17 @@ def story(study: SpeedupStudy) -> str:
     took = _ms(found.baseline_ns)
     article = "an" if re.match(r"8|1[18](?!\d)", took) else "a"
     unit = f"{article} {took} ms {found.unit}"
+    net = found.baseline_ns - found.candidate_ns
+    rest = net - sum(item.saved_ns for item in (*gains, *losses))
+    others = f"other changes {'save' if rest > 0 else 'take'} {_ms(abs(rest))} ms" if abs(rest) > _REST_SHARE * abs(net) else ""
+    after = ", ".join(filter(None, (_taken(losses), others)))
     if not gains:
-        return f"{said} Nothing in {unit} became faster; {_taken(losses)}." if losses else f"{said} Nothing in {unit} changed."
-    first, *others = gains
+        slower = f"No large part of {unit} became faster" if rest > 0 else f"Nothing in {unit} became faster"
+        return f"{said} {slower}; {after}." if after else f"{said} Nothing in {unit} changed."
+    first, *more = gains
     saved = f"{first.words} {'save' if first.many else 'saves'} {_ms(first.saved_ns)} ms of {unit}"
-    saved += "".join(f", {item.words} {_ms(item.saved_ns)} ms" for item in others)
-    return f"{said} {saved[0].upper()}{saved[1:]}{f'; {_taken(losses)}' if losses else ''}."
+    saved += "".join(f", {item.words} {_ms(item.saved_ns)} ms" for item in more)
+    return f"{said} {saved[0].upper()}{saved[1:]}{f'; {after}' if after else ''}."
 
 
 class _Item(NamedTuple):
@@ -397,7 +403,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     by_name = sum(effect.saved_ns for effect in named) == account.ledger.num_units * sum(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
-            yield _Item(_OUTSIDE, False, line.saved_ns)
+            yield _Item(f"less {_UNEXPLAINED}" if line.saved_ns > 0 else _UNEXPLAINED, False, line.saved_ns)
         elif not (by_name and line in kernels):
             words = _name(line)
             yield _Item(words, words.endswith("s"), line.saved_ns)
@@ -425,8 +431,8 @@ def _taken(losses: Sequence[_Item]) -> str:
     said: list[str] = []
     for item in losses:
         took = f"{_ms(-item.saved_ns)} ms"
-        if item.words == _OUTSIDE:
-            said.append(f"{took}{' more' if said else ''} went to {item.words}")
+        if item.words == _UNEXPLAINED:
+            said.append(f"{item.words} grows by {took}")
         else:
             verb = f" {'take' if item.many else 'takes'} {took} back" if not said else f" {took}"
             said.append(f"{item.words}{verb}")
@@ -548,17 +554,15 @@ def not_of_the_stage(study: SpeedupStudy) -> str:
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
         return ""
     lacking = {side.request.name: side.side.timings.calls_from for side in study.sides if side.side.timings.calls is None}
-    known = (
-        f"How much of the {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} is the kernel's is not known"
-    )
+    known = f"The {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} cannot be split by part"
     if not lacking:
         return f"{known}: {account.missing['stage']}."
     reasons = dict.fromkeys(lacking.values())
     same = len(reasons) == 1 < len(lacking)
     why = next(iter(reasons)) if same else "; ".join(f"{name}: {reason}" for name, reason in lacking.items())
     kernel = study.level("kernel").saved_ns
-    each = "" if kernel is None else f" Each saves {_ms(kernel)} ms:"
-    return f"{known}, as the calls in a stage are not: {why}.{each} --calls-per-stage N makes the account above one of the stage."
+    each = "" if kernel is None else f"; each call saves {_ms(kernel)} ms"
+    return f"{known}: {why}. --calls-per-stage N splits them{each}."
 
 
 def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> Iterator[str]:

@@ -229,7 +229,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     sides = request.baseline, request.candidate
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
-    details = all(wanted_of(path, TraceOptions()).details for side in sides for path in _paths(side))
+    details = all(wanted_of(path, TraceOptions())[1] for side in sides for path in _paths(side))
     read = [_read_traces(side, details, progress) for side in sides]
     baseline, candidate = (
         _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)

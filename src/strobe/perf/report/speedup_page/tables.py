@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Annotated as A
+from typing import Any, Final, Self
 
 import numpy as np
 
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LedgerLine
-from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelFigure, LevelTimes
+from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, LedgerLine, Part, trace_part
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelName
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
-from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval
+from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval, Verdict
 from strobe.perf.report.blocks.answer import (
     Drop,
-    effect_fields,
     interval_field,
     waterfall,
     whisker_words,
@@ -34,14 +34,12 @@ from strobe.perf.report.blocks.fields import (
     heads,
     numeric,
     padded,
-    ratio_cell,
     rows_of,
     share_cell,
     table_of,
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
-    LaneSlices,
     Listed,
     MeasuredSections,
     Piece,
@@ -56,11 +54,11 @@ from strobe.perf.report.blocks.kernels import (
     section_notes,
 )
 from strobe.perf.report.blocks.logs import unit_notes
+from strobe.perf.report.blocks.rows import DocumentPart, col, columns, ends, exact_sum, exact_text, part_of
 from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    ExactTime,
     Figure,
     Flame,
     Frame,
@@ -69,6 +67,7 @@ from strobe.perf.report.model import (
     Notes,
     Number,
     Paragraph,
+    Ratio,
     Row,
     Section,
     Share,
@@ -94,13 +93,97 @@ _OF_ACCOUNTS: Final = (
 LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
 
 
+Exact = A[str, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
+Before = A[str, col("exact time of the baseline", "baseline", exact_text, total=exact_sum)]
+After = A[str, col("exact time of the candidate", "candidate", exact_text, total=exact_sum)]
+Saved = A[str, col("time of the baseline - time of the candidate", "saved", exact_text, total=exact_sum)]
+_COVERS: Final = "time in which such work ran, whatever else ran at the same time"
+_TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
+_SIDES: Final = ("baseline", "candidate")
+
+
+def between(before: Fraction, after: Fraction) -> dict[str, Fraction]:
+    """Return the times of both sides and what the candidate saves, by the names of their fields."""
+    return dict(zip(_TIMES, (before, after, before - after), strict=True))
+
+
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
     """Return the speedups that a requirement can refer to."""
-    return tuple(
-        Speedup("candidate", "baseline", figure.level, ratio_cell(float(figure.ratio), figure.interval))
-        for figure in study.levels
-        if figure.ratio is not None
-    )
+    return tuple(Speedup("candidate", "baseline", row.level, ratio) for row, ratio in _ratios(LevelPart.of(study)))
+
+
+class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
+    """Time of one side at one level."""
+
+    mean_ns: Exact
+    n: A[int, col("number of measurements")]
+    groups: A[int, col("number of independent groups of measurements: steps or rounds")]
+    what: A[str, col("description of the measurements")]
+
+
+def _level(row: LevelPart) -> Text:
+    return Text(LEVEL_TITLES[row.level], note="unlike" if row.unlike else "")
+
+
+def _ratio(row: LevelPart) -> Cell:
+    why = "no time on one side" if "0" in (row.baseline_ns, row.candidate_ns) else "not comparable"
+    return Missing(why, why) if row.ratio is None else Number(row.ratio, 4)
+
+
+def _interval(row: LevelPart) -> Cell:
+    if row.ratio is None or row.low is None:
+        return Text("") if row.ratio is None else Missing("fewer than two steps or rounds", "none")
+    return Text(f"{row.low:.4f} to {row.high:.4f}", note=DRIFT)
+
+
+def _verdict(row: LevelPart) -> Text:
+    return verdict_cell(row.verdict) if row.verdict else Text("")
+
+
+def _realised(row: LevelPart) -> float | None:
+    return None if row.level == "kernel" else row.realised
+
+
+def _no_cost(row: LevelPart) -> str:
+    return "" if row.level == "kernel" else "number of focal calls in it, or their saving, not known"
+
+
+class LevelPart(DocumentPart, frozen=True, kw_only=True):
+    """Times of both sides and speedup at one level."""
+
+    level: A[LevelName, col("name of the level", "level", get=_level)]
+    ratio: A[float | None, col("time of the baseline / time of the candidate; null: none", "speedup, x", get=_ratio)]
+    low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
+    high: A[float | None, col("upper end of the interval; null: no interval")]
+    verdict: A[Verdict | None, col("conclusion from ratio and interval; null without a ratio", "verdict", get=_verdict)]
+    baseline: A[MeasuredPart | None, col("measurements of the baseline; null: not measured")]
+    candidate: A[MeasuredPart | None, col("measurements of the candidate; null: not measured")]
+    baseline_ns: A[str | None, col("mean time of the baseline; null: not measured", "baseline", exact_text)]
+    candidate_ns: A[str | None, col("mean time of the candidate; null: not measured", "candidate", exact_text)]
+    saved_ns: A[str | None, col("time of the baseline - time of the candidate; null: not known", "saved", exact_text)]
+    costs_ns: A[
+        str | None, col("saving of its focal calls - its own saving; null: unknown", "costs", exact_text, missing=_no_cost)
+    ]
+    realised: A[float | None, col("saving / saving of the focal calls in it; null: unknown", "realised", Share, get=_realised)]
+    unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
+    missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
+
+    @classmethod
+    def of(cls, study: SpeedupStudy) -> Iterator[Self]:
+        """Yield the levels from `kernel` to `e2e`."""
+        for figure in study.levels:
+            saved, realised, sides = figure.saved_ns, figure.realised, dict[str, Any]()
+            for name, side in zip(_SIDES, (figure.baseline, figure.candidate), strict=True):
+                found = None if isinstance(side, str) else part_of(MeasuredPart, side, groups=len(side.groups_ns))
+                sides |= {name: found, f"{name}_ns": found and found.mean_ns}
+            sides["costs_ns"] = saved / realised - saved if figure.level != "kernel" and saved is not None and realised else None
+            sides |= {name: None if (own := getattr(figure, name)) is None else float(own) for name in ("ratio", "realised")}
+            yield part_of(cls, figure, **ends(figure.interval), **sides)
+
+
+def _ratios(rows: Iterable[LevelPart]) -> Iterator[tuple[LevelPart, Ratio]]:
+    """Yield the levels with a ratio."""
+    yield from ((row, Ratio(row.ratio, row.low, row.high)) for row in rows if row.ratio is not None)
 
 
 def levels_section(study: SpeedupStudy) -> Section:
@@ -123,65 +206,21 @@ def levels_section(study: SpeedupStudy) -> Section:
 
 def _missing(study: SpeedupStudy) -> Iterator[Table]:
     """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
-    lacking = [figure for figure in study.levels if figure.missing]
+    lacking = [row for row in LevelPart.of(study) if row.missing]
     if lacking:
-        fields = (*_level_fields(study, "level", "baseline", "candidate"), Field("why", lambda figure: figure.missing))
-        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[figure.level] for figure in lacking)}."
-        yield table_of(caption, fields, lacking, collapsed=True)
-
-
-def _level_fields(study: SpeedupStudy, *wanted: str) -> tuple[Field[LevelFigure], ...]:
-    """Return the columns of a table of levels, by their heads."""
-    no_ratio = "no time on one side" if study.comparable else "not comparable"
-    missing = Missing(no_ratio, no_ratio)
-    fields: tuple[Field[LevelFigure], ...] = (
-        Field("level", lambda figure: Text(LEVEL_TITLES[figure.level], note="unlike" if figure.unlike else "")),
-        numeric("speedup, x", lambda figure: missing if figure.ratio is None else Number(float(figure.ratio), 4), _IS),
-        Field("95 % interval", _interval_cell, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"),
-        Field("verdict", lambda figure: verdict_cell(figure.verdict) if figure.verdict else ""),
-        Field("baseline", lambda figure: _mean(figure.baseline), exact_cell, "ms"),
-        Field("candidate", lambda figure: _mean(figure.candidate), exact_cell, "ms"),
-        Field("saved", lambda figure: figure.saved_ns, exact_cell, "ms"),
-        Field("costs", _cost, exact_cell, "ms", hint="what the focal calls in it saved, less what it saves", missing=_no_cost),
-        numeric(
-            "realised",
-            lambda figure: None if figure.level == "kernel" else figure.realised,
-            "saved / what the focal calls in it saved",
-            show=lambda share: Share(float(share)),
-        ),
-        Field("from", _source),
-    )
-    return tuple(field for field in fields if field.head in wanted)
-
-
-_IS: Final = "baseline / candidate"
-_TIMES: Final = ("baseline", "candidate", "saved")
+        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
+        yield table_of(caption, columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing"), lacking, collapsed=True)
 
 
 def ladder(study: SpeedupStudy) -> Table:
     """Build the table of measured levels, from the kernel outwards, with what each takes of the saving of its focal calls."""
-    fields = _level_fields(study, "level", "speedup, x", *_TIMES, "costs", "realised")
-    return table_of("From the kernel to the whole.", fields, [figure for figure in study.levels if not figure.missing])
-
-
-def _cost(figure: LevelFigure) -> Fraction | None:
-    """Return what of its focal calls' saving a level does not have; None for the kernel, or where it is not known."""
-    if figure.level == "kernel" or not figure.realised or figure.saved_ns is None:
-        return None
-    return figure.saved_ns / figure.realised - figure.saved_ns
-
-
-def _no_cost(figure: LevelFigure) -> str:
-    return "" if figure.level == "kernel" else "number of focal calls in it, or their saving, not known"
-
-
-def _source(figure: LevelFigure) -> str:
-    return "; ".join(dict.fromkeys(side.what for side in (figure.baseline, figure.candidate) if not isinstance(side, str)))
+    fields = columns(LevelPart, "level", "ratio", *_TIMES, "costs_ns", "realised")
+    return table_of("From the kernel to the whole.", fields, [row for row in LevelPart.of(study) if not row.missing])
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
     """Build the figure of the levels that were measured on both sides."""
-    measured = [figure for figure in study.levels if not figure.missing]
+    measured = [row for row in LevelPart.of(study) if not row.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
     shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
@@ -191,17 +230,18 @@ def _levels_figure(study: SpeedupStudy) -> Block:
         "on a side; calls inside one depend on each other.",
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
         *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
-        *(f"{LEVEL_TITLES[figure.level]}: {figure.unlike}" for figure in study.levels if figure.unlike and figure.ratio),
+        *(f"{LEVEL_TITLES[row.level]}: {row.unlike}" for row in measured if row.unlike and row.ratio),
         *loud_units(study),
     ]
-    fields = _level_fields(study, "level", "speedup, x", "95 % interval", "verdict", *_TIMES, "realised", "from")
+    source: Field[LevelPart] = Field("from", lambda row: "; ".join({s.what: 0 for s in (row.baseline, row.candidate) if s}))
+    interval: Field[LevelPart] = Field("95 % interval", _interval, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}")
+    fields = (*columns(LevelPart, "level", "ratio"), interval, *columns(LevelPart, "verdict", *_TIMES, "realised"), source)
     table = table_of("Speedups." if study.comparable else "Times.", fields, measured, notes=notes)
-    known = [(figure, ratio_cell(float(figure.ratio), figure.interval)) for figure in measured if figure.ratio is not None]
-    if not known:
+    dots = [Whisker(LEVEL_TITLES[row.level], ratio, "", "unlike" if row.unlike else "") for row, ratio in _ratios(measured)]
+    if not dots:
         return table
-    dots = (Whisker(LEVEL_TITLES[figure.level], ratio, "", "unlike" if figure.unlike else "") for figure, ratio in known)
-    picture, title = Whiskers("baseline", tuple(dots)), "Speedup at each level, with the 95 % interval where there is one."
-    return Figure(title, "Speedups by level; the table says the same.", picture, table, table_open=True)
+    title = "Speedup at each level, with the 95 % interval where there is one."
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", tuple(dots)), table, table_open=True)
 
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
@@ -210,30 +250,120 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
     yield from dict.fromkeys(unit_notes(timers))
 
 
-def _mean(side: LevelTimes | str) -> Fraction | None:
-    return None if isinstance(side, str) else side.mean_ns
-
-
-def _interval_cell(figure: LevelFigure) -> Cell:
-    if figure.ratio is None:
-        return Text("")
-    if figure.interval is None:
-        return Missing("fewer than two steps or rounds", "none")
-    return Text(f"{figure.interval.low:.4f} to {figure.interval.high:.4f}", note=DRIFT)
-
-
 # --------------------------------------------------------------------------------------------------------------- account
+
+
+def _saved_ends(saved: Interval | None) -> dict[str, float | None]:
+    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
+    found = ends(saved, "saved_low_ns", "saved_high_ns")
+    return {name: None if end is None else round(end, 3) for name, end in found.items()}
+
+
+def _saved_interval(row: LinePart) -> Interval | None:
+    low, high = row.saved_low_ns, row.saved_high_ns
+    return None if low is None or high is None else Interval(low=low, high=high)
+
+
+class LinePart(DocumentPart, frozen=True, kw_only=True):
+    """One line of an account; its lines add up exactly."""
+
+    level: A[str, col("lowest level that contains the time")]
+    line: A[str, col("region or activity that the time was spent on", "line")]
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
+    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
+    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
+    share: A[float | None, col("part of the saving, or of the loss, of all lines; null if that is 0", "share", Share)]
+    covers_ns: A[tuple[str, ...], col(f"{_COVERS}, of both sides; empty: the line is no label")]
+
+    @classmethod
+    def of(cls, account: Account) -> Iterator[Self]:
+        """Yield the lines of an account."""
+        for line in account.ledger.lines:
+            interval = account.ledger.spread.lines.get(line.name)
+            covers = account.inclusive.get(Label(line.path, line.activity), ()) if line.path else ()
+            times = between(*account.both(line)) | _saved_ends(interval)
+            told = {"level": LINE_LEVELS[line.level], "line": line_title(line), "covers_ns": tuple(map(str, covers))}
+            yield part_of(cls, line, **told, **times)
+
+
+class EffectPart(DocumentPart, frozen=True, kw_only=True):
+    """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
+
+    kernel: A[str, col("normalised name of the kernel", "kernel", Code)]
+    calls: A[tuple[str, str], col("calls per unit of the baseline and of the candidate, exact text")]
+    saved_ns: Saved
+    by_calls_ns: A[str, col("saving by fewer calls", "by fewer calls", exact_text, total=exact_sum)]
+    by_speed_ns: A[str, col("saving by faster calls", "by faster calls", exact_text, total=exact_sum)]
+
+    @classmethod
+    def of(cls, account: Account) -> Iterator[Self]:
+        """Yield the kernels of an account, the largest saving first."""
+        per_unit = account.per_unit
+        for effect in account.ledger.effects:
+            calls = str(per_unit(effect.baseline_calls)), str(per_unit(effect.candidate_calls))
+            parts = {"by_calls_ns": per_unit(effect.calls_effect_ns), "by_speed_ns": per_unit(effect.speed_effect_ns)}
+            yield part_of(cls, kernel=effect.name, calls=calls, saved_ns=per_unit(effect.saved_ns), **parts)
+
+
+class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
+    """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
+
+    steps: A[tuple[int, ...], col("number of compared steps of the baseline and of the candidate")]
+    none_because: A[str, col("reason why there are no intervals; empty if there are some")]
+
+
+class LedgerPart(DocumentPart, frozen=True, kw_only=True):
+    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
+
+    ranks: A[str, col("ranks that the account compares; empty if each side is one trace")] = ""
+    unit: A[str, col("unit of the times: stage, step, call or window")]
+    why: A[str, col("reason for the choice of the unit")]
+    missing: A[dict[str, str], col("by level that is not in the account: the reason")]
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
+    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
+    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
+    intervals: A[IntervalsPart, col("number of steps behind the intervals")]
+    kernel_saved_ns: A[str, col("saving of the focal kernel in one unit, ns as exact text")]
+    ideal_ns: A[str, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
+    realised_share: A[float | None, col("`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]
+    lost_ns: A[str, col("sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]
+    lines: A[tuple[LinePart, ...], col("all lines of the account")]
+    kernels: A[tuple[EffectPart, ...], col("saving of each kernel, largest first")]
+
+    @classmethod
+    def of(cls, account: Account, ranks: str = "") -> Self:
+        ledger, spread = account.ledger, account.ledger.spread
+        names = (*_TIMES, "kernel_saved_ns", "ideal_ns", "lost_ns")
+        return part_of(
+            cls,
+            account,
+            **{name: account.per_unit(getattr(ledger, name)) for name in names},
+            **_saved_ends(spread.total),
+            ranks=ranks,
+            missing=dict(account.missing),
+            intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
+            realised_share=ledger.realised_share if kernel_moved(account) else None,
+            lines=tuple(LinePart.of(account)),
+            kernels=tuple(EffectPart.of(account)),
+        )
+
+    def whole(self, level: str, line: str) -> LinePart:
+        """Return the row of all lines together."""
+        return part_of(LinePart, self, level=level, line=line, share=1.0 if self.saved_ns != "0" else None, covers_ns=())
 
 
 def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
     ledger, unit = account.ledger, _unit(account)
     kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
-    fields: tuple[Field[LedgerLine | Ledger], ...] = (
-        Field("line", lambda line: line.name if isinstance(line, LedgerLine) else f"{unit} = sum of all lines"),
-        *both_sides(_SIDES, lambda line: account.both(line)),
-        numeric("of the kernel's saving", lambda line: share_cell(account.per_unit(line.saved_ns), kernel)),
-    )
-    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
+    part = LedgerPart.of(account)
+    share: Field[LinePart] = numeric("of the kernel's saving", lambda row: share_cell(Fraction(row.saved_ns), kernel))
+    fields = (*columns(LinePart, "line", *_TIMES), share)
+    whole = part.whole("", f"{unit} = sum of all lines")
+    rows = rows_of(fields, (*part.lines, whole), strong=lambda row: row is whole)
     notes = [
         *([_two_accounts(study.accounts[0][1], unit)] if study.accounts else []),
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
@@ -320,7 +450,6 @@ def ms(ns: Fraction) -> str:
 # Ledger of two traces: lines that add up to the difference exactly, and the kernel calls behind them.
 
 MAX_EFFECTS: Final = 20
-_SIDES: Final = ("baseline", "candidate")
 FEW_STEPS: Final = (
     "So few steps make it too narrow: with 5 a side it holds the true value in about 89 % of cases, with 10 in 91 %."
 )
@@ -347,9 +476,9 @@ def line_title(line: LedgerLine) -> str:
     return label_title(Label(line.path, line.activity)) if line.path else line.name
 
 
-def level_title(account: Account, level: AccountLevel) -> str:
+def level_title(account: Account, level: str) -> str:
     """Return the name of a level; the level around the section is called a step only if steps were found."""
-    return account.unit if level == AccountLevel.STEP and account.unit in ("call", "window") else LINE_LEVELS[level]
+    return account.unit if level == "step" and account.unit in ("call", "window") else level
 
 
 def ledger_section(study: SpeedupStudy) -> Section:
@@ -383,40 +512,27 @@ def no_account(study: SpeedupStudy) -> str:
     return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
 
 
-_COVERS: Final = "time in which such work ran, whatever else ran at the same time"
-
-
 def _lines(study: SpeedupStudy, account: Account) -> Table:
-    ledger = account.ledger
-    top, spread = level_title(account, ledger.levels[-1].level), ledger.spread
+    ledger, part = account.ledger, LedgerPart.of(account)
+    top = level_title(account, LINE_LEVELS[ledger.levels[-1].level])
+    whole = part.whole(top, "sum of all lines")
 
-    def covers(line: LedgerLine | Ledger, side: int) -> Cell:
-        both = account.inclusive.get(Label(line.path, line.activity)) if isinstance(line, LedgerLine) and line.path else None
-        return Text("") if both is None else ExactTime(round(both[side]))
+    def covers(side: str, at: int) -> Field[LinePart]:
+        return Field(
+            f"covers, {side}", lambda row: row.covers_ns[at] if row.covers_ns else Text(""), exact_text, "ms", hint=_COVERS
+        )
 
-    def interval(line: LedgerLine | Ledger) -> Interval | None:
-        return spread.lines.get(line.name) if isinstance(line, LedgerLine) else spread.total
-
-    share: Field[LedgerLine | Ledger] = numeric(
-        "share",
-        lambda line: line.share if isinstance(line, LedgerLine) else 1.0 if ledger.saved_ns else None,
-        "of the sum of all lines: of the saving, or of the loss if the candidate is slower",
-        show=Share,
+    level: Field[LinePart] = Field(
+        "level", lambda row: level_title(account, row.level), hint="the first level that contains the line"
     )
-    fields: tuple[Field[LedgerLine | Ledger], ...] = (
-        Field(
-            "level",
-            lambda line: level_title(account, line.level) if isinstance(line, LedgerLine) else top,
-            hint="the first level that contains the line",
-        ),
-        Field("line", lambda line: line_title(line) if isinstance(line, LedgerLine) else "sum of all lines"),
-        *both_sides(_SIDES, lambda line: account.both(line)),
-        *([interval_field(interval)] if spread.lines else []),
-        *([share] if study.comparable else []),
-        Field("covers, baseline", lambda line: covers(line, 0), unit="ms", hint=_COVERS),
-        Field("covers, candidate", lambda line: covers(line, 1), unit="ms"),
+    fields = (
+        level,
+        *columns(LinePart, "line", *_TIMES),
+        *([interval_field(_saved_interval)] if ledger.spread.lines else []),
+        *(columns(LinePart, "share") if study.comparable else ()),
+        *map(covers, _SIDES, (0, 1)),
     )
-    rows = (*rows_of(fields, ledger.lines), *rows_of(fields, (ledger,), strong=lambda _: True))
+    rows = rows_of(fields, (*part.lines, whole), strong=lambda row: row is whole)
     kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
     ideal = (
         f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
@@ -463,13 +579,17 @@ def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _effects(account: Account) -> Block:
-    effects = account.ledger.effects
+    effects = tuple(EffectPart.of(account))
     if not effects:
         return Paragraph("No kernels in the compared time.")
-    fields = effect_fields(
-        ("kernel", "baseline", "candidate"),
-        lambda calls: Number(float(account.per_unit(calls)), 1),
-        lambda ns: ExactTime(round(account.per_unit(ns))),
+
+    def calls(side: str, at: int) -> Field[EffectPart]:
+        return numeric(f"calls, {side}", lambda row: Fraction(row.calls[at]), show=lambda n: Number(float(n), 1), total=sum)
+
+    fields = (
+        *columns(EffectPart, "kernel"),
+        *map(calls, _SIDES, (0, 1)),
+        *columns(EffectPart, "saved_ns", "by_calls_ns", "by_speed_ns"),
     )
     notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
     caption = "What each kernel saved, by fewer calls and by faster calls."
@@ -480,7 +600,12 @@ def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[tuple[str, Account]]:
-        return Field(title, lambda row: _saved(row[1], title), exact_cell, "ms")
+        return Field(
+            title,
+            lambda row: row[1].per_unit(sum(line.saved_ns for line in row[1].ledger.lines if _group(line) == title)),
+            exact_cell,
+            "ms",
+        )
 
     fields: tuple[Field[tuple[str, Account]], ...] = (
         Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both(row[1].ledger)), *map(group, _GROUPS)
@@ -494,11 +619,6 @@ def _ranks(study: SpeedupStudy) -> Table:
     ]
     notes.append("The columns behind 'saved' are what each kind of line saves; they add up to it.")
     return table_of(f"Every rank, for {' or '.join(units)}.", fields, study.accounts, notes=notes)
-
-
-def _saved(account: Account, group: str) -> Fraction:
-    """Return what the lines of a column of the table of ranks save."""
-    return account.per_unit(sum(line.saved_ns for line in account.ledger.lines if _group(line) == group))
 
 
 def _waiting(study: SpeedupStudy) -> Table:
@@ -522,8 +642,8 @@ def _waiting(study: SpeedupStudy) -> Table:
 
 def _group(line: LedgerLine) -> str:
     """Return the column of the table of ranks that a line belongs to."""
-    if not line.path:
-        return "outside the trace"
+    if trace_part(Label(line.path, line.activity)) in NAMELESS:
+        return Part.UNNAMED.value
     if line.path[0] != "step":
         return "focal" if line.path[0] == "focal" else "rest of section"
     return "idle" if line.activity in IDLE else _COLUMNS[line.activity]
@@ -535,7 +655,7 @@ _COLUMNS: Final = {
     "comm": "communication",
     "memcpy": "copies",
 }
-_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", "outside the trace")
+_GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", Part.UNNAMED.value)
 
 
 # The focal kernels, and of the sections around them with their boundaries.
@@ -614,8 +734,8 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         trace, own = side.chosen
         tile, what = median_tile(own)
         label = f"{side.request.name}, {what}"
-        lanes.append(LaneSlices(label=label, series=number, pieces=merged(_pieces(trace, own, tile))))
-    if not all(lane.pieces for lane in lanes):
+        lanes.append((label, number, merged(_pieces(trace, own, tile))))
+    if not all(pieces for *_, pieces in lanes):
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
@@ -657,6 +777,28 @@ def kind_of(label: Label) -> Kind:
 # ----------------------------------------------------------------------------------------------------------------- flame
 
 
+class NodePart(DocumentPart, frozen=True, kw_only=True):
+    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
+
+    path: A[tuple[str, ...], col("names from the outermost inwards; idle time by its cause lies below `idle`", "path", _path)]
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
+    leaf: A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
+
+    @classmethod
+    def of(cls, node: Node, above: tuple[str, ...] = ()) -> Iterator[Self]:
+        """Yield the nodes below one, each before the nodes below it."""
+        for child in node.children:
+            path = (*above, child.name)
+            yield part_of(cls, path=path, leaf=not child.children, **between(child.baseline_ns, child.candidate_ns))
+            yield from cls.of(child, path)
+
+
+def _path(names: Sequence[str]) -> Code:
+    return Code(" / ".join(names))
+
+
 def flame_section(study: SpeedupStudy) -> Section | None:
     """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
     tree = study.tree
@@ -673,7 +815,7 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
     alt = "Differential flame graph; the table lists the largest changes."
-    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(busy))]
+    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))]
     if not any(child.children for child in busy.children):
         blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
     return Section("flame", "The difference by path", lead, tuple(blocks))
@@ -692,20 +834,8 @@ def _frame(node: Node) -> Frame:
 
 
 def _paths(root: Node) -> Table:
-    found = sorted(_leaves(root, ()), key=lambda item: (-abs(item[1].baseline_ns - item[1].candidate_ns), item[0]))
-    fields: tuple[Field[tuple[tuple[str, ...], Node]], ...] = (
-        Field("path", lambda item: " / ".join(item[0]), Code),
-        *both_sides(("baseline", "candidate"), lambda item: (item[1].baseline_ns, item[1].candidate_ns)),
-    )
-    whole = (("busy time", (((), root),)),)
-    rows = rows_of(fields, found, top=MAX_PATHS, left="", totals=whole, strong_rest=False)
-    return Table("Paths by descending change.", heads(fields), rows)
-
-
-def _leaves(node: Node, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
-    for child in node.children:
-        path = (*above, child.name)
-        if child.children:
-            yield from _leaves(child, path)
-        else:
-            yield path, child
+    rows = [row for row in NodePart.of(root) if row.leaf and row.path[0] != IDLE_LABEL]
+    rows.sort(key=lambda row: (-abs(Fraction(row.saved_ns)), row.path))
+    fields = columns(NodePart)
+    shown = rows_of(fields, rows, top=MAX_PATHS, left="", totals=(("busy time", rows),), strong_rest=False)
+    return Table("Paths by descending change.", heads(fields), shown)

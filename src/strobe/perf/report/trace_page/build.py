@@ -166,20 +166,21 @@ def answer_section(study: TraceStudy) -> Section | None:
 def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.launch.activity, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
-    yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms; {one.launch.verdict}."
+    verdict = "" if one.launch.verdict == "busy" else f"; {one.launch.verdict}"
+    yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row in one.hot.rows:
         classes[_class(row)] += row.exclusive_ns or 0
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot.rows[:_MOST]]
     yield f"Most time: {', '.join(most)}."
-    host = host_work(one.view)
-    if sum(host.before.values()) > _LITTLE * done.span_ns:
-        yield f"Before the first kernel {_ms(sum(host.before.values()))} ms passed on the host: {_spent(host.before)}."
+    late_on, before = host_work(one.view)
+    if sum(before.values()) > _LITTLE * done.span_ns:
+        yield f"Before the first kernel the host spent {_ms(sum(before.values()))} ms: {_spent(before)}."
     idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
-        late = f" In that time the host spent {_spent(host.late)}." if cause == HOST_LATE else ""
+        late = f" In that time the host spent {_spent(late_on)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
     yield from _steps(study, one)
     yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
@@ -213,7 +214,7 @@ def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
     if len(lengths) == 1:
         return
-    said = f"{len(lengths)} steps of {_ms(median)} ms, the median"
+    said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
         if _whole_ns(slowest) > slowest.length_ns:
@@ -268,10 +269,11 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = list(zip(study.traces, study.labels, strict=True))
+    ends = "the file ends before its JSON does; what stands before is analysed"
     seen = tables.seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
-        ("stop", "Truncated", (text for one in told for text in _truncated(*one))),
+        ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
         ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
@@ -297,11 +299,6 @@ def _few(items: Sequence[str]) -> Iterator[str]:
     yield from items[:MAX_ITEMS]
     if len(items) > MAX_ITEMS:
         yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
-
-
-def _truncated(trace: Trace, label: str) -> Iterator[str]:
-    if trace.counts.truncated:
-        yield f"{label}: the file ends before its JSON does; what stands before is analysed"
 
 
 def _lost(trace: Trace, label: str) -> Iterator[str]:
@@ -350,13 +347,13 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
     if not views:
         return
     found = integrity(trace, views)
-    unanswered = ", ".join(f"{shorten(name)} {missing} of {n}" for name, (n, missing) in found.unanswered.items())
+    unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in found.unanswered.items())
     if unanswered:
-        yield f"{label}: launch calls that no device event answers to: {unanswered}"
-    for graph in found.short_graphs:
+        yield f"{label}: no device event belongs to these launch calls: {unanswered}"
+    for call, first, n, num_nodes, short in found.short_graphs:
         yield (
-            f"{label}: {len(graph.short)} of {graph.n} {shorten(graph.call)} calls of the graph that starts with "
-            f"{shorten(graph.first)} recorded fewer than its {graph.num_nodes} events (the fewest: {graph.short[0]})"
+            f"{label}: {len(short)} of {n} {shorten(call)} calls of the graph that starts with {shorten(first)} recorded fewer "
+            f"than its {num_nodes} events (the fewest: {short[0]})"
         )
     if found.past_end_ns > _NOTHING_NS:
         late = f"{found.past_end_ns / 1e6:.3f} ms after the recorded window"
@@ -395,7 +392,7 @@ def _uneven(study: TraceStudy) -> Iterator[str]:
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
     found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
     if found:
-        yield f"{label}: recorded with {', '.join(found)}, which holds up the host at every operator: check against a timed run"
+        yield f"{label}: {', '.join(found)} slowed the host at every operator; check against a run without the profiler"
 
 
 # Top of the page: the files read, and each device on one line.
@@ -518,20 +515,14 @@ def build_trace_report(study: TraceStudy) -> Report:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    sections = (section(study) for section in SECTIONS)
+    sections, first = (section(study) for section in SECTIONS), study.labels[0]
     return page(
-        title=_title(study),
+        title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
         subtitle=_subtitle(study),
         facts=trace_facts(study),
         banners=trace_banners(study),
         sections=sections,
     )
-
-
-def _title(study: TraceStudy) -> str:
-    if len(study.traces) == 1:
-        return f"Trace {study.labels[0]}"
-    return f"{len(study.traces)} traces: {study.labels[0]} to {study.labels[-1]}"
 
 
 def _subtitle(study: TraceStudy) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
     BUSY,
     CAUSES,
-    CLASSES,
     HOST_LATE,
     LAUNCH_LATENCY,
     PROFILER_OVERHEAD,
@@ -48,7 +48,7 @@ from strobe.perf.report.blocks.fields import (
     table_of,
     time,
 )
-from strobe.perf.report.blocks.kernels import LaneSlices, Piece, class_table, draw_lanes, merged
+from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
 from strobe.perf.report.blocks.rows import columns, part_of
 from strobe.perf.report.model import (
     Axis,
@@ -83,11 +83,11 @@ CLASS_KINDS: Final = {
     QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
     PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
 }  # fmt: skip
-"""Label and style of each of `activity.CLASSES`."""
+"""Label and style of each of `activity.ACTIVITIES`."""
 
 CAUSE_HINTS: Final = {
     HOST_LATE: "the launch call had not started yet",
-    LAUNCH_LATENCY: "the launch call had started and its event had not",
+    LAUNCH_LATENCY: "the launch call had started, but not yet its event",
     QUEUED: "the event, launched before the gap or part of a graph, waited for another event, a copy or a synchronisation",
     PROFILER_OVERHEAD: "the host was late because the profiler, or the loading of a kernel, held it up",
     UNLINKED: "the trace does not hold the launch of the event that ends the gap, or no event ends it",
@@ -228,22 +228,20 @@ def _picture(seen: SeenActivity) -> Iterator[Figure]:
     drawn = [(name, view) for name, view, _ in seen if view.span_ns]
     if not drawn:
         return
-    strip = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(CLASSES)) if any(any(lane[number]) for lane in strip.lanes)]
+    aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
+    present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
     picture = Strip(
-        length_ns=strip.length_ns,
-        kinds=tuple(CLASS_KINDS[CLASSES[number]] for number in present),
+        length_ns=edges_ns[-1],
+        kinds=tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(permille(strip.edges_ns, lane[number]) for number in present))
-            for (name, _), lane in zip(drawn, strip.lanes, strict=True)
+            StripLane(name, tuple(permille(edges_ns, lane[number]) for number in present))
+            for (name, _), lane in zip(drawn, every, strict=True)
         ),
     )
-    clock = "one clock" if strip.aligned else "each device's own clock: the traces have no moment in common"
+    clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
     alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    named = (
-        (name, strip.edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, strip.lanes, strict=True)
-    )
+    named = ((name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True))
     labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
     table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
@@ -433,10 +431,9 @@ def _signs(study: TraceStudy) -> Table | None:
         found = integrity(trace, tables.whole_views(study, trace))
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
-        for graph in found.short_graphs:
-            fewer = f"{len(graph.short)} of {graph.n} launches have {graph.short[0]} to {graph.short[-1]} events"
-            what = f"{fewer}, most have {graph.num_nodes}"
-            rows.append((label, "graph launches with fewer events than their like", graph.first, what))
+        for _, first, n, num_nodes, short in found.short_graphs:
+            what = f"{len(short)} of {n} launches have {short[0]} to {short[-1]} events, most have {num_nodes}"
+            rows.append((label, "graph launches with fewer events than their like", first, what))
         if found.past_end_ns:
             rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
         for device, stream, excess in found.impossible:
@@ -501,27 +498,16 @@ MAX_SLICES: Final = 50_000
 _KINDS: Final = {**CLASS_KINDS, "kernel": Kind("other kernels", "work1")}
 
 
-class _Stretch(NamedTuple):
-    """Part of a device's time that one lane shows."""
-
-    label: str
-    what: str
-    view: DeviceView
-
-
 def timeline_section(study: TraceStudy) -> Section | None:
     """Build the section with the timeline and its table; `None` without device events."""
     stretches = list(_stretches(study))
     if not stretches:
         return None
     shown = stretches[:TIMELINE_MAX_LANES]
-    top = _top_group(shown)
+    top = _top_group(view for _, view in shown)
     focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
-    lanes = [
-        LaneSlices(label=f"{one.label}, {one.what}", series=n, pieces=merged(_pieces(one.view, focal, top)))
-        for n, one in enumerate(shown)
-    ]
+    lanes = [(label, n, merged(_pieces(view, focal, top))) for n, (label, view) in enumerate(shown)]
     picture = draw_lanes(lanes, kinds, focal, by_class=True)
     table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
@@ -535,7 +521,8 @@ def timeline_section(study: TraceStudy) -> Section | None:
     return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))
 
 
-def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
+def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
+    """Yield the part of each device's time that its lane shows, with its label."""
     tiled = {
         (id(trace), found.device): found
         for trace, window, tiles in zip(study.traces, study.windows, tables.seen_steps(study), strict=True)
@@ -546,21 +533,21 @@ def _stretches(study: TraceStudy) -> Iterator[_Stretch]:
         if isinstance(found, Steps):
             step = _median(found.kept() or found.steps)
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
-            stretch = _middle(name, step.label, view.within(chosen))
+            what, part = _middle(step.label, view.within(chosen))
         else:
-            stretch = _middle(name, during(view), view)
-        if stretch.view.span_ns:
-            yield stretch
+            what, part = _middle(during(view), view)
+        if part.span_ns:
+            yield f"{name}, {what}", part
 
 
-def _middle(name: str, what: str, view: DeviceView) -> _Stretch:
+def _middle(what: str, view: DeviceView) -> tuple[str, DeviceView]:
     """Return the whole view, or only as many slices around its middle as can be drawn."""
     rest = sum(len(slices.start) for slices in view.stretches()) - MAX_SLICES
     if rest <= 0:
-        return _Stretch(name, what, view)
+        return what, view
     first, last = _bounds(view, rest // 2, rest // 2 + MAX_SLICES - 1)
     label = f"{(first - view.begin_ns) / 1e6:.3f} to {(last - view.begin_ns) / 1e6:.3f} ms of {what}"
-    return _Stretch(name, label, view.within(Window(start_ns=first, end_ns=last, label=label)))
+    return label, view.within(Window(start_ns=first, end_ns=last, label=label))
 
 
 def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
@@ -579,11 +566,11 @@ def _median(steps: Sequence[Step]) -> Step:
     return ranked[(len(ranked) - 1) // 2]
 
 
-def _top_group(stretches: Sequence[_Stretch]) -> str:
+def _top_group(views: Iterable[DeviceView]) -> str:
     """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
-    for one in stretches:
-        owned.update({row.group: row.exclusive_ns for row in kernel_table(one.view).rows if row.kind == "kernel"})
+    for view in views:
+        owned.update({row.group: row.exclusive_ns for row in kernel_table(view).rows if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 

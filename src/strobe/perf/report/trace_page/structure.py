@@ -14,13 +14,11 @@ from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
 from strobe.perf.analysis.device.kernels import KernelTable
-from strobe.perf.analysis.device.roofline import OperatorCost
 from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
     OperatorTimes,
     Rates,
-    ThreadRow,
     host_ranges,
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
@@ -136,7 +134,7 @@ def _summary(found: Found) -> Table:
     )
     told: dict[str, list[str]] = {}
     for name, steps, _ in found:
-        causes = Counter(item.cause for item in steps.steady.excluded)
+        causes = Counter(steps.steady.excluded.values())
         excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
         for note in (
             f"left out of the times: {excluded}" if excluded else "",
@@ -504,11 +502,11 @@ def operators_section(study: TraceStudy) -> Section | None:
 
 
 def _threads(found: Operators, label: str) -> Table:
-    fields: tuple[Field[ThreadRow], ...] = (
-        Field("thread", lambda thread: thread.name, Code),
-        count("calls", lambda thread: thread.num_calls),
-        exact_time("busy", lambda thread: thread.busy_ns),
-        numeric("busy share", lambda thread: thread.busy_ns, show=share_of(found.span_ns)),
+    fields: tuple[Field[tuple[str, int, int]], ...] = (
+        Field("thread", lambda thread: thread[0], Code),
+        count("calls", lambda thread: thread[1]),
+        exact_time("busy", lambda thread: thread[2]),
+        numeric("busy share", lambda thread: thread[2], show=share_of(found.span_ns)),
     )
     notes = ("A thread is named by process/thread. Its busy time is when any of its operators ran.",)
     return table_of(f"{label}: host threads over {found.span_ns / 1e6:.3f} ms.", fields, found.threads, notes=notes)
@@ -647,11 +645,11 @@ def _roofline_notes(rates: Rates) -> Iterator[str]:
         yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
     costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
     if rates.peaks is not None and any(
-        isinstance(cost, OperatorCost) and cost.dtype == "float32" and cost.cost.flops for _, cost, _ in costed
+        not isinstance(cost, str) and cost[1] == "float32" and cost[0].flops for _, cost, _ in costed
     ):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
     for rate, cost, found in costed:
-        if found is not None and found.anomaly and isinstance(cost, OperatorCost) and cost.dtype != "float32":
+        if found is not None and found.anomaly and not isinstance(cost, str) and cost[1] != "float32":
             yield f"ANOMALY, {rate.row.operator}: {found.anomaly}."
 
 

@@ -28,7 +28,6 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import GapTable, Launch, Queue, gap_table, graph_calls, launch, queues
-from strobe.perf.analysis.device.roofline import OperatorCost
 from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
@@ -37,7 +36,7 @@ from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import Field, count_cell, share_cell
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
-from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, thousandths
+from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term, thousandths
 from strobe.perf.report.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
 from strobe.perf.report.study import TraceStudy, once
 from strobe.perf.trace import Trace
@@ -276,9 +275,9 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
     world_size: A[int | None, col("number of processes of the job; null: not in the trace")]
     events: A[int, col("number of events read, of every category", "events", Count)]
     device_events: A[int, col("number of kernels, communication, memsets and copies", "device events", Count)]
-    unlinked_events: A[int, col("device events whose launch call is not in the trace", "unlinked", Share, get=_unlinked)]
+    unlinked_events: A[int, term("device events whose launch call is not in the trace", "unlinked", Share, get=_unlinked)]
     lost: A[int, col("number of events that could not be read", "lost", _bad)]
-    mended: A[int, col("number of events that were repaired to be read", "mended", _bad)]
+    mended: A[int, term("number of events that were repaired to be read", "mended", _bad)]
     truncated: A[bool, col("true: the file ends in the middle of its JSON", "end", get=_end)]
     damage: A[tuple[str, ...], col("what the file says of events that cannot be, and what became of them, one sentence each")]
     foreign: A[str, col("whose profiler wrote the file and what that cannot say; empty: `torch.profiler`")]
@@ -303,13 +302,13 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
     busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, of={"busy share": "span_ns"})]
     idle_ns: A[int, col("time in which no event ran", "idle", ExactTime)]
     sum_ns: A[int, col("sum of the durations of all events; exceeds `busy_ns` where events overlap")]
-    overlap_ns: A[int, col("sum of the durations - busy time", "overlap", ExactTime)]
-    exposed_communication_ns: A[int, col("communication ran, and no kernel and no memset", "exposed communication", ExactTime)]
-    exposed_copies_ns: A[int, col("a copy ran and nothing else", "exposed copies", ExactTime)]
+    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime)]
+    exposed_communication_ns: A[int, term("communication ran, and no kernel and no memset", "exposed communication", ExactTime)]
+    exposed_copies_ns: A[int, term("a copy ran and nothing else", "exposed copies", ExactTime)]
     events: A[int, col("number of device events", "events", Count)]
-    unlinked_events: A[int, col("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
-    unlinked_ns: A[int, col("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
-    verdict: A[str, col("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
+    unlinked_events: A[int, term("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
+    unlinked_ns: A[int, term("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
+    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -326,8 +325,8 @@ class KindRow(OnDevice, frozen=True, kw_only=True):
 
     kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
     events: A[int, col("number of device events", "events", Count)]
-    exclusive_ns: A[int, col("time that no kind of higher priority owns", "exclusive", ExactTime, of={"of busy": "busy_ns"})]
-    union_ns: A[int, col("time in which at least one event of the kind ran", "union", ExactTime)]
+    exclusive_ns: A[int, term("time that no kind of higher priority owns", "exclusive", ExactTime, of={"of busy": "busy_ns"})]
+    union_ns: A[int, term("time in which at least one event of the kind ran", "union", ExactTime)]
     sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
 
     @classmethod
@@ -343,7 +342,7 @@ class StreamRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events", "events", Count)]
     busy_ns: A[int, col("time in which at least one event of the stream ran", "busy", ExactTime)]
     sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
-    overlap_ns: A[int, col("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
+    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
     overlap_pairs: A[int, col("pairs of its events that ran at the same time", "pairs", Count, where="overlap_pairs")]
     longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
 
@@ -356,7 +355,7 @@ class StreamRow(OnDevice, frozen=True, kw_only=True):
 class IdleRow(OnDevice, frozen=True, kw_only=True):
     """Idle time of one device by cause; the causes add up to its idle time."""
 
-    cause: A[str, col("cause of the idle time, e.g. `host_late`; docs/traces.md explains them", "idle because")]
+    cause: A[str, term("cause of the idle time, e.g. `host_late`; docs/traces.md explains them", "idle because")]
     idle_ns: A[int, col("idle time with this cause", "time", ExactTime, of={"of idle": "idle_ns", "of span": "span_ns"})]
 
     @classmethod
@@ -386,8 +385,10 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
     host_sum_ns: A[int, col("sum of the durations of the calls on the host, over all threads", "host sum", ExactTime)]
     host_p50_ns: A[int, col("median duration of a call on the host", "host p50", micros)]
     host_max_ns: A[int, col("duration of the longest call on the host", "host max", micros)]
-    delay_p50_ns: A[int, col("median time from the start of a call to the start of its first device event", "delay p50", micros)]
-    delay_max_ns: A[int, col("longest time from the start of a call to the start of its first device event", "delay max", micros)]
+    delay_p50_ns: A[int, term("median time from the start of a call to the start of its first device event", "delay p50", micros)]
+    delay_max_ns: A[
+        int, term("longest time from the start of a call to the start of its first device event", "delay max", micros)
+    ]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -408,10 +409,10 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     mean: A[float, col("mean queue length over time, events", "mean", partial(Number, digits=2))]
     empty_ns: A[int, col("time in which the queue was empty", "empty", ExactTime, of={"of span": "span_ns"})]
     span_ns: A[int, col("length of the window")]
-    queued_events: A[int, col("number of events that waited in the queue", "waited", Count)]
+    queued_events: A[int, term("number of events that waited in the queue", "waited", Count)]
     waited_ns: A[int, col("sum of the waiting times of these events")]
-    wait_ns: A[float | None, col("mean wait of these; null: none waited", "wait of one", thousandths, missing="none waited")]
-    unlinked_events: A[int, col("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
+    wait_ns: A[float | None, term("mean wait of these; null: none waited", "wait of one", thousandths, missing="none waited")]
+    unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -434,7 +435,7 @@ class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     peak_reserved_bytes: A[int, col("peak of the reserved memory; 0: not recorded", "peak reserved", recorded)]
     start_allocated_bytes: A[int, col("allocated memory at the start", "at the start", mib)]
     end_allocated_bytes: A[int, col("allocated memory at the end", "at the end", mib)]
-    step_ns: A[int, col("times are exact to within this", "stretch", Time)]
+    step_ns: A[int, term("times are exact to within this", "stretch", Time)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -467,7 +468,7 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for label, tiled in zip(study.labels, seen_steps(study), strict=True):
             for found in (each for each in tiled if isinstance(each, Steps)):
-                causes = {each.index: each.cause for each in found.steady.excluded}
+                causes = found.steady.excluded
                 for place, step in enumerate(found.steps):
                     told = {"step": step.label, "left_out": causes.get(place, "")}
                     yield part_of(cls, step, trace=label, device=found.device, **told)
@@ -482,11 +483,15 @@ class GapsRow(OnDevice, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the gaps; adds up over rows", "sum", ExactTime, total=sum, of={"of span": "span_ns"})]
     p50_ns: A[int, col("median gap", "p50", micros)]
     max_ns: A[int, col("longest gap", "max", micros, total=max)]
-    host_late_ns: A[int, col("idle: the launch call had not started yet", HOST_LATE, ExactTime, where="host_late_ns", total=sum)]
-    launch_latency_ns: A[int, col("idle: launched, not started", LAUNCH_LATENCY, ExactTime, where="launch_latency_ns", total=sum)]
-    queued_ns: A[int, col("idle: waited for other work", QUEUED, ExactTime, where="queued_ns", total=sum)]
-    profiler_overhead_ns: A[int, col("idle: host held up", PROFILER_OVERHEAD, ExactTime, where="profiler_overhead_ns", total=sum)]
-    unlinked_ns: A[int, col("idle: cause unknown", UNLINKED, ExactTime, where="unlinked_ns", total=sum)]
+    host_late_ns: A[int, term("idle: the launch call had not started yet", HOST_LATE, ExactTime, where="host_late_ns", total=sum)]
+    launch_latency_ns: A[
+        int, term("idle: launched, not started", LAUNCH_LATENCY, ExactTime, where="launch_latency_ns", total=sum)
+    ]
+    queued_ns: A[int, term("idle: waited for other work", QUEUED, ExactTime, where="queued_ns", total=sum)]
+    profiler_overhead_ns: A[
+        int, term("idle: host held up", PROFILER_OVERHEAD, ExactTime, where="profiler_overhead_ns", total=sum)
+    ]
+    unlinked_ns: A[int, term("idle: cause unknown", UNLINKED, ExactTime, where="unlinked_ns", total=sum)]
     dtod_ns: A[int, col("time of device-to-device copies in the gaps", "DtoD copies", ExactTime, where="dtod_ns", total=sum)]
     other_copy_ns: A[int, col("time of other copies in the gaps", "other copies", ExactTime, where="other_copy_ns", total=sum)]
     memset_ns: A[int, col("time of memsets in the gaps", "memsets", ExactTime, where="memset_ns", total=sum)]
@@ -539,10 +544,10 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     trace: A[str, col("label of the trace, as in `files`")]
     name: A[str, col("name of it; empty for a delay", "if this took no time", get=lambda row: _kernel_or(row, row.said()))]
     kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
-    removed_ns: A[int, col("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
-    duration_ns: A[int, col("predicted duration without this work", "the trace takes", ExactTime)]
+    removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
+    duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]
     saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
-    ratio: A[float | None, col("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
+    ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -568,8 +573,8 @@ class RangeRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events launched in the calls", "events", Count, get=lambda row: row.events or _SILENT)]
     kernels: A[int, col("number of kernels among these", "kernels", Count, where="events")]
     sum_ns: A[int, col("sum of the durations of these events", "sum", ExactTime, where="events", of={"of all": "sum_ns"})]
-    exclusive_ns: A[int, col("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
-    union_ns: A[int, col("time in which at least one of these events ran", "union", ExactTime, where="events")]
+    exclusive_ns: A[int, term("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
+    union_ns: A[int, term("time in which at least one of these events ran", "union", ExactTime, where="events")]
     span_ns: A[int, col("from first start to last end of a call's events, summed over calls", "span", ExactTime, where="events")]
     host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
 
@@ -656,7 +661,7 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
     ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
     message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
     dtype: A[str, col("dtype of the elements")]
-    exposed_ns: A[int, col("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
+    exposed_ns: A[int, term("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
@@ -679,8 +684,8 @@ class OperatorRow(_Timed, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for label, found in seen_host(study):
-            for row in found.rows if found else ():
-                yield part_of(cls, row, row.calls, trace=label, operator=row.name, calls=row.calls.n)
+            for name, calls, self_ns in found.rows if found else ():
+                yield part_of(cls, calls, trace=label, operator=name, calls=calls.n, self_ns=self_ns)
 
 
 class _OfOperator(OnDevice, frozen=True, kw_only=True):
@@ -702,7 +707,7 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
     events: A[int, col("number of device events", "events", Count, total=sum)]
     exclusive_ns: A[
-        int, col("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
     ]
     sum_ns: A[int, col("sum of the durations of the device events")]
 
@@ -771,12 +776,12 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
         for one, found in seen_rates(study):
             for rate in found.rows:
-                row, cost = rate.row, rate.cost if isinstance(rate.cost, OperatorCost) else None
+                row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
                 yield part_of(
-                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost.dtype,
+                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
                     call_ns=row.sum_ns / row.calls if row.calls else None,
-                    call_flops=None if cost is None else cost.cost.flops,
-                    call_bytes=None if cost is None else cost.cost.moved_bytes,
+                    call_flops=None if cost is None else cost[0].flops,
+                    call_bytes=None if cost is None else cost[0].moved_bytes,
                     unknown=rate.cost if isinstance(rate.cost, str) else "",
                     **{name: None if rate.found is None else getattr(rate.found, name) for name in rates},
                 )  # fmt: skip

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, pool, pooled_scores, select_blocks
 from strobe.attention.sparse.padding import padding_rows
+from strobe.attention.sparse.share import select_share
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 
 
@@ -31,7 +32,10 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
     sizes, scale = (q_grid.ragged_sizes, kv_grid.ragged_sizes), wish.softmax_scale
     with torch.set_grad_enabled(torch.is_grad_enabled() and wish.coarse):  # the selection alone has no gradient
         scores = _scores(tiled, q_grid, kv_grid, wish)
-    indices, counts = select_blocks(scores, wish.per_head, wish.forced)
+    if wish.share is None:
+        indices, counts = select_blocks(scores, wish.per_head, wish.forced)
+    else:
+        indices, counts = select_share(scores, wish.share, wish.forced)
     if not wish.coarse:
         return Selected(indices=indices, counts=counts, coarse=None)
     means = scores if wish.parts == 1 else block_scores(tiled.q, tiled.k, *sizes, q_grid.block, scale, Estimator())

@@ -16,7 +16,10 @@ from torch import Tensor
 from strobe.attention.sparse.coarse import Estimator, block_scores
 from strobe.attention.sparse.launch import Launcher, Site, precision_of
 from strobe.attention.sparse.layout import held, tile_layout
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.skipped import log_weights
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
+from strobe.attention.types import AttentionOutput
 from strobe.core.device import card_of
 
 _RUN: Final = 64
@@ -219,18 +222,59 @@ def _finish_kernel(
     tl.store(out_ptr + target, out, mask=(valid if move else inside < block)[:, None])
 
 
+@triton.jit
+def _skipped_kernel(
+    q_ptr, k_ptr, v_ptr, added_ptr, fine_ptr, fine_lse_ptr, sizes_ptr, out_ptr, lse_ptr,
+    q_batch, q_row, q_head, fine_batch, fine_row, fine_head, num_heads, groups, num_q, num_kv, scale,
+    block: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, stages: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    """Go on with the softmax of the fine stage over one key per tile, for one run of rows of a query tile."""
+    row_of_heads = tl.program_id(1).to(tl.int64)
+    batch, head = row_of_heads // num_heads, row_of_heads % num_heads
+    kv_row = batch * (num_heads // groups) + head // groups
+    at, channels = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows), tl.arange(0, width)[None, :]
+    tile = tl.program_id(0) * rows // block
+    q = tl.load(q_ptr + batch * q_batch + head * q_head + at[:, None] * q_row + channels)
+    top = tl.load(fine_lse_ptr + row_of_heads * num_q * block + at)
+    total = tl.where(top == float("-inf"), 0.0, 1.0)
+    acc = tl.load(fine_ptr + batch * fine_batch + head * fine_head + at[:, None] * fine_row + channels).to(tl.float32)
+    for begin in tl.range(0, num_kv, columns, num_stages=stages):
+        tiles = begin + tl.arange(0, columns)
+        there = tiles < num_kv
+        place = (kv_row * num_kv + tiles)[:, None] * width + channels
+        k = tl.load(k_ptr + place, mask=there[:, None], other=0.0)
+        added = tl.load(added_ptr + (row_of_heads * num_q + tile) * num_kv + tiles, mask=there, other=float("-inf"))
+        logits = tl.dot(q, k.T, input_precision=precision) * scale + added[None, :]
+        higher = tl.maximum(top, tl.max(logits, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        weights, decay = tl.exp(logits - shift[:, None]), tl.exp(top - shift)
+        total = total * decay + tl.sum(weights, 1)
+        v = tl.load(v_ptr + place, mask=there[:, None], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=precision)
+        top = higher
+    divisor = tl.where(total == 0.0, 1.0, total)
+    out, lse = acc / divisor[:, None], tl.where(total == 0.0, float("-inf"), top + tl.log(divisor))
+    if sizes_ptr is not None:
+        valid = at - tile * block < tl.load(sizes_ptr + tile)
+        out, lse = tl.where(valid[:, None], out, 0.0), tl.where(valid, lse, float("-inf"))
+    tl.store(out_ptr + (batch * num_q * block + at)[:, None] * num_heads * width + head * width + channels, out)
+    tl.store(lse_ptr + row_of_heads * num_q * block + at, lse)
+
+
 TILE: Final = Launcher(_tile_kernel)
 SCORE: Final = Launcher(_score_kernel)
 COARSE: Final = Launcher(_coarse_kernel)
 SELECT: Final = Launcher(_select_kernel)
 FINISH: Final = Launcher(_finish_kernel)
+SKIPPED: Final = Launcher(_skipped_kernel)
 
 
 def tile(
     q: Tensor, k: Tensor, v: Tensor, q_grid: Grid, kv_grid: Grid, rope: tuple[Tensor, Tensor] | None, wish: SelectionSpec
 ) -> Tiled:
     """Reorder and rotate as `reference.tile`, and compute the means of the tiles in the same pass."""
-    pooled = wish.parts == 1 or wish.coarse
+    pooled = wish.parts == 1 or wish.pools_values
     q, k, v, (batch, _, heads, width), kv_heads = _rows(q), _rows(k), _rows(v), q.shape, k.shape[2]
     tiled = Tiled(
         q=_like_tiles(q, q_grid),
@@ -239,7 +283,7 @@ def tile(
         means=(
             _means(q, (batch, heads, q_grid.num_tiles, width)),
             _means(k, (batch, kv_heads, kv_grid.num_tiles, width)),
-            _means(v, (batch, kv_heads, kv_grid.num_tiles, width)) if wish.coarse else None,
+            _means(v, (batch, kv_heads, kv_grid.num_tiles, width)) if wish.pools_values else None,
         )
         if pooled
         else None,
@@ -260,10 +304,10 @@ def tile_sites(
     Args:
         angle_strides: of cos and sin; None if nothing is rotated.
     """
-    pooled, (batch, _, heads, width), kv_heads = wish.parts == 1 or wish.coarse, q.shape, k.shape[2]
+    pooled, (batch, _, heads, width), kv_heads = wish.parts == 1 or wish.pools_values, q.shape, k.shape[2]
     together = q_grid.sizes is kv_grid.sizes and q_grid.tiled == kv_grid.tiled
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, kv_heads)
-    last = 3 if wish.coarse or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
+    last = 3 if wish.pools_values or not kv_grid.tiled else 2  # nothing is to be done to values that are tiled and not pooled
     found = []
     for first, end, grid in ((0, last, q_grid),) if together else ((0, 1, q_grid), (1, last, kv_grid)):
         if grid.tiled and not pooled:
@@ -272,7 +316,7 @@ def tile_sites(
         site = Site(
             (grid.num_tiles, max(heads, kv_heads), (end - first) * batch),
             (*numbers, grid.num_tiles, *(angle_strides or (0, 0))),
-            (grid.block, run, width, first, end - first, not grid.tiled, angle_strides is not None, pooled, wish.coarse),
+            (grid.block, run, width, first, end - first, not grid.tiled, angle_strides is not None, pooled, wish.pools_values),
             run // 32,
         )
         found.append((grid, site))
@@ -339,7 +383,7 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
         score, attend = score_sites(tiled.q, tiled.k, num_q, num_kv, wish)
         scores = torch.empty((batch, heads, num_q, score.numbers[4]), dtype=torch.float32, device=device)
         SCORE.at(score, (q_means, k_means, scores, kv_grid.sizes))
-        if v_means is not None:
+        if v_means is not None and wish.coarse:
             coarse = torch.empty((batch, heads, num_q, width), dtype=torch.float32, device=device)
             COARSE.at(attend, (scores, v_means, coarse))
     if wish.parts > 1:
@@ -407,6 +451,28 @@ def finish_site(
         (grid.block, _RUN, width, not grid.tiled, coarse, gate_stride is not None),
         4,
     )
+
+
+def add_skipped(fine: AttentionOutput, tiled: Tiled, selection: BlockSelection, softmax_scale: float) -> AttentionOutput:
+    """Add as `skipped.add_skipped`, without gradients, in one pass over the means that `tile` computed."""
+    assert tiled.means is not None and fine.lse is not None
+    q, attended, block = _rows(tiled.q), _rows(fine.out), selection.block
+    (batch, rows, heads, width), num_q = q.shape, q.shape[1] // block
+    _, keys, values = (None if means is None else means.to(q.dtype) for means in tiled.means)
+    assert keys is not None and values is not None
+    added = log_weights(selection, keys.shape[2], torch.float32)
+    out = torch.empty((batch, rows, heads, width), dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+    run, stages = (_RUN, 2) if q.dtype.itemsize == 2 else (_RUN // 2, 1)  # so much that every card has the shared memory
+    site = Site(
+        (rows // run, batch * heads, 1),
+        (*q.stride()[:3], *attended.stride()[:3], heads, heads // keys.shape[1], num_q, keys.shape[2]),
+        (block, run, run, width, stages, precision_of(q.dtype, card_of(q.device))),
+        4,
+        (softmax_scale,),
+    )
+    SKIPPED.at(site, (q, keys, values, added, attended, fine.lse.contiguous(), selection.q_sizes, out, lse))
+    return AttentionOutput(out=out, lse=lse)
 
 
 def _rows(tensor: Tensor) -> Tensor:

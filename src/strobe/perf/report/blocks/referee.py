@@ -1,0 +1,200 @@
+"""Methods of attention on captured q, k and v, judged by error and time, with the answer in words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+from strobe.perf.analysis.runs.grid import GridContestant, speedup
+from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
+from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
+from strobe.perf.report.blocks.front import FrontPoint, front
+from strobe.perf.report.blocks.settings import compared, timed_fields
+from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
+
+LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Relative errors that the answer tries one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """One method over all captured calls of a grid and a block size.
+
+    Args:
+        entry: its calls in all of them, and their palindromes.
+        made: what it computes.
+        kept: share of dense attention's mass on the selected keys, mean; None for dense attention.
+        error: relative error of the output against dense attention, mean.
+        worst_head: of any call.
+        worst_layer: its name and its error, mean over its steps.
+        ratio: of the time of the fastest dense contestant to its own, and whether that is proven.
+        on_front: nothing measured is as fast with less error.
+    """
+
+    entry: GridContestant
+    made: Contestant
+    kept: float | None
+    error: float
+    worst_head: float
+    worst_layer: tuple[str, float]
+    ratio: float
+    faster: bool
+    on_front: bool = False
+
+    @property
+    def method(self) -> str:
+        """What it is called on the page, without its level."""
+        if self.made.peer:
+            return self.made.impl
+        return f"{self.made.work} ({self.made.impl})" if self.made.level is None else f"VSA by {self.made.impl}"
+
+    @property
+    def words(self) -> str:
+        """What it is called on the page."""
+        return self.method if self.made.level is None else f"{self.method} at {100 * self.made.level:g} %"
+
+    @property
+    def whole(self) -> bool:
+        """Whether its time has the selection in it; a fine stage of others is given one."""
+        return self.made.work != "fine"
+
+
+def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Judged, ...]]:
+    """Return the fastest dense contestant and every method that was measured in all of the cells of a grid, fastest first."""
+    own = [{entry.name: entry for entry in cell.measured} for cell in cells]
+    merged = {name: _merged([entries[name] for entries in own]) for name in own[0] if all(name in each for each in own)}
+    dense = [entry for name, entry in merged.items() if own[0][name].kind == "dense"]
+    reference = min(dense, key=lambda entry: entry.median_ns, default=None)
+    if reference is None:
+        return None, ()
+    found = []
+    for name, entry in merged.items():
+        numbers = [entries[name] for entries in own]
+        errors = [_number(each, RELATIVE) for each in numbers]
+        layers: dict[str, list[float]] = {}
+        for cell, error in zip(cells, errors, strict=True):
+            layers.setdefault(cell.grid.layer, []).append(error)
+        kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
+        against = speedup(reference, entry)
+        found.append(
+            Judged(
+                entry=entry,
+                made=own[0][name].settings,
+                kept=statistics.fmean(kept) if kept else None,
+                error=statistics.fmean(errors),
+                worst_head=max(_number(each, WORST_HEAD) for each in numbers),
+                worst_layer=max(((layer, statistics.fmean(each)) for layer, each in layers.items()), key=lambda each: each[1]),
+                ratio=against.ratio if against.verdict in ("faster", "slower") else 1.0,
+                faster=against.verdict == "faster",
+            )
+        )
+    scores = [(each.entry.name, each.ratio, -20 * math.log10(each.error or 1e-9)) for each in found if each.whole]  # dB
+    best = {point.label for point in front([FrontPoint(label=name, speed=speed, score=score) for name, speed, score in scores])}
+    found = [replace(each, on_front=each.entry.name in best) for each in found]
+    return reference, tuple(sorted(found, key=lambda each: each.entry.median_ns))
+
+
+def _merged(entries: Sequence[Any]) -> GridContestant:
+    """Return one contestant with the palindromes of several cells, each with a number of its own."""
+    first = entries[0]
+    rounds = {(1 + max(each.rounds)) * at + key: times for at, each in enumerate(entries) for key, times in each.rounds.items()}
+    return GridContestant(
+        name=first.name, outcome="measured", reason="", variant=first.variant, gate=first.gate, rounds=rounds, numbers=()
+    )
+
+
+def _number(entry: Any, metric: str) -> float:
+    value = entry.number(metric, against="dense", tensor="out")
+    return math.inf if value is None else value
+
+
+def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
+    """Say which method is the fastest at the least error at which any is faster than dense attention."""
+    where = "" if on_gpu else ", on a CPU"
+    for limit in LIMITS:
+        found = [each for each in judged if each.faster and each.whole and each.error <= limit]
+        if found:
+            best = max(found, key=lambda each: each.ratio)
+            none = "" if limit == LIMITS[0] else f"; at {100 * LIMITS[0]:g} % none is faster"
+            return f"At an error of {100 * limit:g} % {best.words} is {best.ratio:.2f}x as fast as dense attention{none}{where}"
+    return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
+
+
+def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[Any]) -> Table:
+    fields: tuple[Field[Judged], ...] = (
+        Field("method", lambda row: row.words),
+        time("median", lambda row: row.entry.median_ns),
+        *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
+        numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
+        *(
+            numeric(head, get, hint, show=lambda value: Number(100 * value, 3, "%"))
+            for head, get, hint in (
+                (
+                    "error",
+                    lambda row: row.error,
+                    "RMSE of the output against dense attention / root mean square, mean over calls",
+                ),
+                ("worst head", lambda row: row.worst_head, "of any call"),
+                ("worst layer", lambda row: row.worst_layer[1], "mean over its steps"),
+            )
+        ),
+        Field("which", lambda row: row.worst_layer[0]),
+        Field("front", lambda row: Text("yes", "good") if row.on_front else "" if row.whole else "selection not timed"),
+    )
+    text = max(cell.grid.text_tokens for cell in cells)
+    notes = [
+        "All methods of a captured call took turns. A contestant that is not on all calls is under: without a number.",
+        "Errors are against float32 (float64 for float32 numbers) on the checked queries of every head, all keys.",
+        *([f"Attention among the video's tokens alone: up to {text} text tokens of the calls are left out."] if text else []),
+    ]
+    caption = f"{cells[0].grid.shape}, blocks of {cells[0].grid.block}: methods."
+    return table_of(caption, fields, judged, notes=notes, sortable=True)
+
+
+def _figure(judged: Sequence[Judged]) -> Figure:
+    """Plot error against time; the front is joined."""
+    shown = [each for each in judged if math.isfinite(each.error)]
+    kinds = list(dict.fromkeys(each.method for each in shown))
+    marks = tuple(
+        PlotPoint(
+            each.entry.median_ns,
+            100 * each.error,
+            kinds.index(each.method),
+            label=each.words if each.on_front else "",
+            hollow=not each.on_front,
+        )
+        for each in shown
+    )
+    title = "Relative error of the output against time of a call; the line joins the front"
+    joined = tuple(at for at, each in enumerate(shown) if each.on_front)
+    x, y = Axis("time of a call", "ms"), Axis("relative error, %", from_zero=True)
+    picture = Plane(x=x, y=y, marks=marks, series=tuple(kinds), joined=joined)
+    fields: tuple[Field[Judged], ...] = (
+        Field("method", lambda row: row.words),
+        time("median", lambda row: row.entry.median_ns),
+        numeric("error", lambda row: Number(100 * row.error, 3, "%")),
+    )
+    return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, shown))
+
+
+def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]]:
+    """Yield answer, section and table of every grid and block size of captured calls.
+
+    Args:
+        cells: of an attention grid.
+    """
+    captured = (cell for cell in cells if cell.grid.layer and not cell.serialised)
+    for (shape, block), group in groupby(captured, key=lambda cell: (cell.grid.shape, cell.grid.block)):
+        own = list(group)
+        reference, judged = judge_methods(own)
+        if reference is None:
+            continue
+        said, table = answer(judged, on_gpu=own[0].run.header.machine.on_gpu), _table(reference, judged, own)
+        layers, steps = ({getattr(cell.grid, name) for cell in own} for name in ("layer", "step"))
+        lead = f"{said}. {len(own)} captured calls: {len(layers)} layers, {len(steps)} steps."
+        title = f"{shape}, blocks of {block}: methods"
+        yield said, Section(f"methods-{shape}-{block}", title, lead, (_figure(judged), table)), table

@@ -1,0 +1,177 @@
+"""`strobe.capture`: what lies in the file is what attention received, and the pipeline is as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+import strobe
+from strobe.core.errors import ConfigError
+from strobe.integrations.diffusers import sparsify
+from strobe.models.captured import CapturedCall, read_calls, read_video
+from tiny_pipelines import GRID, NUM_TOKENS, Case, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+
+CPU = torch.device("cpu")
+TEXT = {"prompt_embeds": torch.zeros(1, 7, 16), "negative_prompt_embeds": torch.ones(1, 7, 16)}
+CLIP = TEXT | {"height": 96, "width": 112, "num_frames": 17, "num_inference_steps": 3, "output_type": "latent"}
+
+
+def generate(pipe: Any) -> Tensor:
+    found: Tensor = pipe(**CLIP, generator=torch.Generator().manual_seed(0)).frames
+    return found
+
+
+def told(case: Case, step: int = 0) -> Tensor:
+    return case.run(attention_kwargs={"denoise_step": step})
+
+
+def operands(file: Path, number: int) -> list[Tensor]:
+    """q, k and v of all tokens, text included."""
+    with safe_open(file, framework="pt") as tensors:
+        return [tensors.get_tensor(f"{number}.{name}") for name in "qkv"]
+
+
+def hooks_of(model: torch.nn.Module) -> int:
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
+
+
+def test_captured_numbers_through_dense_attention_are_the_layers_own_output(tmp_path: Path) -> None:
+    case, file, seen = wan(1), tmp_path / "qkv.safetensors", list[Tensor]()
+    layer = case.model.blocks[1].attn1
+    hook = layer.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
+        told(case)
+    hook.remove()
+    ((call, sizes),) = read_calls(file)
+    assert call == CapturedCall(model="WanTransformer3DModel", layer="blocks.1.attn1", step=0, grid=GRID) and sizes == (2, 12)
+    out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
+    assert torch.equal(out.flatten(2), seen[0])
+
+
+@pytest.mark.parametrize("make", [hunyuan, hunyuan15], ids=["hunyuan", "hunyuan 1.5"])
+def test_text_follows_the_video_without_its_padding(make: Any, tmp_path: Path) -> None:
+    case, file, seen = make(6, 3), tmp_path / "qkv.safetensors", list[Tensor]()
+    layer = case.model.transformer_blocks[1].attn
+    layer.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
+        told(case)
+    ((call, _),) = read_calls(file)
+    assert call.text_tokens == {hunyuan: 3, hunyuan15: 3 + 1}[make], "of the last sample"
+    q, k, v = operands(file, 0)
+    assert q.shape[1] == NUM_TOKENS + call.text_tokens
+    out = strobe.dense_attention(q, k, v, impl="sdpa").out[:, :NUM_TOKENS].flatten(2)
+    torch.testing.assert_close(out, seen[0][-1:])
+    video = read_video(file, 0, call, torch.float64, CPU)
+    assert all(torch.equal(each, whole[:, :NUM_TOKENS].double()) for each, whole in zip(video, (q, k, v), strict=True))
+
+
+def test_a_pipeline_computes_the_same_and_is_as_it_was(tmp_path: Path) -> None:
+    pipe, file = wan_pipeline(experts=2), tmp_path / "qkv.safetensors"
+    expected, hooks = generate(pipe), hooks_of(pipe.transformer)
+    processors = pipe.transformer.attn_processors
+    with strobe.capture(pipe, file, steps=[0, 2], layers=2):
+        assert torch.equal(generate(pipe), expected)
+        generate(pipe)  # a second clip adds nothing
+    found = [(call.layer, call.step) for call, _ in read_calls(file)]
+    assert found == [
+        ("transformer.blocks.0.attn1", 0), ("transformer.blocks.1.attn1", 0),
+        ("transformer_2.blocks.0.attn1", 2), ("transformer_2.blocks.1.attn1", 2),
+    ]  # fmt: skip
+    assert operands(file, 0)[0].dtype == torch.bfloat16
+    assert hooks_of(pipe.transformer) == hooks and pipe.transformer.attn_processors == processors
+    assert torch.equal(generate(pipe), expected)
+
+
+def test_the_prompts_own_forward_counts(tmp_path: Path) -> None:
+    """Guidance calls Wan twice in a step, first with the prompt; the second call must not be what is kept."""
+    files = [tmp_path / f"{name}.safetensors" for name in ("both", "prompt")]
+    for file, changes in zip(files, ({}, {"guidance_scale": 1.0}), strict=True):
+        pipe = wan_pipeline()
+        with strobe.capture(pipe, file, steps=1, layers=[2]):
+            pipe(**CLIP | changes, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(operands(files[0], 0), operands(files[1], 0), strict=True))
+
+
+def test_an_exception_writes_nothing_and_leaves_the_pipeline(tmp_path: Path) -> None:
+    case, file = wan(1), tmp_path / "qkv.safetensors"
+    hooks = hooks_of(case.model)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    broken = case.model.blocks[0].attn1.to_out[0].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"), strobe.capture(case.model, file, steps=1, layers=3):
+        told(case)
+    broken.remove()
+    assert not file.exists() and hooks_of(case.model) == hooks
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_compiled_layer_is_recorded(tmp_path: Path) -> None:
+    case, file = wan(1), tmp_path / "qkv.safetensors"
+    case.model.compile_repeated_blocks(fullgraph=True, backend="eager")
+    told(case)
+    with strobe.capture(case.model, file, steps=1, layers=3):
+        told(case)
+    assert [call.layer for call, _ in read_calls(file)] == [f"blocks.{number}.attn1" for number in range(3)]
+    torch._dynamo.reset()
+
+
+def test_ltx2_has_its_video_recorded(tmp_path: Path) -> None:
+    case, file = ltx2(rope_type="split"), tmp_path / "qkv.safetensors"
+    with strobe.capture(case.model, file, steps=[5], layers=[1]):
+        told(case, 5)
+    ((call, _),) = read_calls(file)
+    assert (call.grid, call.step, call.text_tokens, call.layer) == (GRID, 5, 0, "transformer_blocks.1.attn1")
+
+
+def test_what_cannot_be_said_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "qkv.safetensors"
+
+    def refused(words: str, run: Any = told, model: Any = None, **options: Any) -> None:
+        case = wan(1) if model is None else model
+        asked: dict[str, Any] = {"steps": 1, "layers": 1} | options
+        with pytest.raises(ConfigError, match=words) as said, strobe.capture(case.model, file, **asked):
+            run(case)
+        assert "\n" not in str(said.value) and not file.exists()
+
+    refused("capture: steps 3 were not taken .taken: 0.", steps=[3])
+    refused("layers: got 7, expected numbers below 3", layers=[7])
+    refused("one call takes 30,240 bytes, and most_bytes leaves 1,000", most_bytes=1000)
+    refused("got dtype=torch.int8", dtype=torch.int8)
+    refused("capture: no pipeline of diffusers", run=lambda case: case.run())
+    sparse = wan(1)
+    with sparsify(sparse.model, sparsity=0.5, impl="cpu"):
+        refused("is a WanProcessor that called torch's attention 0 times", model=sparse)
+    with (
+        pytest.raises(ConfigError, match="capture: found no transformer"),
+        strobe.capture(torch.nn.Linear(1, 1), file, steps=1, layers=1),
+    ):
+        pass
+    masked, mask = wan(1), torch.ones(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
+    attn = masked.model.blocks[0].attn1
+    attn.register_forward_pre_hook(lambda _, args: (args[0], args[1], mask, args[3]))
+    refused("attn1 attends with a mask of pairs of tokens, which a file cannot say", model=masked)
+
+
+def test_a_file_that_holds_no_calls_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    file = tmp_path / "weights.safetensors"
+    with pytest.raises(ConfigError, match=r"holds no captured q, k and v .*does not exist.*; make the file with strobe\.capture"):
+        read_calls(file)
+    save_file({"0.q": torch.ones(1, 2, 1, 8)}, file)
+    with pytest.raises(ConfigError, match="holds no captured q, k and v"):
+        read_calls(file)
+    save_file(
+        {f"0.{name}": torch.ones(1, 7, 1, 8) for name in "qkv"},
+        file,
+        {"strobe.captured": '[{"model":"m","layer":"l","step":0,"grid":[2,2,2]}]'},
+    )
+    with pytest.raises(ConfigError, match="call 0 of l does not fit its grid"):
+        read_calls(file)

@@ -1,0 +1,276 @@
+"""A share of attention weight to keep: measured dense, written beside the checkpoint, read back, and refused elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchHeunDiscreteScheduler, WanPipeline
+from torch import Tensor
+
+from strobe.attention.sparse import video_plan
+from strobe.attention.sparse.coarse import Forced, forced_blocks
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.share import share_held
+from strobe.core.errors import ConfigError
+from strobe.core.tolerances import tolerance
+from strobe.integrations.diffusers import Calibration, calibrate, sparsify
+from strobe.integrations.diffusers.forward import Pass
+from strobe.integrations.diffusers.keep import tiles_that_keep
+from strobe.integrations.diffusers.processors import SparseProcessor
+from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+
+TILE = (2, 2, 3)
+KEEP = 0.6
+
+
+def run(pipe: Any, steps: int = 3, seed: int = 0, **changes: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    text = [torch.randn(1, 7, 16, generator=generator) for _ in range(2)]
+    arguments = {"height": 96, "width": 112, "num_frames": 17, "num_inference_steps": steps, "output_type": "latent"}
+    arguments |= {"prompt_embeds": text[0], "negative_prompt_embeds": text[1], "generator": generator}
+    found: Tensor = pipe(**arguments | changes, return_dict=False)[0]
+    return found
+
+
+def calibrated(pipe: Any, file: Path | None, *, steps: int = 3, **options: Any) -> Calibration:
+    return calibrate(
+        pipe, lambda: [run(pipe, steps, seed) for seed in (1, 2)], **{"keep": KEEP, "tile": TILE, "file": file} | options
+    )
+
+
+@pytest.mark.parametrize("forced", [Forced(), Forced(own=True, first_frames=1)], ids=["free", "forced"])
+def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(forced: Forced) -> None:
+    layout = tile_layout((3, 5, 6), TILE)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (2 * torch.randn(2, 90, 3, 8, generator=generator) for _ in range(2))
+    must = forced_blocks(forced, layout, layout, (layout.num_tiles,))
+    found = share_held(q, k, layout, must, queries=90)
+    tiles = [row[row < 90].tolist() for row in layout.tokens().view(layout.num_tiles, -1)]
+    expected = torch.zeros(3, layout.num_tiles, dtype=torch.float64)
+    for b, h in ((b, h) for b in range(2) for h in range(3)):
+        asking, keys = q[b, :, h].double(), k[b, :, h].double()
+        weights = torch.softmax(asking @ keys.T / math.sqrt(8), dim=-1)
+        for i, rows in enumerate(tiles):
+            scores = [float(asking[rows].mean(0) @ keys[tile].mean(0)) for tile in tiles]
+            held = [False] * len(tiles) if must is None else must[i].tolist()
+            order = sorted(range(len(tiles)), key=lambda j: (not held[j], 0 if held[j] else -scores[j], j))
+            shares = torch.stack([weights[rows][:, tiles[j]].sum(-1) for j in order]).cumsum(0)
+            expected[h] += shares.sum(-1) / 90
+    near = tolerance("element", "float32")
+    torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
+
+
+def test_the_fewest_tiles_that_keep_it_and_no_more_numbers_than_plans_are_kept() -> None:
+    held = torch.tensor([[0.5, 0.75, 1.0, 1.0], [0.25, 0.5, 0.75, 1.0]]) * 6  # of six passes
+    for keep, fewest, number in ((0.3, 1, 1), (0.375, 1, 1), (0.4, 1, 2), (0.7, 1, 3), (0.95, 1, 4), (0.3, 3, 3)):
+        found, shares = tiles_that_keep(held, keep, fewest)
+        assert found == number and torch.equal(shares, held[:, number - 1] / 6)
+    many = torch.arange(1, 1001).float()[None]
+    numbers = {tiles_that_keep(many, keep / 1000, 1)[0] for keep in range(1, 1000)}
+    assert len(numbers) <= 64 and max(numbers) == 1000
+    assert all(tiles_that_keep(many, keep / 1000, 1)[0] >= keep for keep in range(1, 1000))
+
+
+def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
+    pipe = wan_pipeline(experts=2)
+    dense = run(pipe)
+    found = calibrated(pipe, tmp_path / "kept.json", forced=Forced(own=True))
+    assert torch.equal(run(pipe), dense), "calibrate leaves the pipeline as it was"
+    assert found.grid == (5, 6, 7) and found.tile == TILE and found.steps == 3 and found.tiles == 27
+    assert {name: sorted(steps) for name, steps in found.selected.items()} == {"transformer": [0], "transformer_2": [1, 2]}
+    assert found.kept >= KEEP and 0 < found.worst < found.kept and 0 < found.sparsity < 1
+    with sparsify(pipe, keep=tmp_path / "kept.json") as handle:
+        with handle.recalls(64) as recalls:
+            for seed in (1, 2):
+                run(pipe, seed=seed)
+        mean = torch.stack([call for calls in recalls.values() for call in calls]).mean().item()
+        assert KEEP - 0.05 < mean < 1, "the sparse run attends to what was measured"
+        assert handle.unmeasured and str(found) in str(handle.report())
+        rows = handle.report().layers
+        means = [1 - each.share for each in rows if each.share is not None]
+        assert sum(means) / 6 == pytest.approx(sum(row.sparsity for row in rows) / 6, abs=0.01)
+
+
+def seen_shares(pipe: Any, steps: int, **options: Any) -> list[float]:
+    """What the first layer skips in each pass."""
+    with sparsify(pipe, **options):
+        seen: list[float] = []
+        attn = pipe.transformer.blocks[0].attn1
+        attn.register_forward_pre_hook(lambda a, args: seen.append(a.processor.sparsity_in(args[3])))
+        run(pipe, steps, guidance_scale=1.0)
+        attn._forward_pre_hooks.clear()
+    return seen
+
+
+def test_steps_are_told_apart_by_their_place(tmp_path: Path) -> None:
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    calibrated(pipe, file)
+    document = json.loads(file.read_text())
+    for step, number in enumerate((27, 9, 3)):
+        document["selected"]["transformer"][str(step)] = dict.fromkeys(document["selected"]["transformer"]["0"], number)
+    file.write_text(json.dumps(document))
+    shares = [0, 18 / 27, 24 / 27]
+    assert seen_shares(pipe, 3, keep=file) == pytest.approx(shares)
+    assert seen_shares(pipe, 6, keep=file) == pytest.approx([share for share in shares for _ in range(2)])
+    assert seen_shares(pipe, 3, keep=file, dense_steps=[1]) == pytest.approx([0, 0, 24 / 27])
+    assert seen_shares(pipe, 3, keep=file, dense_layers=[0]) == [0, 0, 0]
+    pipe.scheduler = FlowMatchHeunDiscreteScheduler(shift=3.0)
+    assert seen_shares(pipe, 3, keep=file) == pytest.approx([0, 0, 18 / 27, 18 / 27, 24 / 27])
+
+
+def test_calls_are_planned_once_for_each_number_of_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    found = calibrated(pipe, file)
+    numbers = {number for steps in found.selected.values() for step in steps.values() for number in step.values()}
+    planned, plan = list[float | None](), video_plan._planned
+
+    def planning(call: Any) -> Any:
+        planned.append(call.options.sparsity)
+        return plan(call)
+
+    monkeypatch.setattr(video_plan, "_planned", planning)
+    video_plan._SEEN.clear()
+    video_plan._kept.cache_clear()
+    with sparsify(pipe, keep=file), torch.no_grad():
+        for _ in range(2):
+            run(pipe)
+    assert len(planned) == len(numbers - {found.tiles})
+
+
+@pytest.mark.parametrize("case", [ltx2, hunyuan, hunyuan15])
+def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
+    """Called by hand, the scheduler tells the step."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(2)
+    given: Case = case()
+    model, told = given.model, {"attention_kwargs": {"denoise_step": scheduler}}
+    found = calibrate(model, lambda: given.run(**told), keep=KEEP, tile=TILE, file=tmp_path / "kept.json")
+    assert found.steps == 2 and len(found.selected[""][0]) == len(
+        [each for each in model.attn_processors if each.endswith(("attn1.processor", "attn.processor")) and "audio" not in each]
+    ) - sum("refiner" in each for each in model.attn_processors)
+    dense = given.run()
+    with sparsify(model, keep=tmp_path / "kept.json", gates=None):
+        assert any(isinstance(each, SparseProcessor) for each in model.attn_processors.values())
+        sparse = given.run(**told)
+        with pytest.raises(ConfigError, match="keep: it is not known how many steps there are; give the scheduler: attention_kw"):
+            given.run(attention_kwargs={"denoise_step": 1})
+    assert sparse.isfinite().all() and not torch.equal(sparse, dense)
+
+
+def test_beside_the_checkpoint_it_is_found(tmp_path: Path) -> None:
+    pipe = wan_pipeline()
+    with pytest.raises(ConfigError, match="keep: the model was not loaded from a folder; give the calibration a path"):
+        calibrated(pipe, None)
+    pipe.transformer.save_pretrained(tmp_path / "transformer")
+    loaded = wan_pipeline()
+    loaded.transformer = type(pipe.transformer).from_pretrained(tmp_path / "transformer")
+    with pytest.raises(ConfigError, match=r"strobe_keep_0.6.json does not exist; calibrate\(pipe, call, keep=...\) makes it"):
+        sparsify(loaded, keep=KEEP)
+    calibrated(loaded, None)
+    assert json.loads((tmp_path / "transformer/strobe_keep_0.6.json").read_text())["keep"] == KEEP
+    with sparsify(loaded, keep=KEEP):
+        run(loaded)
+
+
+def broken(file: Path, **changes: Any) -> Path:
+    other = file.with_name("other.json")
+    other.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return other
+
+
+def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    found = calibrated(pipe, file)
+    other = wan_pipeline()
+    with torch.no_grad():
+        other.transformer.blocks[1].attn1.to_q.bias += 0.1
+    few = {"transformer": {0: {"blocks.0.attn1.processor": 3}}}
+    many = {"transformer": {0: dict.fromkeys(found.selected["transformer"][0], 28)}}
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (
+            other,
+            {"keep": file},
+            "of another model: transformer has hash [0-9a-f]{16}, it has [0-9a-f]{16}; calibrate this one",
+        ),
+        (
+            wan_pipeline(experts=2),
+            {"keep": file},
+            "not have 1 to 27 tiles for every layer of transformer_2; calibrate again",
+        ),
+        (
+            pipe,
+            {"keep": broken(file, selected=few)},
+            "not have 1 to 27 tiles for every layer of transformer; calibrate again",
+        ),
+        (pipe, {"keep": file, "sparsity": 0.5}, "keep: got .*kept.json beside sparsity=0.5; give sparsity='auto' and gates=None"),
+        (pipe, {"keep": file, "gates": gates()}, "beside trained gates, which have a sparsity of their own"),
+        (pipe, {"keep": file, "tile": (4, 4, 4)}, r"keep: got tile=\(4, 4, 4\).* a calibration with tile=\(2, 2, 3\)"),
+        (pipe, {"keep": file, "forced": Forced(own=True)}, "leave both out or calibrate again"),
+        (pipe, {"keep": 1}, "keep: got 1, expected a share such as 0.95, or the file that calibrate wrote"),
+    ]
+    for given, options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            sparsify(given, **options)
+    with pytest.raises(ConfigError, match="does not have 1 to 27 tiles"):
+        sparsify(pipe, keep=broken(file, selected=many))
+    for text in ("{", "[]", '{"keep": "much"}'):
+        (tmp_path / "damaged.json").write_text(text)
+        with pytest.raises(ConfigError, match="damaged.json is no calibration .*; calibrate again"):
+            sparsify(pipe, keep=str(tmp_path / "damaged.json"))
+    with (
+        sparsify(pipe, keep=file),
+        pytest.raises(ConfigError, match=r"calibrated for \(5, 6, 7\) tokens .*, this call has \(5, 6, 8\)"),
+    ):
+        run(pipe, width=128)
+    with pytest.raises(ConfigError, match="calibrate: the call ran nothing; expected one size and number of steps"):
+        calibrate(pipe, lambda: None, keep=KEEP, file=file)
+    with pytest.raises(ConfigError, match="calibrate: the call ran 2 steps of .*, 3 steps of .*; expected one size"):
+        calibrate(pipe, lambda: [run(pipe, steps) for steps in (2, 3)], keep=KEEP, file=file)
+    with pytest.raises(ConfigError, match="keep: got 95, expected a share of the attention weight above 0 to below 1"):
+        calibrate(pipe, lambda: None, keep=95, file=file)
+
+
+@pytest.mark.parametrize("how", ["layers", "module", "whole"])
+def test_a_compiled_transformer_is_refused(how: str, tmp_path: Path) -> None:
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    calibrated(pipe, file, steps=1)
+    torch._dynamo.reset()
+    with sparsify(pipe, keep=file):
+        if how == "layers":
+            pipe.transformer.compile_repeated_blocks(backend="eager")
+        elif how == "module":
+            pipe.transformer.compile(backend="eager")
+        else:
+            pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        with pytest.raises(ConfigError, match="keep: layers and steps skip different shares, and each would compile again"):
+            run(pipe, steps=1)
+    torch._dynamo.reset()
+
+
+def test_means_of_what_is_skipped_bring_a_pipeline_nearer_to_dense() -> None:
+    pipe = wan_pipeline(WanPipeline)
+    dense = run(pipe)
+    away = []
+    for pooled in (False, True):
+        with sparsify(pipe, sparsity=0.8, tile=TILE, pool_skipped=pooled):
+            away.append((run(pipe) - dense).norm().item())
+    assert away[1] < 0.6 * away[0]
+    with pytest.raises(ConfigError, match="gates: pool_skipped has no place for those of the tensors given; give gates=None"):
+        sparsify(wan().model, sparsity=0.5, gates=gates(), pool_skipped=True)
+
+
+def test_tokens_of_several_processes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wan().model
+    with sparsify(model, sparsity=0, tile=TILE):
+        processor = model.attn_processors["blocks.0.attn1.processor"]
+        monkeypatch.setattr(SparseProcessor, "split", True)
+        q = torch.ones(1, 210, 2, 12)
+        with pytest.raises(ConfigError, match="blocks.0.attn1.processor: calibrate measures in one process"):
+            processor.measure(q, q, Pass((5, 6, 7), (), dense=True, queries=0, recalls={}, held={}))
