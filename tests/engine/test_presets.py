@@ -146,7 +146,7 @@ def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         (state,) = (each for each in resolve(config, DEFAULTS, device).knob_states if each.name == "late_frames")
-        assert not state.on and "overlap_decode is off here" in state.reason
+        assert not state.on and "overlap_decode, which is off here" in state.reason
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     elsewhere = resolve(replace(late, decode_device="cuda:1"), DEFAULTS, torch.device("cpu"))

@@ -1,8 +1,12 @@
-"""What README and docs say of a GPU "by test" names a test of the GPU suite, which passed in the last run that is recorded."""
+"""What README and docs say of a GPU "by test" names a test of the GPU suite, which passed in the last run that is recorded; and
+those tests, which run where there is a GPU alone, name what exists."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -131,3 +135,14 @@ def test_the_marker_is_found_wherever_it_stands(suite: dict[str, set[str]]) -> N
     ):
         assert test in suite[path]
     assert suite["tests/bench/test_kernels.py"] == {"test_the_budget_adds_up_on_a_gpu"}
+
+
+@pytest.mark.rest
+def test_tests_that_run_on_a_gpu_alone_name_what_exists() -> None:
+    """A type checker reads them for names and attributes: what was renamed would else be noticed where there is a GPU."""
+    how = ("--follow-imports=silent", "--explicit-package-bases", "--implicit-reexport")
+    places = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support", "tools"))
+    words, environment = [sys.executable, "-m", "mypy", *how, *gpu_tests()], {**os.environ, "MYPYPATH": places}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert not [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[name-defined]"))]

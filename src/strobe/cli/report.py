@@ -198,7 +198,8 @@ def write(
         output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
     elif any(run.header.kind == "operator" for run in runs):
         sections = [section for section in built.sections if section.id in ("times", "speedups", "roofline")]
-        output.show(*(table_text(block) for section in sections for block in section.blocks if isinstance(block, Rows)))
+        tables = (table_text(block) for section in sections for block in section.blocks if isinstance(block, Rows))
+        output.show(*([_table(shown)] if shown else []), *tables)
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
     _show_answers(answers, findings, output)

@@ -40,7 +40,7 @@ def serve(
     ```
     strobe serve
     strobe serve --model wan-1.3b --weights DIR --preset balanced  # needs-files
-    strobe serve --host 0.0.0.0 --token "$TOKEN" --tls-cert cert.pem --tls-key key.pem  # slow
+    strobe serve --host 0.0.0.0 --token "$(cat token.txt)" --tls-cert cert.pem --tls-key key.pem  # slow
     ```
 
     Needs the extra serve. Ctrl-C ends it; viewers are told.
@@ -53,6 +53,7 @@ def serve(
         replicas: how many, each with a device of its own.
     """
     check_installed()
+    settings.check_files()
     model.check()
     kind, _, address = executor.partition(":")
     if kind == "ray":

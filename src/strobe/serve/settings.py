@@ -67,9 +67,6 @@ class ServeSettings:
                 raise ConfigError(f"{name} {value:g}: give {least:g} to {most:g}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("a certificate needs its key: give both --tls-cert and --tls-key, or neither")
-        for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
-            if path is not None and not path.is_file():
-                raise ConfigError(f"{flag} {path}: there is no file of that name; give the certificate and its key as PEM files")
         if not is_loopback(self.host):
             if not self.token:
                 raise ConfigError(f"--host {self.host} can be reached by others: give --token, or listen on 127.0.0.1")
@@ -80,6 +77,16 @@ class ServeSettings:
                 )
         if self.token and len(self.token) < 16:
             raise ConfigError(f"--token: one of {len(self.token)} characters can be guessed; give at least 16")
+
+    def check_files(self) -> None:
+        """Check that the certificate and its key are there.
+
+        Raises:
+            ConfigError: one is not; names its flag.
+        """
+        for flag, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{flag} {path}: there is no file of that name; give the certificate and its key as PEM files")
 
 
 def is_loopback(host: str) -> bool:

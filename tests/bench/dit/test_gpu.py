@@ -30,6 +30,6 @@ def test_compiled_and_eager_variants_have_accounts(name: str, tmp_path: Path) ->
     study = load_study([outcome.folder])
     steps = {subject.name: per_step(subject) for subject in study.subjects}
     assert all(isinstance(each, PerStep) for each in steps.values()), steps
-    ledgers = {pair.finding.candidate.name: pair.finding.ledger for pair in paired(study, ()) if pair.alike}
+    ledgers = {finding.candidate.name: finding.ledger for finding, alike, _ in paired(study, ()) if alike}
     assert {"vsa-50", "vsa-50-compile"} <= set(ledgers) and not any(isinstance(each, str) for each in ledgers.values()), ledgers
     assert [section.id for section in build_report([outcome.folder]).sections][-2:] == ["answer", "notes"]

@@ -173,8 +173,8 @@ class SidePart(DocumentPart, frozen=True, kw_only=True):
     calls_per_stage: A[int | None, col("number of focal calls in a stage; null: not known")]
     calls_from: A[str, col("source of `calls_per_stage`, or the reason why it is not known")]
     log: A[dict[str, Any] | None, col("path, counts of lines, damage, lines like timings, rejected values")]
-    attention: A[tuple[dict[str, Any], ...], col("attention timers of the log: [Timers](#timers)")]
-    stage: A[dict[str, Any] | None, col("rounds of the stage in the log: [Stages](#stages); null: none")]
+    attention: A[tuple[dict[str, Any], ...], col("attention timers of the log, as `attention` of [Extracted](#extracted)")]
+    stage: A[dict[str, Any] | None, col("rounds of the stage in the log, as `stages` of [Extracted](#extracted); null: none")]
     traces: A[tuple[TracePart, ...], col("traces with device events")]
 
 
