@@ -77,7 +77,7 @@ def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(
     how = TreeSettings(contestants=("allgather",), iterations=1, delay=(1, 600_000.0))
     shape, executor = RankedCall(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
     start = time.monotonic()
-    (failed,) = run_cells([shape], how, tmp_path, quiet, executor=executor).failed
+    (failed,) = run_cells([shape], how, tmp_path, quiet, timeout_s=3.0, executor=executor).failed
     assert "rank 0: tree attention, call" in failed and "rank 1 did not answer within 3 s" in failed and "\n" not in failed
     assert time.monotonic() - start < 500 and alive(executor.marks[0]) == []
     end = read_run(tmp_path / "cells" / shape.name).end
