@@ -20,7 +20,7 @@ PROMPT = "a green star moving up fast on a forest background"
 def clip(tmp_path: Path) -> Path:
     """22 frames of a red circle, as a video of twice the model's size."""
     scene = torch.tensor([parse("a red circle moving left slowly on a navy background").attributes])[:, None].expand(-1, 22, -1)
-    frames = render(scene, advance(torch.tensor([[64.0, 64.0]]), scene), torch.tensor([24.0]))[0]
+    frames = render(scene, advance(torch.zeros(1, 2), scene), torch.zeros(1, 2), torch.tensor([24.0]))[0]
     large = frames.repeat_interleave(2, -1).repeat_interleave(2, -2).permute(0, 2, 3, 1)
     path = tmp_path / "clip.mkv"
     with VideoFile(path, fps=16) as video:

@@ -152,6 +152,6 @@ def test_the_bundled_model_shows_a_colour_between_two() -> None:
         with Session(prompt.format(share, 1 - share), model=model, preset="quality", seed=0, device="cpu") as session:
             frames = torch.cat([block.frames for block in session.stream(2)])[9:]
         seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255)
-        assert seen.valid.all() and (seen.shape == CHOICES["shape"].index("circle")).all()
-        found[share] = {CHOICES["colour"][number] for number in seen.colour.flatten().tolist()}
+        assert seen.valid.all() and (seen.labels[..., 1] == CHOICES["shape"].index("circle")).all()
+        found[share] = {CHOICES["colour"][number] for number in seen.labels[..., 0].flatten().tolist()}
     assert found == {1: {"red"}, 0.5: {"orange"}, 0: {"yellow"}}

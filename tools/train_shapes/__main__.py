@@ -23,10 +23,11 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of data and noise")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; a CPU takes days")
+    parser.add_argument("--begin", type=Path, help="folder of weights to begin from; their autoencoder is kept")
     asked = parser.parse_args(argv)
     if asked.scale <= 0:
         parser.error(f"--scale {asked.scale:g} is not positive; 1 is the full training, 0.1 a trial")
-    for now in train(asked.out, device=resolve_device(asked.device), scale=asked.scale, seed=asked.seed):
+    for now in train(asked.out, device=resolve_device(asked.device), scale=asked.scale, seed=asked.seed, begin=asked.begin):
         figures = ", ".join(f"{name} {value:.4g}" for name, value in now.values.items())
         sys.stdout.write(f"{now.stage} {now.step} / {now.total}: {figures}\n")
     sys.stdout.write(f"weights: {asked.out}\n")

@@ -12,9 +12,10 @@ from torch.nn.functional import l1_loss, mse_loss
 from strobe.models.shapes.clips import draw_clips, measure
 from strobe.models.vae.tiny import TinyVAE
 from train_shapes.state import Progress, Trainer
+from train_shapes.world import renderer
 
-STEPS = 13000
-SECONDS = 300
+STEPS = 20000
+SECONDS = 320
 BATCH = 48
 SAVE_EVERY = 30.0  # seconds
 LATENTS = 4
@@ -48,7 +49,7 @@ def train(vae: TinyVAE, folder: Path, *, scale: float = 1.0, seed: int = 0) -> I
     trained = trainer.done() < 1
     while trainer.done() < 1:
         torch.manual_seed(seed * 1_000_003 + trainer.step)
-        clips = draw_clips(BATCH, LATENTS, device)
+        clips = draw_clips(BATCH, LATENTS, device, renderer(device.type))
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = measure_loss(vae, clips)
         trainer.update(loss)

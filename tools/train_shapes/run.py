@@ -14,7 +14,9 @@ from train_shapes.state import Progress, append_log
 LOG = "training_log.jsonl"
 
 
-def train(folder: Path, *, device: torch.device, scale: float = 1.0, seed: int = 0) -> Iterator[Progress]:
+def train(
+    folder: Path, *, device: torch.device, scale: float = 1.0, seed: int = 0, begin: Path | None = None
+) -> Iterator[Progress]:
     """Train the bundled model into `folder`: `shapes.safetensors` and `training_log.jsonl`.
 
     A stage that was finished or begun in this folder goes on from its checkpoint, so the call can be repeated after any stop.
@@ -24,6 +26,7 @@ def train(folder: Path, *, device: torch.device, scale: float = 1.0, seed: int =
         device: a GPU takes about 20 minutes for everything; a CPU is only good for a trial at a small scale.
         scale: share of the full number of steps, for trials.
         seed: of weights and data.
+        begin: folder of weights to begin from instead of random ones; their autoencoder is kept as it is.
 
     Yields:
         progress, several times a minute; each is also a line of the log.
@@ -33,12 +36,12 @@ def train(folder: Path, *, device: torch.device, scale: float = 1.0, seed: int =
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    dit, text, vae = weights.build()
+    dit, text, vae = weights.build() if begin is None else weights.load(begin)
     for part in (dit, text, vae):
-        part.to(device)
+        part.to(device).requires_grad_(True).train()
     with _fast_products():
         for stage in (
-            autoencoder.train(vae, folder, scale=scale, seed=seed),
+            autoencoder.train(vae, folder, scale=scale, seed=seed) if begin is None else (),
             teacher.train(dit, text, vae, folder, scale=scale, seed=seed),
             student.train(dit, text, vae, folder, scale=scale, seed=seed),
         ):

@@ -2,9 +2,9 @@
 
 Each round rolls a batch of streams over the ring cache as inference does: few steps with fresh noise, commit pass, prompt
 switches with recache, windows and step counts of every preset in the mix. After every frame block the next true pictures are
-drawn from where the model's *own* last frame shows the object, and each denoise step learns to reach them (imitation of an expert
-on the learner's own states: DAgger, Ross et al. 2011). So errors do not accumulate, and every target is a function of what the
-model sees.
+drawn from where the model's *own* last frame shows shapes and floor, and each denoise step learns to reach them (imitation of an
+expert on the learner's own states: DAgger, Ross et al. 2011). So errors do not accumulate, and every target is a function of what
+the model sees.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
+from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
-from strobe.models.shapes.oracle import centroids
+from strobe.models.shapes.oracle import locate
 from strobe.models.shapes.render import SIZE
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
@@ -35,13 +36,12 @@ from train_shapes.teacher import POLICIES, compile_for_training
 from train_shapes.world import (
     PromptTable,
     draw_block,
-    draw_scenes,
     start_from_noise,
     switch_scenes,
 )
 
-STEPS = 4600
-SECONDS = 650
+STEPS = 5200
+SECONDS = 600
 BATCH = 96
 SAVE_EVERY = 30.0  # seconds
 SCHEDULES = (TIMESTEPS, (1000.0, 500.0, 250.0), (1000.0, 250.0))
@@ -63,7 +63,7 @@ class Models:
 
 
 class Streams:
-    """A batch of streams in lockstep: cache, scenes, object centres and the last latents."""
+    """A batch of streams in lockstep: cache, scenes, where everything is, and the last latents."""
 
     def __init__(self, models: Models, policy: RingPolicy, schedule: tuple[float, ...]) -> None:
         self.models = models
@@ -83,7 +83,8 @@ class Streams:
         self.cache = RingCache(shape, policy, device=device, dtype=dtype, positions="rebased", rotate=rotate)
         self.scenes = draw_scenes(BATCH, device)
         self.previous = self.scenes
-        self.centre, self.radius = torch.zeros(BATCH, 2, device=device), torch.zeros(BATCH, device=device)
+        self.place, self.camera = torch.zeros(2, BATCH, 2, device=device)
+        self.radius = torch.zeros(BATCH, device=device)
         self.history = torch.zeros(BATCH, 0, *self.latent_shape[2:], device=device)
         self.tokens = models.prompts.draw(self.scenes)
 
@@ -99,20 +100,20 @@ class Streams:
             self._recache(text)
         noise = torch.randn(self.latent_shape, device=self.radius.device)
         if self.cache.end == 0:
-            self.centre, self.radius = start_from_noise(noise)
-        target, centre = self._target()
+            self.place, self.camera, self.radius = start_from_noise(noise)
+        target, camera = self._target()
         x0, loss = self._denoise(noise, target, text)
-        self._finish(x0, centre, text)
+        self._finish(x0, camera, text)
         return loss
 
     @torch.no_grad()
     def _target(self) -> tuple[Tensor, Tensor]:
-        """Draw the true latents of this frame block and the object's centre in its last frame."""
+        """Draw the true latents of this frame block and the camera in its last frame."""
         vae, first = self.models.vae, self.cache.end == 0
         frames = vae.config.stride.frames(self.cache.end, FRAME_BLOCK)
         before = None if self.scenes is self.previous else self.previous
-        pictures, centre = draw_block(self.scenes, before, self.centre, self.radius, frames)
-        return vae.encode(pictures) if first else vae.encode_groups(pictures), centre
+        pictures, camera = draw_block(self.scenes, before, self.camera, self.place, self.radius, frames)
+        return vae.encode(pictures) if first else vae.encode_groups(pictures), camera
 
     def _denoise(self, noise: Tensor, target: Tensor, text: TextKV) -> tuple[Tensor, Tensor]:
         dit, first = self.models.dit, self.cache.end
@@ -138,15 +139,17 @@ class Streams:
         dit.commit(latents, self._clean(), text, dit.rope(step.positions, dit.grid(latents)), step)
 
     @torch.no_grad()
-    def _finish(self, x0: Tensor, centre: Tensor, text: TextKV) -> None:
-        """Run the commit pass, then locate the object in the last decoded frame; unseen objects keep the expected centre."""
+    def _finish(self, x0: Tensor, camera: Tensor, text: TextKV) -> None:
+        """Run the commit pass, then read the last decoded frame; what is not seen as prompted is where it should be."""
         dit, vae = self.models.dit, self.models.vae
         step = self.cache.at(self.cache.end - FRAME_BLOCK, FRAME_BLOCK)
         dit.commit(x0, self._clean(), text, dit.rope(step.positions, dit.grid(x0)), step)
         self.history = torch.cat((self.history, x0), dim=1)[:, -self.cache.policy.window :]
-        last = vae.decode_groups(x0[:, -2:])[0][:, -1:].float().clamp(0, 1)
-        seen = centroids(last)[:, -1]
-        self.centre = torch.where(seen.isnan(), centre, seen)  # where nothing is seen, where it should be
+        last = vae.decode_groups(x0[:, -2:])[0][:, -1].float().clamp(0, 1)
+        pair, place, seen = locate(last)
+        as_prompted = (pair == (self.scenes[:, 5] >= 0))[:, None] & ~place.isnan()
+        self.place = torch.where(as_prompted, place, self.place)
+        self.camera = torch.where(seen.isnan(), camera, seen)
 
     def _clean(self) -> Modulation:
         return self.models.dit.modulation(torch.zeros(1, 1, device=self.radius.device))

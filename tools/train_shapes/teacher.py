@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.cache.policy import RingPolicy
+from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK
 from strobe.models.shapes.render import SIZE
 from strobe.models.text.words import WordEncoder
@@ -19,12 +20,11 @@ from train_shapes.state import Progress, Trainer
 from train_shapes.world import (
     PromptTable,
     draw_block,
-    draw_scenes,
     start_from_noise,
     switch_scenes,
 )
 
-STEPS = 3600
+STEPS = 4400
 SECONDS = 450
 BATCH = 96
 SAVE_EVERY = 30.0  # seconds
@@ -59,15 +59,15 @@ def block_causal_mask(policy: RingPolicy, blocks: int, tokens_per_frame: int) ->
 
 @torch.no_grad()
 def draw_clips(vae: TinyVAE, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 5]`."""
+    """Draw true clips whose start follows from their noise, with prompt switches: latents `[B, F, ...]`, scenes `[B, n, 7]`."""
     count, device = len(noise), noise.device
     scenes = draw_scenes(count, device)
     previous = scenes
-    centre, radius = start_from_noise(noise[:, :FRAME_BLOCK])
+    place, camera, radius = start_from_noise(noise[:, :FRAME_BLOCK])
     frames, shown = [], []
     for block in range(BLOCKS):
         length = vae.config.stride.frames(block * FRAME_BLOCK, FRAME_BLOCK)
-        pictures, centre = draw_block(scenes, previous, centre, radius, length)
+        pictures, camera = draw_block(scenes, previous, camera, place, radius, length)
         frames.append(pictures)
         shown.append(scenes)
         previous, scenes = scenes, switch_scenes(scenes, SWITCH_SHARE)

@@ -202,8 +202,7 @@ def test_the_error_of_denoising_is_that_over_the_best_linear_estimate(tiny: Mode
 def test_what_the_bundled_model_shows_is_read_from_its_pixels() -> None:
     prompts = ("a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background")
     attributes = torch.tensor([parse(prompt).attributes for prompt in prompts])[:, None].expand(-1, 33, -1)
-    centres = advance(torch.tensor([[64.0, 64.0], [64.0, 64.0]]), attributes)
-    clip = render(attributes, centres, torch.tensor([24.0, 24.0]))
+    clip = render(attributes, advance(torch.zeros(2, 2), attributes), torch.zeros(2, 2), torch.tensor([24.0, 24.0]))
     drawn = [(each.permute(0, 2, 3, 1) * 255).round().to(torch.uint8) for each in clip]
     right, wrong = ([(prompt, drawn[number]) for number, prompt in enumerate(told)] for told in (prompts, prompts[::-1]))
     assert named(accept.check_oracle(right, 9))["prompt_accuracy"].passed

@@ -1,4 +1,4 @@
-"""Pictures against exact distances to polygons, the torus against `roll`, trajectories against hand values."""
+"""Pictures against exact distances to polygons and a floor drawn by hand; cameras against hand values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ import torch
 from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS, SHAPES
-from strobe.models.shapes.render import SIZE, STAR_INNER, advance, render
-
-ELEMENT = tolerance("element", "float32")
+from strobe.models.shapes.render import (
+    EDGE,
+    LIGHT,
+    PAIR_RADIUS,
+    SHADE,
+    SHADOW,
+    SHADOW_OFFSET,
+    SIZE,
+    STAR_INNER,
+    TILE_EDGE,
+    TILES,
+    advance,
+    render,
+    stands,
+)
 
 
 def polygon(shape: str, radius: float) -> list[tuple[float, float]]:
@@ -55,100 +67,111 @@ def distances(shape: str, radius: float, centre: tuple[float, float]) -> tuple[n
 
 
 def smooth(distance: np.ndarray) -> np.ndarray:
-    """Coverage by the documented formula: from 1 to 0 over the four pixels around the outline."""
-    s = (0.5 - distance / 4).clip(0, 1)
+    """Coverage by the documented formula: from 1 to 0 over the pixels around the outline."""
+    s = (0.5 - distance / EDGE).clip(0, 1)
     return s * s * (3 - 2 * s)
 
 
-def one(colour: int, shape: int, background: int, centre: tuple[float, float], radius: float) -> torch.Tensor:
-    attributes = torch.tensor([[[colour, shape, 0, 0, background]]])
-    return render(attributes, torch.tensor([[centre]]), torch.tensor([radius]))[0, 0]
+def one(
+    colour: int, shape: int, background: int, place: tuple[float, float], radius: float, camera: tuple[float, float]
+) -> torch.Tensor:
+    scenes = torch.tensor([[[colour, shape, 0, 0, background, -1, -1]]])
+    return render(scenes, torch.tensor([[camera]]), torch.tensor([place]), torch.tensor([radius]))[0, 0]
+
+
+def floor(camera: tuple[float, float]) -> np.ndarray:
+    """Brightness of the lit tiles, pixel by pixel from the documented constants."""
+    waves = [np.clip(np.sin((np.arange(SIZE) + start) * 2 * np.pi / 32) * TILE_EDGE, -1, 1) for start in camera]
+    rows = 1 + LIGHT * (1 - (2 * np.arange(SIZE) + 1) / SIZE)
+    return (1 + TILES * waves[1][:, None] * waves[0][None, :]) * rows[:, None]
 
 
 @pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
 @pytest.mark.parametrize("radius", [22.0, 23.7, 28.0])
 def test_pictures_match_exact_outlines(shape: int, radius: float) -> None:
-    centre = (61.3, 66.8)
+    place, camera = (-0.1125, 0.11666), (5.3, 27.1)
+    centre = (64 + 24 * place[0], 64 + 24 * place[1])
     distance, corner = distances(SHAPES[shape], radius, centre)
-    colour, background = np.array(COLOURS["orange"]) / 255, np.array(BACKGROUNDS["navy"]) / 255
-    expected = background[:, None, None] + smooth(distance) * (colour - background)[:, None, None]
-    picture = one(4, shape, 1, centre, radius).double().numpy()
-    away = corner > 5.0  # near a corner it is the distance to the lines that meet there: the picture is sharper
-    np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=ELEMENT)
+    shadow, shadow_corner = distances(SHAPES[shape], radius, (centre[0] + SHADOW_OFFSET[0], centre[1] + SHADOW_OFFSET[1]))
+    x, y = np.meshgrid(np.arange(SIZE) - centre[0], np.arange(SIZE) - centre[1])
+    tone = 1 - SHADE * ((x + y) / (2 * radius)).clip(-1, 1)
+    colour, background = (np.array(rgb)[:, None, None] / 255 for rgb in (COLOURS["orange"], BACKGROUNDS["navy"]))
+    under = background * floor(camera) * (1 - (1 - SHADOW) * smooth(shadow))
+    expected = (under + smooth(distance) * (colour * tone - under)).clip(0, 1)
+    picture = one(4, shape, 1, place, radius, camera).double().numpy()
+    away = np.minimum(corner, shadow_corner) > 5.0  # near a corner it is the distance to the lines that meet there
+    np.testing.assert_allclose(picture[:, away], expected[:, away], rtol=0, atol=tolerance("moved picture", "float32"))
     np.testing.assert_allclose(picture[:, ~away], expected[:, ~away], rtol=0, atol=tolerance("corner of a picture", "float32"))
-    cover = ((picture - background[:, None, None]) / (colour - background)[:, None, None]).mean(0)
-    assert np.array_equal(cover[abs(distance) > 0.01] > 0.5, distance[abs(distance) > 0.01] < 0)  # the outline is at one half
 
 
-@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
-def test_edges_fade_over_four_pixels(shape: int) -> None:
-    picture = one(7, shape, 0, (64.0, 64.0), 26.0)
-    steps = picture.diff(dim=2).abs().amax().item(), picture.diff(dim=1).abs().amax().item()
-    # The steepest slope of s * s * (3 - 2 s) over 4 pixels is 3 / 8 per pixel of distance, of white's 245 / 255.
-    assert 0.2 < max(steps) < 3 / 8 * 245 / 255 + 1e-3
+def test_two_shapes_stand_side_by_side_and_leave_a_column_between_them() -> None:
+    pairs = torch.tensor([[0, shape, 0, 0, 1, 7, other] for shape in range(5) for other in range(5)])
+    for place in ((-1.0, -1.0), (1.0, 1.0), (1.0, -1.0), (0.0, 0.0)):
+        many = len(pairs)
+        arguments = torch.zeros(many, 1, 2), torch.tensor([place]).expand(many, 2), torch.full((many,), 28.0)
+        both = render(pairs[:, None], *arguments)[:, 0]
+        lone = pairs.clone()
+        lone[:, 5:] = -1
+        centres, radii = stands(pairs, *arguments[1:])
+        assert (radii == 28 * PAIR_RADIUS).all() and (centres[:, 0, 0] < 40).all() and (centres[:, 1, 0] > 88).all()
+        white = (both - torch.tensor(COLOURS["white"])[:, None, None] / 255).abs().amax(1) < 0.15
+        red = (both - torch.tensor(COLOURS["red"])[:, None, None] / 255).abs().amax(1) < 0.15
+        assert (red.sum((1, 2)) > 300).all() and (white.sum((1, 2)) > 300).all()
+        assert not red[:, :, 62:].any() and not white[:, :, :66].any()
+        assert not torch.equal(both, render(lone[:, None], *arguments)[:, 0])
 
 
-def test_a_soft_edge_keeps_the_area() -> None:
-    drawn = [one(7, shape, 0, (64.0, 64.0), 25.0)[0].sum().item() * 255 / 245 for shape in range(len(SHAPES))]
-    exact = [math.pi * 25.0**2]
-    for shape in SHAPES[1:]:
-        corners = polygon(shape, 25.0)
-        exact.append(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1], strict=True)) / 2)
-    np.testing.assert_allclose(drawn, exact, rtol=tolerance("area of a picture", "float32"))
-    assert max(drawn) < 2 * min(drawn)
-
-
-@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
-@pytest.mark.parametrize("centre", [(0.0, 64.0), (127.6, 0.2), (3.5, 120.25), (-5.0, 300.0)])
-def test_the_world_is_a_torus(shape: int, centre: tuple[float, float]) -> None:
-    shift_x, shift_y = 64 - round(centre[0]), 64 - round(centre[1])
-    middle = one(0, shape, 2, (centre[0] + shift_x, centre[1] + shift_y), 26.0)
-    moved = one(0, shape, 2, centre, 26.0)
-    torch.testing.assert_close(moved.roll((shift_y, shift_x), (1, 2)), middle, atol=tolerance("moved picture", "float32"), rtol=0)
+def test_the_floor_moves_against_the_camera_and_repeats() -> None:
+    near, far, again = (one(0, 0, 2, (0.0, 0.0), 22.0, (start, 3.0)) for start in (4.0, 5.0, 36.0))
+    torch.testing.assert_close(near[:, :20, 1:40], far[:, :20, :39], atol=tolerance("moved picture", "float32"), rtol=0)
+    torch.testing.assert_close(near, again, atol=tolerance("moved picture", "float32"), rtol=0)
 
 
 def test_fade_blends_two_pictures_at_one_place() -> None:
-    now, before = torch.tensor([[[0, 0, 0, 0, 0]] * 3]), torch.tensor([[[2, 3, 1, 1, 3]] * 3])
-    centres, radius = torch.rand(1, 3, 2) * 128, torch.tensor([25.0])
+    now, before = torch.tensor([[[0, 0, 0, 0, 0, -1, -1]] * 3]), torch.tensor([[[2, 3, 1, 1, 3, 4, 4]] * 3])
+    where = torch.rand(1, 3, 2) * 32, torch.rand(1, 2), torch.tensor([25.0])
     fade = torch.tensor([[1.0, 0.25, 0.0]])
-    blended = render(now, centres, radius, fade=fade, previous=before)
+    blended = render(now, *where, fade=fade, previous=before)
     weight = fade[..., None, None, None]
-    expected = (1 - weight) * render(now, centres, radius) + weight * render(before, centres, radius)
-    torch.testing.assert_close(blended, expected)
+    torch.testing.assert_close(blended, (1 - weight) * render(now, *where) + weight * render(before, *where))
 
 
 def test_chunks_and_batches_do_not_change_the_picture() -> None:
     generator = torch.Generator().manual_seed(0)
-    attributes = torch.stack([torch.randint(0, top, (3, 5), generator=generator) for top in (8, 5, 4, 2, 4)], -1)
-    centres, radius = torch.rand(3, 5, 2, generator=generator) * 128, torch.tensor([22.0, 25.5, 28.0])
-    fade, previous = torch.rand(3, 5, generator=generator), attributes.flip(0)
-    whole = render(attributes, centres, radius, fade=fade, previous=previous)
+    scenes = torch.stack([torch.randint(0, top, (3, 5), generator=generator) for top in (8, 5, 4, 2, 4, 8, 5)], -1)
+    scenes[1, :, 5:] = -1
+    camera, place = torch.rand(3, 5, 2, generator=generator) * 32, 2 * torch.rand(3, 2, generator=generator) - 1
+    radius = torch.tensor([22.0, 25.5, 28.0])
+    fade, previous = torch.rand(3, 5, generator=generator), scenes.flip(0)
+    whole = render(scenes, camera, place, radius, fade=fade, previous=previous)
     assert whole.shape == (3, 5, 3, 128, 128) and whole.dtype == torch.float32
     assert whole.min() >= 0 and whole.max() <= 1
-    assert torch.equal(whole, render(attributes, centres, radius, fade=fade, previous=previous, chunk=4))
-    alone = render(attributes[1:2], centres[1:2], radius[1:2], fade=fade[1:2], previous=previous[1:2])
+    assert torch.equal(whole, render(scenes, camera, place, radius, fade=fade, previous=previous, chunk=4))
+    alone = render(scenes[1:2], camera[1:2], place[1:2], radius[1:2], fade=fade[1:2], previous=previous[1:2])
     torch.testing.assert_close(alone, whole[1:2])
 
 
 def test_advance_follows_direction_and_speed_frame_by_frame() -> None:
-    left_slow, down_fast = [0, 0, 0, 0, 0], [0, 0, 3, 1, 0]
-    attributes = torch.tensor([[left_slow, left_slow, down_fast, down_fast]])
-    centres = advance(torch.tensor([[1.5, 124.0]]), attributes)
-    torch.testing.assert_close(centres, torch.tensor([[[0.5, 124.0], [127.5, 124.0], [127.5, 127.0], [127.5, 2.0]]]))
+    left_slow, down_fast = [0, 0, 0, 0, 0, -1, -1], [0, 0, 3, 1, 0, -1, -1]
+    scenes = torch.tensor([[left_slow, left_slow, down_fast, down_fast]])
+    camera = advance(torch.tensor([[1.5, 28.0]]), scenes)
+    torch.testing.assert_close(camera, torch.tensor([[[0.5, 28.0], [31.5, 28.0], [31.5, 31.0], [31.5, 2.0]]]))
 
 
-def test_a_trajectory_continues_from_its_last_centre() -> None:
-    attributes = torch.tensor([[[0, 0, 2, 1, 0]] * 90])
-    whole = advance(torch.tensor([[10.0, 20.0]]), attributes)
-    tail = advance(whole[:, 39], attributes[:, 40:])
-    torch.testing.assert_close(tail, whole[:, 40:])
+def test_a_trajectory_continues_from_its_last_camera() -> None:
+    scenes = torch.tensor([[[0, 0, 2, 1, 0, -1, -1]] * 90])
+    whole = advance(torch.tensor([[10.0, 20.0]]), scenes)
+    torch.testing.assert_close(advance(whole[:, 39], scenes[:, 40:]), whole[:, 40:])
 
 
 def test_sizes_are_checked() -> None:
-    attributes, centres, radius = torch.zeros(2, 3, 5, dtype=torch.long), torch.zeros(2, 3, 2), torch.full((2,), 25.0)
-    with pytest.raises(ShapeError, match=r"centres is \[2, 2, 2\], expected \[2, 3, 2\]"):
-        render(attributes, centres[:, :2], radius)
+    scenes, camera, radius = torch.zeros(2, 3, 7, dtype=torch.long), torch.zeros(2, 3, 2), torch.full((2,), 25.0)
+    place = torch.zeros(2, 2)
+    with pytest.raises(ShapeError, match=r"scenes is \[2, 3, 5\], expected \[2, 3, 7\]"):
+        render(scenes[..., :5], camera, place, radius)
+    with pytest.raises(ShapeError, match=r"camera is \[2, 2, 2\], expected \[2, 3, 2\]"):
+        render(scenes, camera[:, :2], place, radius)
     with pytest.raises(ShapeError, match=r"radius is \[1\], expected \[2\]"):
-        render(attributes, centres, radius[:1])
+        render(scenes, camera, place, radius[:1])
     with pytest.raises(ShapeError, match="together or neither"):
-        render(attributes, centres, radius, fade=torch.zeros(2, 3))
+        render(scenes, camera, place, radius, fade=torch.zeros(2, 3))

@@ -13,14 +13,16 @@ from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import palette
 
 OLD, NEW = "a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background"
-AT_ONCE = [0, 1, 4]
-"""Colour, shape and background, which a single frame shows."""
+AT_ONCE = [0, 1, 4, 5, 6]
+"""Colours, shapes and background, which a single frame shows."""
 FAR = 48
 """Levels of 255 in RGB from every colour of the world, outlines included, beyond which a pixel is off the palette."""
 
 
 def off_palette(frames: Tensor) -> float:
-    colours = torch.cat(palette(torch.device("cpu"))) * 255
+    colours, floors = palette(torch.device("cpu"))
+    lit = [colours * tone for tone in (0.9, 1, 1.1)] + [floors * tone for tone in (0.4, 0.55, 0.7, 0.85, 1, 1.15, 1.3)]
+    colours = torch.cat(lit) * 255
     return (torch.cdist(frames.reshape(-1, 3).float(), colours).amin(1) > FAR).double().mean().item()
 
 
@@ -39,11 +41,10 @@ def test_a_switch_shows_soon_and_leaves_the_colours_of_the_world(mode: Mode, sho
 
 
 def test_a_drawn_clip_shows_its_second_scene_from_the_switch_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenes = iter((torch.zeros(64, 5, dtype=torch.long), torch.ones(64, 5, dtype=torch.long)))
+    scenes = iter((torch.zeros(64, 7, dtype=torch.long), torch.ones(64, 7, dtype=torch.long)))
     monkeypatch.setattr(clips, "draw_scenes", lambda count, device: next(scenes))
-    monkeypatch.setattr(clips, "advance", lambda start, attributes: start)
-    monkeypatch.setattr(clips, "render", lambda attributes, *_, fade, **__: (attributes[..., 0], fade))
-    attributes, fade = clips.draw_clips(64, 4, torch.device("cpu"))
+    drawn = lambda scenes, *_, fade, **__: (scenes[..., 0], fade)  # noqa: E731
+    attributes, fade = clips.draw_clips(64, 4, torch.device("cpu"), drawn)
     begins = [(row.tolist().index(1), (weight > 0).tolist().index(True)) for row, weight in zip(attributes, fade, strict=True)
               if 0 < row.sum() < row.numel()]  # fmt: skip
     assert len(begins) > 10 and all(second == faded for second, faded in begins)

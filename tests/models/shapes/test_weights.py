@@ -123,10 +123,10 @@ def test_bundled_latents_are_standard() -> None:
 
 def test_the_text_encoder_takes_whole_scenes_alone() -> None:
     _, text, _ = weights.load()
-    text.check(["a red circle moving left", "on a gray background a blue star is gliding up quickly"])
+    text.check(["a red circle and a blue square moving left", "on a gray background a blue star is gliding up quickly"])
     for prompt, words in (
         ("a circle moving left", 'gives no colour; .* for example "a red circle moving left"'),
-        ("a red circle moving left, a blue square moving left", "gives the colour twice"),
+        ("a red circle moving left, a blue square moving right", "gives the direction twice"),
         ("a red circel moving left", "did you mean 'circle'"),
         ("", "has 0 words"),
     ):

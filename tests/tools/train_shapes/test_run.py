@@ -89,6 +89,15 @@ def test_a_run_goes_on_after_the_stages_that_are_finished(whole: tuple[Path, lis
     assert (tmp_path / weights.FILE).read_bytes() == (whole[0] / weights.FILE).read_bytes()
 
 
+def test_the_autoencoder_of_weights_to_begin_from_is_kept(whole: tuple[Path, list[Progress]], tmp_path: Path) -> None:
+    assert [line.stage for line in train(tmp_path, device=CPU, begin=whole[0])] == ["teacher", "student"]
+    before, after = weights.load(whole[0]), weights.load(tmp_path)
+    assert all(
+        torch.equal(old, new) for old, new in zip(before[2].state_dict().values(), after[2].state_dict().values(), strict=True)
+    )
+    assert not torch.equal(next(before[0].parameters()), next(after[0].parameters()))
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_goes_on_from_its_last_checkpoint(
     name: str, whole: tuple[Path, list[Progress]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,8 +22,8 @@ SETTLE_BLOCKS: Final = 2
 """Frame blocks after a prompt switch that do not count for prompt accuracy."""
 SEEN: Final = 0.9
 """Least share of frames with a visible object that passes the gate."""
-SEEN_AT_ONCE: Final = (0, 1, 4)
-"""Attributes that a single frame shows: colour, shape, background; direction and speed take several."""
+SEEN_AT_ONCE: Final = (0, 1, 4, 5, 6)
+"""Attributes that a single frame shows: colours, shapes, background; direction and speed take several."""
 
 BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
 BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
@@ -134,7 +134,7 @@ def shows_object(frames: Tensor) -> GateResult:
 
 
 def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
-    """Compute the share of settled frames whose five attributes are all as prompted, per clip and prompt."""
+    """Compute the share of settled frames whose attributes are all as prompted, per clip and prompt."""
     settle = SETTLE_BLOCKS * work.frames_per_block
     shares = []
     for index, (detection, attributes) in enumerate(zip(found, wanted, strict=True)):

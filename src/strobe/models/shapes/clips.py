@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT
-from strobe.models.shapes.render import RADII, SIZE, advance, render
+from strobe.models.shapes.render import PERIOD, RADII, advance, render
 from strobe.models.vae.tiny import TinyVAE
 
 SIZES = tuple(len(values) for values in CHOICES.values())
@@ -16,11 +18,12 @@ FADE = (0.75, 0.5, 0.25)
 
 
 def draw_scenes(count: int, device: torch.device) -> Tensor:
-    """Draw random seen scenes, int64 `[count, 5]`."""
+    """Draw random seen scenes, half of them of two shapes, int64 `[count, 7]`."""
     pairs = [(c, s) for c in range(SIZES[0]) for s in range(SIZES[1]) if (c, s) not in HELD_OUT]
-    pair = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (count,), device=device)]
+    first, second = torch.tensor(pairs, device=device)[torch.randint(len(pairs), (2, count), device=device)]
+    second = torch.where(torch.rand(count, 1, device=device) < 0.5, second, -1)
     rest = [torch.randint(size, (count,), device=device) for size in SIZES[2:]]
-    return torch.cat((pair, torch.stack(rest, dim=-1)), dim=-1)
+    return torch.cat((first, torch.stack(rest, dim=-1), second), dim=-1)
 
 
 def draw_radius(count: int, device: torch.device) -> Tensor:
@@ -28,8 +31,8 @@ def draw_radius(count: int, device: torch.device) -> Tensor:
     return RADII[0] + (RADII[1] - RADII[0]) * torch.rand(count, device=device)
 
 
-def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
-    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]`; half of them switch their scene somewhere."""
+def draw_clips(count: int, latents: int, device: torch.device, draw: Callable[..., Tensor] = render) -> Tensor:
+    """Draw random clips `[B, 4 * latents, 3, SIZE, SIZE]` with `render` or what equals it; half of them switch their scene."""
     frames = 4 * latents
     first, second = draw_scenes(count, device), draw_scenes(count, device)
     at = torch.randint(0, 2 * frames, (count, 1), device=device)
@@ -38,9 +41,10 @@ def draw_clips(count: int, latents: int, device: torch.device) -> Tensor:
     weights = torch.zeros(count, frames, device=device)
     for step, weight in enumerate(FADE):
         weights = torch.where(since == step, weight, weights)
-    centres = advance(SIZE * torch.rand(count, 2, device=device), attributes)
+    camera = advance(PERIOD * torch.rand(count, 2, device=device), attributes)
+    place = 2 * torch.rand(count, 2, device=device) - 1
     previous = first.unsqueeze(1).expand_as(attributes)
-    return render(attributes, centres, draw_radius(count, device), fade=weights, previous=previous)
+    return draw(attributes, camera, place, draw_radius(count, device), fade=weights, previous=previous)
 
 
 @torch.no_grad()

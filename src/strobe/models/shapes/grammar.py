@@ -1,10 +1,10 @@
-"""The procedural world: one moving coloured shape, and the small English that describes it."""
+"""The procedural world: one or two coloured shapes that glide over a floor, and the small English that describes them."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from strobe.core.errors import ConfigError, unknown_choice
@@ -24,7 +24,7 @@ COLOURS: dict[str, Rgb] = {
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # (x, y), y down
 SPEEDS: dict[str, int] = {"slow": 1, "fast": 3}  # pixels per frame
-BACKGROUNDS: dict[str, Rgb] = {"black": (0, 0, 0), "navy": (12, 20, 96), "gray": (96, 96, 96), "forest": (16, 80, 36)}
+BACKGROUNDS: dict[str, Rgb] = {"black": (32, 32, 38), "navy": (16, 28, 100), "gray": (100, 100, 104), "forest": (14, 64, 30)}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS),
@@ -34,6 +34,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "background": tuple(BACKGROUNDS),
 }
 """The attributes of a scene in the order of its tensors, each with its values in the order of their numbers."""
+
+NUM_ATTRIBUTES = len(CHOICES) + 2
+"""Numbers of a scene: those of `CHOICES`, then colour and shape of the second shape."""
 
 HELD_OUT = frozenset(
     (CHOICES["colour"].index(colour), SHAPES.index(shape))
@@ -54,7 +57,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "gray": ("gray", "grey"),
 }
 VERBS = ("moving", "gliding", "drifting", "sliding", "going")
-FILLERS = ("a", "an", "the", "on", "over", "to", "is", "in", "with", "and", "at", "speed", "background", "backdrop")
+FILLERS = ("a", "an", "the", "on", "over", "to", "is", "are", "in", "with", "and", "at", "speed", "background", "backdrop")
 
 
 def _meanings() -> dict[str, tuple[str, int]]:
@@ -71,20 +74,28 @@ MEANINGS = _meanings()
 VOCABULARY: tuple[str, ...] = (*MEANINGS, *VERBS, *FILLERS)
 """Every word of the language. The position of a word is its number in the text encoder: append, never reorder."""
 
-# {adverb} and {place} may be empty; no sentence has more than 15 words.
+# {adverb} and {place} may be empty; no sentence has more than 20 words.
 _TEMPLATES = (
-    "{article} {colour} {shape} {verb} {direction} {adverb} {place}",
-    "{article} {colour} {shape} {adverb} {verb} {direction} {place}",
-    "{article} {colour} {shape} {verb} {direction} {place} {adverb}",
-    "{place} {article} {colour} {shape} {verb} {direction} {adverb}",
-    "{article} {colour} {shape} is {adverb} {verb} {direction} {place}",
+    "{shapes} {verb} {direction} {adverb} {place}",
+    "{shapes} {adverb} {verb} {direction} {place}",
+    "{shapes} {verb} {direction} {place} {adverb}",
+    "{place} {shapes} {verb} {direction} {adverb}",
+    "{shapes} {to_be} {adverb} {verb} {direction} {place}",
 )
 _PLACES = ("on a {0} background", "over a {0} background", "on a {0} backdrop", "on {0}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """One moving shape. Each field is the position of its value in `CHOICES[field]`.
+    """One moving shape, or two side by side. Each number is the position of its value in `CHOICES[field]`.
+
+    Args:
+        colour: of the shape, of the left one if there are two.
+        shape: its outline.
+        direction: where everything moves.
+        speed: how fast.
+        background: colour of the floor.
+        second: colour and shape of the right one; None: there is one shape.
 
     Raises:
         ConfigError: a number has no value.
@@ -95,35 +106,41 @@ class Scene:
     direction: int
     speed: int
     background: int
+    second: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        for (attribute, values), number in zip(CHOICES.items(), self.attributes, strict=True):
-            if not 0 <= number < len(values):
-                raise ConfigError(f"scene {attribute} {number} does not exist; allowed: 0 .. {len(values) - 1}")
+        for attribute, number in self._said():
+            if not 0 <= number < len(CHOICES[attribute]):
+                raise ConfigError(f"scene {attribute} {number} does not exist; allowed: 0 .. {len(CHOICES[attribute]) - 1}")
 
     @property
-    def attributes(self) -> tuple[int, int, int, int, int]:
-        """The five numbers in the order of `CHOICES`: a row of the tensors in `render` and `oracle`."""
-        return self.colour, self.shape, self.direction, self.speed, self.background
+    def attributes(self) -> tuple[int, ...]:
+        """The numbers in the order of `CHOICES`, then the second shape's two, -1 where there is none: a row of `render`'s
+        tensors."""
+        return self.colour, self.shape, self.direction, self.speed, self.background, *(self.second or (-1, -1))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The five values by name, e.g. `("red", "circle", "left", "slow", "navy")`."""
-        return tuple(values[number] for values, number in zip(CHOICES.values(), self.attributes, strict=True))
+        """The values by name, e.g. `("red", "circle", "left", "slow", "navy")`; with two shapes, two more."""
+        return tuple(CHOICES[attribute][number] for attribute, number in self._said())
+
+    def _said(self) -> Iterator[tuple[str, int]]:
+        yield from zip(CHOICES, self.attributes, strict=False)
+        yield from zip(CHOICES, self.second or (), strict=False)
 
     def prompt(self, rng: random.Random) -> str:
         """Describe the scene in a random sentence that `parse` reads back; defaults are left out half of the time."""
-        colour, shape, direction, speed, background = self.words
+        colour, shape, direction, speed, background, *second = self.words
         headings = SYNONYMS[direction]
         if direction in ("left", "right"):
             headings += (f"to the {direction}",)
         said_speed = speed != DEFAULTS["speed"] or rng.random() < 0.5
         said_background = background != DEFAULTS["background"] or rng.random() < 0.5
         adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
+        shapes = [f"{_article(hue)} {hue} {form}" for hue, form in ((colour, shape), *([second] if second else ()))]
         sentence = rng.choice(_TEMPLATES).format(
-            article=_article(colour),
-            colour=colour,
-            shape=shape,
+            shapes=" and ".join(shapes),
+            to_be="are" if second else "is",
             verb=rng.choice(VERBS),
             direction=rng.choice(headings),
             adverb=rng.choice(adverbs) if said_speed else "",
@@ -146,34 +163,52 @@ def split_words(prompt: str) -> list[str]:
 
 
 def parse(prompt: str) -> Scene:
-    """Read a prompt. Order, case and punctuation do not matter; speed defaults to slow, the background to black.
+    """Read a prompt of one shape or two. Order, case and punctuation do not matter, but that a shape's colour is the one before
+    it among the colours; speed defaults to slow, the background to black.
 
     Raises:
-        ConfigError: an unknown word, an attribute given twice, or no colour, shape or direction; with a prompt that would do.
+        ConfigError: an unknown word, an attribute given twice, more than two shapes, a colour too many or too few, or no colour,
+            shape or direction; with a prompt that would do.
     """
-    found: dict[str, int] = {}
-    twice = ""
+    found: dict[str, list[str]] = {attribute: [] for attribute in CHOICES}
     for word in split_words(prompt):
-        if word not in MEANINGS:
-            continue
-        attribute, number = MEANINGS[word]
-        if attribute in found:
-            first = CHOICES[attribute][found[attribute]]
-            twice = twice or f"gives the {attribute} twice ({first!r}, then {word!r}); the model draws one shape"
-        found.setdefault(attribute, number)
-    missing = [attribute for attribute in CHOICES if attribute not in found and attribute not in DEFAULTS]
-    if twice or missing:
-        lacking = "; ".join(f"gives no {attribute}; add one of: {', '.join(CHOICES[attribute])}" for attribute in missing)
-        raise ConfigError(f"the prompt {prompt!r} {twice or lacking}; {_example(found)}")
+        if word in MEANINGS:
+            found[MEANINGS[word][0]].append(word)
+    numbers = {attribute: [MEANINGS[word][1] for word in words] for attribute, words in found.items()}
+    wrong = next(_mistakes(found), "")
+    if wrong:
+        raise ConfigError(f"the prompt {prompt!r} {wrong}; {_example(numbers)}")
     for attribute, value in DEFAULTS.items():
-        found.setdefault(attribute, CHOICES[attribute].index(value))
-    return Scene(**found)
+        numbers[attribute] = numbers[attribute] or [CHOICES[attribute].index(value)]
+    seconds = [numbers[attribute][1:] for attribute in ("colour", "shape")]
+    second = (seconds[0][0], seconds[1][0]) if seconds[0] else None
+    return Scene(**{attribute: values[0] for attribute, values in numbers.items()}, second=second)
 
 
-def _example(found: Mapping[str, int]) -> str:
+def _mistakes(found: Mapping[str, list[str]]) -> Iterator[str]:
+    """Say what keeps the words found for each attribute from being a scene."""
+    colours, shapes = found["colour"], found["shape"]
+    for attribute, words in found.items():
+        single = attribute not in ("colour", "shape") or (len(shapes) == 1 and attribute == "colour")
+        if single and len(words) > 1:
+            yield f"gives the {attribute} twice ({words[0]!r}, then {words[1]!r})"
+    if len(shapes) > 2:
+        yield f"names {len(shapes)} shapes ({', '.join(shapes)}); the model draws one or two"
+    missing = [attribute for attribute, words in found.items() if not words and attribute not in DEFAULTS]
+    if missing:
+        yield "; ".join(f"gives no {attribute}; add one of: {', '.join(CHOICES[attribute])}" for attribute in missing)
+    if len(colours) != len(shapes):
+        yield f"names {len(shapes)} shapes ({', '.join(shapes)}) and {len(colours)} colours; give each shape one"
+
+
+def _example(found: Mapping[str, list[int]]) -> str:
     """Return an example prompt with the values found, and for every missing one its first choice."""
-    colour, shape, direction = (CHOICES[name][found.get(name, 0)] for name in ("colour", "shape", "direction"))
-    return f'for example "{_article(colour)} {colour} {shape} moving {direction}"'
+    colour, shape, direction = (CHOICES[name][(found[name] or [0])[0]] for name in ("colour", "shape", "direction"))
+    shapes = f"{_article(colour)} {colour} {shape}"
+    if len(found["shape"]) > 1:
+        other, form = CHOICES["colour"][(found["colour"][1:] or [2])[0]], CHOICES["shape"][found["shape"][1]]
+        shapes += f" and {_article(other)} {other} {form}"
+    return f'for example "{shapes} moving {direction}"'
 
 
 def _article(word: str) -> str:
@@ -181,7 +216,7 @@ def _article(word: str) -> str:
 
 
 def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
-    """Draw a scene, uniform over the seen (default) or over the held-out combinations."""
+    """Draw a scene of one shape or two, each uniform over the seen (default) or over the held-out combinations."""
     pairs = [
         (colour, shape)
         for colour in range(len(COLOURS))
@@ -195,4 +230,5 @@ def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
         direction=rng.randrange(len(DIRECTIONS)),
         speed=rng.randrange(len(SPEEDS)),
         background=rng.randrange(len(BACKGROUNDS)),
+        second=rng.choice(pairs) if rng.random() < 0.5 else None,
     )
