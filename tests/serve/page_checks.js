@@ -15,29 +15,34 @@ globalThis.pageChecks = {
     for (const value of this.pixels()) sum = (sum * 31 + value) % 1000000007;
     return String(sum);
   },
-  // Where a colour is, in shares of width and height. The picture has no edges, so it is a mean of angles.
-  place(colour) {
-    const canvas = document.getElementById("picture");
-    const data = this.pixels();
-    const sums = [0, 0, 0, 0];
-    for (let at = 0; at < data.length; at += 4) {
-      if (![0, 1, 2].every((part) => Math.abs(data[at + part] - colour[part]) < 60)) continue;
-      const x = (2 * Math.PI * ((at / 4) % canvas.width)) / canvas.width;
-      const y = (2 * Math.PI * Math.floor(at / 4 / canvas.width)) / canvas.height;
-      [Math.sin(x), Math.cos(x), Math.sin(y), Math.cos(y)].forEach((value, part) => (sums[part] += value));
-    }
-    return [Math.atan2(sums[0], sums[1]), Math.atan2(sums[2], sums[3])].map((angle) => (angle / (2 * Math.PI) + 1) % 1);
+  // Where the tiles of the floor lie, in shares of their period: two phases of one wave each, along both diagonals.
+  floor() {
+    const [canvas, data, period] = [document.getElementById("picture"), this.pixels(), 32];
+    const light = Array.from({ length: data.length / 4 }, (_, at) => data[4 * at] + data[4 * at + 1] + data[4 * at + 2]);
+    const dark = light.filter((value) => value < 300); // the floor, without shapes
+    const mean = dark.reduce((sum, value) => sum + value, 0) / dark.length;
+    return [1, -1].map((sign) => {
+      let [real, imaginary] = [0, 0];
+      light.forEach((value, at) => {
+        if (value >= 300) return;
+        const angle = (2 * Math.PI * ((at % canvas.width) + sign * Math.floor(at / canvas.width))) / period;
+        real += (value - mean) * Math.cos(angle);
+        imaginary += (value - mean) * Math.sin(angle);
+      });
+      return Math.atan2(imaginary, real) / (2 * Math.PI);
+    });
   },
-  // How far a colour moves from each picture to the next, over so many pictures.
-  async moves(colour, count) {
+  // How far the floor moves from each picture to the next, right and down in pixels, over so many pictures.
+  async moves(count) {
     const found = [];
-    let [before, last] = [this.picture(), this.place(colour)];
+    let [before, last] = [this.picture(), this.floor()];
     while (found.length < count) {
       await new Promise((wake) => requestAnimationFrame(wake));
       const now = this.picture();
       if (now === before) continue;
-      const place = this.place(colour);
-      found.push(place.map((value, part) => ((value - last[part] + 1.5) % 1) - 0.5));
+      const place = this.floor();
+      const [down, up] = place.map((value, part) => ((value - last[part] + 1.5) % 1) - 0.5);
+      found.push([16 * (down + up), 16 * (down - up)]);
       [before, last] = [now, place];
     }
     return found;

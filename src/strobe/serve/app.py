@@ -43,10 +43,10 @@ PAGE: Final[dict[str, tuple[str, str]]] = {
 """Paths of the page's files, and what they are: no path of a request ever reaches the disk."""
 EXAMPLES: Final = (
     "a red circle moving left on navy",
-    "a green star moving right on gray",
+    "a green star and a red circle moving right on gray",
     "a yellow triangle moving down on forest",
     "a blue square moving up fast on gray",
-    "an orange star gliding slowly up on forest",
+    "an orange star and a white cross gliding up on forest",
     "a cyan circle drifting right fast on black",
 )
 """Prompts of the bundled model to begin with."""
