@@ -41,7 +41,7 @@ def demo_clip() -> None:
     fps = session.model.defaults.fps
     slides = [_slide(frame, blocks, at, number / len(each.frames), prompts)
               for at, each in enumerate(blocks) for number, frame in enumerate(each.frames) if number % 2 == 0]  # fmt: skip
-    palette = _one_above_another(slides[:: len(slides) // 8]).quantize(32, dither=Image.Dither.NONE)
+    palette = _one_above_another(slides[:: len(slides) // 8]).quantize(48, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     first, *rest = (slide.quantize(palette=palette, dither=Image.Dither.NONE) for slide in slides)
     first.save(PICTURES / "demo.gif", save_all=True, append_images=rest, duration=round(2000 / fps), loop=0, optimize=True)
 
@@ -203,7 +203,7 @@ def _shoot(page: Page, name: str, box: tuple[int, int, int, int]) -> None:
 
 def _save(picture: Image.Image, name: str) -> None:
     """Write it with few colours, which is small and looks the same."""
-    picture.quantize(64, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
 
 
 MADE: Final[dict[str, Callable[[], None]]] = {

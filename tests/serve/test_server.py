@@ -13,10 +13,13 @@ import av
 import httpx
 import numpy as np
 import pytest
+import torch
 
 import strobe
 from live_server import Running, serving
 from strobe.core.errors import SessionError
+from strobe.models.shapes.grammar import parse
+from strobe.models.shapes.render import SIZE, render
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
 from strobe.serve.encode import new_encoder
@@ -267,14 +270,15 @@ def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> N
         async with watch(bundled.ws, prompt=CIRCLE, image=image) as viewer:
             return (await pictures(viewer, 1))[0]
 
-    green = np.full((64, 64, 3), (0, 200, 0), np.uint8)
-    data, _ = new_encoder("jpeg", 64, 64, 16).encode(green)
+    scene = torch.tensor([[parse("a green square moving up on a forest background").attributes]])
+    green = render(scene, torch.zeros(1, 1, 2), torch.zeros(1, 2), torch.tensor([28.0]))[0, 0]
+    data, _ = new_encoder("jpeg", SIZE, SIZE, 16).encode((255 * green.permute(1, 2, 0)).to(torch.uint8).numpy())
     picture = run(opened(base64.b64encode(data).decode()))
     decoder = av.CodecContext.create("mjpeg", "r")
     assert isinstance(decoder, av.VideoCodecContext)
     (frame,) = decoder.decode(av.Packet(picture.data))
     red, green_mean, blue = frame.to_ndarray(format="rgb24").mean(axis=(0, 1))
-    assert green_mean > 120 and red < 100 and blue < 100
+    assert green_mean > 2 * red and green_mean > 1.5 * blue
     for bad, word in (("%%%", "base64"), (base64.b64encode(b"no picture").decode(), "picture|data")):
         with pytest.raises(SessionError, match=word):
             run(opened(bad))

@@ -385,13 +385,18 @@ class VideoFile:
         return f"the first {playable} of its frames are kept{own}; "
 
     def _playable(self) -> int:
-        """Count the readable frames of the file: those before its last key frame by their packets, the others by decoding."""
+        """Count the readable frames of the file: those before its last key frame by their packets, the others by decoding.
+
+        Of an mp4 the packet that was cut short is cut off, for some players stop with an error at it.
+        """
         packets: list[Packet[VideoStream]] = []
         count = 0
         with suppress(OSError, self._av.FFmpegError), self._av.open(str(self.written)) as source:
             with suppress(OSError, self._av.FFmpegError):
-                packets.extend(packet for packet in source.demux(video=0) if packet.size)
+                packets.extend(packet for packet in source.demux(video=0) if packet.size and not packet.is_corrupt)
             count = max((index for index, packet in enumerate(packets) if packet.is_keyframe), default=0)
             for packet in (*packets[count:], None):
                 count += len(source.streams.video[0].decode(packet))
+        if self._format.muxer == "mp4" and packets:
+            os.truncate(self.written, max(packet.pos + packet.size for packet in packets if packet.pos is not None))
         return count
