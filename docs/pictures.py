@@ -203,7 +203,7 @@ def _shoot(page: Page, name: str, box: tuple[int, int, int, int]) -> None:
 
 def _save(picture: Image.Image, name: str) -> None:
     """Write it with few colours, which is small and looks the same."""
-    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+    picture.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
 
 
 MADE: Final[dict[str, Callable[[], None]]] = {

@@ -136,7 +136,7 @@ def _prompts(run: _PresetRun) -> Iterator[AccuracyFigure]:
         prompts = {at: [scene.prompt(rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
         clips = run.clips(run.trial.seed, prompts, range(SWITCH_AT + 2))
         settled = clips[SETTLED[0] : SETTLED[1] + 1]
-        definition = f"share of frames of frame blocks {SETTLED[0]} to {SETTLED[1]} with all five attributes as prompted"
+        definition = f"share of frames of frame blocks {SETTLED[0]} to {SETTLED[1]} with everything as prompted"
         right = [_right(clip, first) for clip in settled]
         yield _share(f"prompt accuracy, {kind}", run.preset, right, definition, 0.95 if kind == "seen" else 0.8)
         yield _share(f"first frame block, {kind}", run.preset, [_right(clips[0], first)], "the same over frame block 0", None)
@@ -165,7 +165,7 @@ def _long(run: _PresetRun) -> Iterator[AccuracyFigure]:
             target="" if first else f"within 0.05 of frame block {wanted[0]}",
             reached=None if first else value >= values[0] - 0.05,
             n=run.trial.streams,
-            definition="share of its frames with all five attributes as prompted; one prompt from the start",
+            definition="share of its frames with everything as prompted; one prompt from the start",
         )
 
 
