@@ -35,6 +35,7 @@ class SparseOptions:
         dense_layers: layers that are dense in every step, counted from 0.
         pool_skipped: as in `video_sparse_attention`.
         kept: of a calibration, the share that is skipped by step and layer, whose mean `sparsity` is; None without.
+        thread: the one whose calls are calibrated, while the processors that were replaced compute those of others; None without.
     """
 
     sparsity: float
@@ -45,6 +46,7 @@ class SparseOptions:
     dense_layers: frozenset[int]
     pool_skipped: bool = False
     kept: Mapping[int, Mapping[str, float]] | None = None
+    thread: int | None = None
 
     def check_tile(self, grid: Triple) -> None:
         """Raise ShapeError if the tile that was asked for is larger than a grid."""
