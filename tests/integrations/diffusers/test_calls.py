@@ -102,6 +102,31 @@ def test_a_call_in_another_thread_changes_nothing(name: str, place: str) -> None
     assert torch.equal(found, wanted[0]) and torch.equal(beside[0], wanted[1])
 
 
+def test_recalls_are_those_of_the_thread_and_of_the_innermost() -> None:
+    """Another thread calls, and measures a call, while one measures; an inner measurement takes its own calls."""
+    case, other = wan(1), {"hidden_states": wan(1).arguments["hidden_states"] * 3}
+    layers, beside = [f"blocks.{number}.attn1" for number in range(3)], dict[str, list[Tensor]]()
+    with sparsify(case.model, sparsity=0.7, tile=(4, 3, 3), gates=None) as handle:
+
+        def aside() -> None:
+            case.run(**other)
+            with handle.recalls(5) as found:
+                case.run(**other)
+            beside.update(found)
+
+        with handle.recalls(4) as outer:
+            thread = threading.Thread(target=aside)
+            thread.start()
+            thread.join()
+            case.run()
+            with handle.recalls(5) as inner:
+                case.run(**other)
+            case.run()
+    assert {name: len(calls) for name, calls in outer.items()} == dict.fromkeys(layers, 2)
+    assert {name: len(calls) for name, calls in inner.items()} == dict.fromkeys(layers, 1)
+    assert beside.keys() == inner.keys() and all(torch.equal(beside[each][0], inner[each][0]) for each in layers)
+
+
 def gradients(name: str, how: str, **options: Any) -> dict[str, Tensor]:
     """Gradients of one loss over both calls, in float64."""
     case, *both = BOTH[name]()

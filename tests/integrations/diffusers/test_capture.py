@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,81 @@ def test_a_compiled_layer_is_recorded(tmp_path: Path) -> None:
         told(case)
     assert [call.layer for call, _ in read_calls(file)] == [f"blocks.{number}.attn1" for number in range(3)]
     torch._dynamo.reset()
+
+
+def in_threads(*bodies: Any) -> list[Any]:
+    """What each body returns, run in a thread of its own beside the others; an error of one is raised here."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return [each.result(timeout=60) for each in [pool.submit(body) for body in bodies]]
+
+
+def test_two_captures_of_one_transformer_in_two_threads_do_not_mix(tmp_path: Path) -> None:
+    """Both forwards stand in the chosen layer at once: each file holds the call of its own thread, as without the other."""
+    case, meet = wan(1), threading.Barrier(2, timeout=10)
+
+    def captured(number: int, name: str) -> tuple[Tensor, Any, list[Tensor]]:
+        file, noise = tmp_path / f"{name} {number}.safetensors", case.arguments["hidden_states"] * (number + 1)
+        with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
+            out = case.run(hidden_states=noise[..., : 14 - 4 * number], attention_kwargs={"denoise_step": 0})
+        return out, read_calls(file), operands(file, 0)
+
+    def wait(*_: Any) -> None:
+        meet.wait()
+
+    wanted = [captured(number, "alone") for number in range(2)]
+    with case.model.blocks[1].attn1.norm_q.register_forward_pre_hook(wait):
+        found = in_threads(*(partial(captured, number, "beside") for number in range(2)))
+    for (out, calls, kept), (wanted_out, wanted_calls, wanted_kept) in zip(found, wanted, strict=True):
+        assert torch.equal(out, wanted_out) and calls == wanted_calls and len(calls) == 1
+        assert all(torch.equal(one, other) for one, other in zip(kept, wanted_kept, strict=True))
+
+
+def test_a_call_in_another_thread_is_not_recorded(tmp_path: Path) -> None:
+    """It comes while a layer is recorded, of a transformer that has no step to tell, and computes what it did."""
+    case, file, beside = wan(1), tmp_path / "qkv.safetensors", list[Tensor]()
+    other = {"hidden_states": case.arguments["hidden_states"] * 2}
+    with strobe.capture(case.model, file, steps=1, layers=3):
+        told(case)
+    wanted, wanted_calls, wanted_kept = case.run(**other), read_calls(file), operands(file, 1)
+
+    def meanwhile(*_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            beside.extend(in_threads(partial(case.run, **other)))
+
+    hook = case.model.blocks[1].attn1.norm_q.register_forward_pre_hook(meanwhile)
+    with hook, strobe.capture(case.model, file, steps=1, layers=3):
+        told(case)
+    assert torch.equal(beside[0], wanted) and read_calls(file) == wanted_calls
+    assert all(torch.equal(one, other) for one, other in zip(operands(file, 1), wanted_kept, strict=True))
+
+
+def test_captures_that_overlap_leave_what_is_compiled_compiled(tmp_path: Path) -> None:
+    """The first to begin is the first to end; the layers are uncompiled until the second ends, and compiled after it."""
+    case, compiled, files = wan(1), list[Any](), [tmp_path / f"{each}.safetensors" for each in range(2)]
+
+    def compiling(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    case.model.compile_repeated_blocks(backend=compiling)
+    first, second = (strobe.capture(case.model, file, steps=1, layers=1) for file in files)
+    first.__enter__()
+    with second:
+        told(case)
+        first.__exit__(None, None, None)
+        told(case)
+        assert not compiled
+    told(case)
+    assert compiled and [len(read_calls(file)) for file in files] == [1, 1]
+    torch._dynamo.reset()
+
+
+def test_a_layer_that_gradients_compute_again_is_recorded_once(tmp_path: Path) -> None:
+    case, file = wan(1), tmp_path / "qkv.safetensors"
+    case.model.requires_grad_(True).train().enable_gradient_checkpointing()
+    with strobe.capture(case.model, file, steps=1, layers=[1]):
+        case.model(**case.arguments, attention_kwargs={"denoise_step": 0}, return_dict=False)[0].sum().backward()
+    assert len(read_calls(file)) == 1
 
 
 def test_ltx2_has_its_video_recorded(tmp_path: Path) -> None:

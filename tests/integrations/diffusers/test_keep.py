@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,47 @@ def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="keep: it is not known how many steps there are; give the scheduler: attention_kw"):
             given.run(attention_kwargs={"denoise_step": 1})
     assert sparse.isfinite().all() and not torch.equal(sparse, dense)
+
+
+@pytest.mark.parametrize("case", [wan, ltx2, partial(ltx2, perturbed_attn=True), hunyuan, hunyuan15])
+@pytest.mark.parametrize("place", ["before", "meanwhile"])
+def test_calls_of_another_thread_are_not_measured(case: Any, place: str, tmp_path: Path) -> None:
+    """One without a step begins before the calibration, one with a step in a measured call; both compute what they did."""
+    scheduler = FlowMatchHeunDiscreteScheduler()
+    scheduler.set_timesteps(2)
+    given: Case = case()
+    told = {"attention_kwargs": {"denoise_step": scheduler}}
+    alone, beside = tmp_path / "alone.json", tmp_path / "beside.json"
+    options: dict[str, Any] = {"keep": KEEP, "tile": TILE}
+    calibrate(given.model, lambda: given.run(**told), file=alone, **options)
+    other = {"hidden_states": given.arguments["hidden_states"] * 3} | (told if place == "meanwhile" else {})
+    wanted, found = given.run(**other), list[Tensor]()
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: found.append(given.run(**other)))
+
+    def wait(*_: Any) -> None:
+        if threading.current_thread() is thread:
+            begun.set()
+            assert go_on.wait(10)
+        elif place == "meanwhile" and not thread.ident:
+            thread.start()
+            go_on.set()
+            thread.join()
+
+    def call() -> None:
+        go_on.set()
+        if place == "before":
+            thread.join()
+        given.run(**told)
+
+    attn = next(module for name, module in given.model.named_modules() if name.endswith(("blocks.0.attn1", "blocks.0.attn")))
+    with attn.register_forward_pre_hook(wait):
+        if place == "before":
+            thread.start()
+            assert begun.wait(10)
+        calibrate(given.model, call, file=beside, **options)
+    assert torch.equal(found[0], wanted)
+    assert beside.read_text() == alone.read_text()
 
 
 def test_beside_the_checkpoint_it_is_found(tmp_path: Path) -> None:

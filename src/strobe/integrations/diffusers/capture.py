@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import Facts, Layer, TransformerFamily
 from strobe.integrations.diffusers.find import find_transformers
-from strobe.integrations.diffusers.forward import numbers_of
+from strobe.integrations.diffusers.forward import numbers_of, uncompiled
 from strobe.integrations.diffusers.steps import name_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
 
@@ -38,7 +39,8 @@ def capture(
 
     They are what attention receives: after norm and rotary embedding, video first, then the text without its padding. The
     pipeline computes as without it, uncompiled. Of a step the first forward of each transformer counts, and of its batch the last
-    sample; in diffusers both are those of the prompt. If the body raises, nothing is written.
+    sample; in diffusers both are those of the prompt. If the body raises, nothing is written. Calls of other threads are not
+    recorded; they compute as without it, uncompiled too.
 
     Args:
         pipe: a pipeline, or a transformer whose caller tells the step; not sparse, with torch's own attention as its backend.
@@ -63,7 +65,7 @@ def capture(
         watches.append(_Watch(name, transformer, family, own, wanted, name_of(pipe), dtype, most_bytes // most_calls))
     hooks = [hook for watch in watches for hook in watch.hooks()]
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled():
             yield
     finally:
         for hook in hooks:
@@ -78,7 +80,7 @@ def capture(
 
 
 class _Watch(TorchFunctionMode):
-    """What is recorded of one transformer: the mode sees torch's attention while a chosen layer runs, in this thread.
+    """What is recorded of one transformer in the thread that makes this; the mode sees torch's attention in a chosen layer.
 
     Args:
         layers: the chosen ones.
@@ -94,6 +96,7 @@ class _Watch(TorchFunctionMode):
         self.component, self.transformer, self.family, self.layers = component, transformer, family, layers
         self.steps, self.kind, self.dtype, self.most_bytes = steps, kind, dtype, most_bytes
         self.names, self.seen = family.names(), set[int]()
+        self.thread = get_ident()  # no other one reads or writes the following
         self.running: tuple[int, Facts] | None = None  # step and facts of a forward that is recorded
         self.found: list[dict[str, Any]] | None = None  # attention that the running layer called
         self.calls: list[tuple[CapturedCall, Operands]] = []
@@ -101,21 +104,29 @@ class _Watch(TorchFunctionMode):
     def hooks(self) -> Iterator[Any]:
         """Add the hooks of the transformer and of its chosen layers."""
         yield self.transformer.register_forward_pre_hook(self.before, with_kwargs=True)
+        yield self.transformer.register_forward_hook(self.after, always_call=True)
         for layer in self.layers:
             yield layer.attn.register_forward_pre_hook(self.open)
             yield layer.attn.register_forward_hook(partial(self.close, layer), always_call=True)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether a forward is recorded."""
+        if get_ident() != self.thread:
+            return
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="capture")
         first = step not in self.seen
         self.seen.add(step)
         self.running = (step, self.family.facts(module.config, given)) if first and step in self.steps else None
 
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """End a forward: a layer that gradients compute again is not recorded again."""
+        if get_ident() == self.thread:
+            self.running = None
+
     def open(self, module: nn.Module, args: Any) -> None:
         """Begin to look, where the forward is recorded."""
-        if self.running is not None:
+        if get_ident() == self.thread and self.running is not None:
             self.found = []
             super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -126,9 +137,9 @@ class _Watch(TorchFunctionMode):
 
     def close(self, layer: Layer, module: Any, args: Any, output: Any) -> None:
         """Stop looking, also after an error, and record what was seen."""
-        found, self.found = self.found, None
-        if found is None:
+        if get_ident() != self.thread or self.found is None:
             return
+        found, self.found = self.found, None
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is None:  # the layer raised
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import floor
 from typing import Any, Final, Literal
@@ -34,6 +35,7 @@ class SparseOptions:
         dense_layers: layers that are dense in every step, counted from 0.
         pool_skipped: as in `video_sparse_attention`.
         kept: of a calibration, the share that is skipped by step and layer, whose mean `sparsity` is; None without.
+        thread: the one whose calls are calibrated, while the processors that were replaced compute those of others; None without.
     """
 
     sparsity: float
@@ -44,6 +46,7 @@ class SparseOptions:
     dense_layers: frozenset[int]
     pool_skipped: bool = False
     kept: Mapping[int, Mapping[str, float]] | None = None
+    thread: int | None = None
 
     def check_tile(self, grid: Triple) -> None:
         """Raise ShapeError if the tile that was asked for is larger than a grid."""
@@ -183,3 +186,21 @@ def begun() -> Pass | None:
     found: Pass | None = getattr(_SLOT, "begun", None)
     _SLOT.begun = None
     return found
+
+
+_LOCK: Final = threading.Lock()
+_STANCES: Final[list[Any]] = []
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what is compiled uncompiled until the last that is inside leaves: torch has one stance for every thread."""
+    with _LOCK:
+        _STANCES.append(_STANCES[0] if _STANCES else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            stance = _STANCES.pop()
+            if not _STANCES:
+                stance.__exit__(None, None, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from strobe.attention.types import expect
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.integrations.diffusers.families import Layer, TransformerFamily
 from strobe.integrations.diffusers.find import bare, find_transformers, is_known
-from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
+from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of, uncompiled
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
 from strobe.integrations.diffusers.keep import (
@@ -95,8 +96,8 @@ def sparsify(
     plans = []
     for name, (transformer, family, layers) in parts.items():
         source = sources[name]
-        if source is None and any(hasattr(layer.block, GATE) for layer in layers):
-            raise ConfigError(f"gates: {name or 'the transformer'} holds a {GATE} that would not be used; load it without")
+        if source is None:
+            _check_no_gate(name, layers)
         if source is not None and (pool_skipped or not family.gated):
             who = "pool_skipped" if family.gated else family.model.__name__
             raise ConfigError(f"gates: {who} has no place for those of {source.where}; give gates=None")
@@ -114,15 +115,7 @@ def sparsify(
             kept=kept,
         )
         plans.append((name, transformer, family, source, options, calibration))
-    made: list[_SparsePart] = []
-    try:
-        for plan in plans:
-            made.append(_SparsePart(name_of(pipe), *plan))
-    except StrobeError:
-        for part in made:
-            part.undo()
-        raise
-    handle = SparseHandle(pipe, tuple(made))
+    handle = _put_in(pipe, plans)
     if handle.unmeasured:
         warnings.warn_explicit(f"quality {UNMEASURED}", UserWarning, "strobe", 0)  # one line: there is no source to quote
     return handle
@@ -140,11 +133,12 @@ def calibrate(
     """Measure how many key tiles keep a share of the attention weight, in each layer and denoise step, and write it to a file.
 
     The pipeline runs dense. A pass is measured with 64 queries of each head over all keys; of joint models over those of the
-    video. `sparsify(pipe, keep=...)` reads the file.
+    video. `sparsify(pipe, keep=...)` reads the file. Calls of other threads are not measured; they compute as without it.
 
     Args:
         pipe: as for `sparsify`.
-        call: runs the pipeline, for a few prompts, at one size and with one number of steps; 10 steps serve 50, by their place.
+        call: runs the pipeline in this thread, for a few prompts, at one size and with one number of steps; 10 steps serve 50, by
+            their place.
         keep: share of the attention weight, above 0 to below 1.
         tile: tokens of a tile, as in `video_sparse_attention`.
         forced: key tiles that are always selected; they count.
@@ -155,25 +149,33 @@ def calibrate(
     """
     if not (isinstance(keep, float) and 0 < keep < 1):
         raise ConfigError(f"keep: got {keep!r}, expected a share of the attention weight above 0 to below 1, such as 0.95")
-    with sparsify(pipe, sparsity=0, tile=tile, gates=None, forced=forced) as handle:
-        parts, models = handle._parts, {part.component: model_hash(part.transformer, part.layers) for part in handle._parts}
-        place = place_of(keep, parts[0].component, parts[0].transformer) if file is None else Path(file)
-        for part in parts:
-            part.held = {}
+    expect("forced", forced, Forced, "a strobe.Forced")
+    options = SparseOptions(
+        sparsity=0.0, tile=_tile(tile, None), impl="auto", forced=forced, dense_steps=frozenset(), dense_layers=frozenset(),
+        thread=get_ident(),
+    )  # fmt: skip
+    given = _dense_parts(pipe)
+    for name, (_, _, own) in given.items():
+        _check_no_gate(name, own)
+    models = {name: model_hash(transformer, own) for name, (transformer, _, own) in given.items()}
+    first, (transformer, _, _) = next(iter(given.items()))
+    place = place_of(keep, first, transformer) if file is None else Path(file)
+    with _put_in(pipe, [(name, each, family, None, options, None) for name, (each, family, _) in given.items()]) as handle:
+        parts = handle._parts
         call()
     sizes = set().union(*(part.sizes for part in parts))
     if len(sizes) != 1 or not all(part.held for part in parts):
         ran = ", ".join(f"{steps} steps of grid {grid}" for grid, steps in sorted(sizes)) or "nothing"
         raise ConfigError(f"calibrate: the call ran {ran}; expected one size and number of steps, and every transformer to run")
     grid, steps = sizes.pop()
-    layout = tile_layout(grid, _tile(tile, None))
+    layout = tile_layout(grid, options.tile)
     must = forced_blocks(forced, layout, layout, (layout.num_tiles,))
     fewest = 1 if must is None else int(must.sum(dim=-1).max())
     selected: dict[str, dict[int, dict[str, int]]] = {}
     shares: list[Tensor] = []
     for part in parts:
         chosen = selected[part.component] = {}
-        for step, layers in sorted((part.held or {}).items()):
+        for step, layers in sorted(part.held.items()):
             found = {layer: tiles_that_keep(held, keep, fewest) for layer, held in layers.items()}
             chosen[step] = {layer: number for layer, (number, _) in found.items()}
             shares += [of_heads for _, of_heads in found.values()]
@@ -184,6 +186,24 @@ def calibrate(
     )  # fmt: skip
     write_calibration(calibration, place)
     return calibration
+
+
+def _put_in(pipe: Any, plans: Iterable[tuple[Any, ...]]) -> SparseHandle:
+    """Make every part of a pipeline as planned, or none."""
+    made: list[_SparsePart] = []
+    try:
+        for plan in plans:
+            made.append(_SparsePart(name_of(pipe), *plan))
+    except StrobeError:
+        for part in made:
+            part.undo()
+        raise
+    return SparseHandle(pipe, tuple(made))
+
+
+def _check_no_gate(name: str, layers: tuple[Layer, ...]) -> None:
+    if any(hasattr(layer.block, GATE) for layer in layers):
+        raise ConfigError(f"gates: {name or 'the transformer'} holds a {GATE} that would not be used; load it without")
 
 
 def _dense_parts(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]:
@@ -281,12 +301,13 @@ class _SparsePart:
         calibration: Calibration | None,
     ) -> None:
         self.calibration = calibration
-        self.held: dict[int, dict[str, Tensor]] | None = None  # by step and layer, while it is calibrated
-        self.sizes: set[tuple[Triple, int]] = set()  # and the sizes and numbers of steps then
+        # of the calls that a calibration measures, all of one thread: by step and layer, and the sizes and numbers of steps
+        self.held: dict[int, dict[str, Tensor]] = {}
+        self.sizes: set[tuple[Triple, int]] = set()
         self.kind, self.component, self.transformer, self.family, self.options = kind, component, transformer, family, options
         self.layers, self.names = family.layers(transformer), family.names()
         self.seen = Seen()
-        self.queries, self.recalls = 0, dict[str, list[Tensor]]()
+        self.asked: dict[int, tuple[int, dict[str, list[Tensor]]]] = {}  # by thread: queries of its recalls, and where they go
         self.gates = None if source is None else Gates(source, self.layers)
         self.processors: dict[str, SparseProcessor] = {}
         for number, layer in enumerate(self.layers):
@@ -305,20 +326,22 @@ class _SparsePart:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass with the facts of this call."""
+        if self.options.thread is not None and self.options.thread != get_ident():
+            return
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         grid, text_lengths = self.family.facts(module.config, given)
         if grid != self.seen.grid:
             self.options.check_tile(grid)
             self.options.check_forced(grid)
         options, step, skipped, held = self.options, None, None, None
-        if self.calibration is not None or self.held is not None:
+        if self.calibration is not None or options.thread is not None:
             step, skipped, held = self.calibrated(grid, given.get("attention_kwargs"))
         elif options.dense_steps:
             step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="dense_steps")
         dense = step in options.dense_steps
         self.seen.saw(grid, given["hidden_states"].device, dense=dense)
-        recalls = self.recalls
-        begin(Pass(grid, text_lengths, dense=dense, queries=self.queries, recalls=recalls, skipped=skipped, held=held))
+        queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
+        begin(Pass(grid, text_lengths, dense=dense, queries=queries, recalls=recalls, skipped=skipped, held=held))
 
     def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, float] | None, dict[str, Tensor] | None]:
         """Return the step of a pass, what each layer skips in it, and, while it is calibrated, where measurements go."""
@@ -328,7 +351,7 @@ class _SparsePart:
         step, steps = step_of(self.transformer, kwargs, kind=self.kind, option="keep")
         if steps is None:
             raise ConfigError("keep: it is not known how many steps there are; give the scheduler: " + TOLD)
-        if self.held is not None:
+        if self.options.thread is not None:
             self.sizes.add((grid, steps))
             return step, None, self.held.setdefault(step, {})
         calibration, kept = self.calibration, self.options.kept
@@ -517,7 +540,8 @@ class SparseHandle:
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
         """Measure, inside this context, the share of dense attention's mass in the selected tiles, `[B, H]` per sparse call.
 
-        Compiled layers run uncompiled meanwhile: each adds to a list of its own, so no two could share a graph.
+        The calls are this thread's; a context inside this one takes its own. Compiled layers run uncompiled meanwhile: each adds
+        to a list of its own, so no two could share a graph.
 
         Args:
             queries: of every head that it is measured with, evenly spaced.
@@ -527,16 +551,19 @@ class SparseHandle:
         """
         self._check_processors()
         found: dict[str, list[Tensor]] = {}
+        mine = get_ident()
+        around = [part.asked.get(mine) for part in self._parts]
         for part in self._parts:
-            part.queries, part.recalls = queries, {}
+            part.asked[mine] = queries, {}
         try:
-            with torch.compiler.set_stance("force_eager"):
+            with uncompiled():
                 yield found
         finally:
-            for part in self._parts:
+            for part, outer in zip(self._parts, around, strict=True):
                 names = {layer.name: _key(part, layer) for layer in part.layers}
-                found |= {names[name]: calls for name, calls in part.recalls.items()}
-                part.queries, part.recalls = 0, {}
+                found |= {names[name]: calls for name, calls in part.asked.pop(mine)[1].items()}
+                if outer is not None:
+                    part.asked[mine] = outer
 
     def __enter__(self) -> SparseHandle:
         self._check()

@@ -42,6 +42,11 @@ class JointProcessor(SparseProcessor):
         Args:
             attention_mask: not read; the forward pass says how many text tokens there are.
         """
+        if self.beside(image_rotary_emb):
+            found: tuple[Tensor, Tensor] = self.replaced(
+                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+            )
+            return found
         running = self.pass_of(image_rotary_emb)
         video, text = self._operands(attn, hidden_states, encoder_hidden_states)
         q, k, v = video

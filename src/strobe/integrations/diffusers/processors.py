@@ -98,6 +98,10 @@ class SparseProcessor:
             found = share_held(q, k, layout, forced_blocks(self.options.forced, layout, layout, (layout.num_tiles,))).cpu()
         running.held[self.name] = running.held[self.name] + found if self.name in running.held else found
 
+    def beside(self, rotary_emb: Any) -> bool:
+        """Whether a call is not of the thread that calibrates: the processor that this replaces computes it."""
+        return self.options.thread is not None and not isinstance(rotary_emb, Pass)
+
     def pass_of(self, rotary_emb: Any) -> Pass:
         """Return the forward pass that an argument of the layer holds.
 
@@ -283,6 +287,10 @@ class WanProcessor(SparseProcessor):
         rotary_emb: Any = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
+        found: Tensor
+        if self.beside(rotary_emb):
+            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+            return found
         self.check_arguments(encoder_hidden_states, attention_mask)
         running = self.pass_of(rotary_emb)
         if attn.fused_projections:
@@ -292,7 +300,7 @@ class WanProcessor(SparseProcessor):
         heads = attn.heads
         q, k, v = heads_apart(attn.norm_q(q), heads), heads_apart(attn.norm_k(k), heads), heads_apart(v, heads)
         out = self.attend(q, k, v, running, gate=self.gate(hidden_states, heads), rope=running.rope).out
-        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        found = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
         return found
 
 
@@ -311,6 +319,13 @@ class LTX2Processor(SparseProcessor):
         all_perturbed: bool | Tensor | None = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as either of the two processors that it replaces."""
+        found: Tensor
+        if self.beside(query_rotary_emb):
+            ropes = query_rotary_emb, key_rotary_emb
+            given = {"perturbation_mask": perturbation_mask, "all_perturbed": all_perturbed}  # one of the two takes these
+            more = {name: value for name, value in given.items() if value is not None}
+            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, *ropes, **more)
+            return found
         self.check_arguments(encoder_hidden_states, attention_mask)
         heads = attn.heads
         value = attn.to_v(hidden_states)
@@ -329,5 +344,5 @@ class LTX2Processor(SparseProcessor):
                 out = torch.lerp(v, out, perturbation_mask.unsqueeze(-1))
         if attn.to_gate_logits is not None:
             out = out * (2.0 * torch.sigmoid(attn.to_gate_logits(hidden_states))).unsqueeze(-1)
-        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        found = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
         return found
