@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.core import spans
-from strobe.core.device import resolve_device
+from strobe.core.device import resolve_device, uncompiled
 from strobe.core.errors import ConfigError
 from strobe.core.notebook import html_table
 from strobe.perf.measure.stats import judge, paired_interval
@@ -156,7 +156,7 @@ def probe(
     place = resolve_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     recorder = TimingRecorder(place, fine=True)
     took: dict[bool, list[dict[str, int]]] = {True: [], False: []}
-    with torch.compiler.set_stance("force_eager"):
+    with uncompiled():
         with handle.recalls(queries) as recalls:
             call()
         with handle.dense():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
 
@@ -123,3 +126,23 @@ def synchronize(device: torch.device) -> None:
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+_LOCK: Final = threading.Lock()
+_STANCES: Final[list[Any]] = []
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what is compiled uncompiled until the last that is inside leaves: torch has one stance for every thread."""
+    import torch
+
+    with _LOCK:
+        _STANCES.append(_STANCES[0] if _STANCES else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            stance = _STANCES.pop()
+            if not _STANCES:
+                stance.__exit__(None, None, None)

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from strobe.core.device import uncompiled
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers.families import Facts, Layer, TransformerFamily
 from strobe.integrations.diffusers.find import find_transformers
-from strobe.integrations.diffusers.forward import numbers_of, uncompiled
+from strobe.integrations.diffusers.forward import numbers_of
 from strobe.integrations.diffusers.steps import name_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
 

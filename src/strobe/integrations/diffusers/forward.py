@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import floor
 from typing import Any, Final, Literal
@@ -186,21 +185,3 @@ def begun() -> Pass | None:
     found: Pass | None = getattr(_SLOT, "begun", None)
     _SLOT.begun = None
     return found
-
-
-_LOCK: Final = threading.Lock()
-_STANCES: Final[list[Any]] = []
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run what is compiled uncompiled until the last that is inside leaves: torch has one stance for every thread."""
-    with _LOCK:
-        _STANCES.append(_STANCES[0] if _STANCES else torch.compiler.set_stance("force_eager"))
-    try:
-        yield
-    finally:
-        with _LOCK:
-            stance = _STANCES.pop()
-            if not _STANCES:
-                stance.__exit__(None, None, None)

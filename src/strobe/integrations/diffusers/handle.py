@@ -18,10 +18,11 @@ from strobe.attention.explain import components_of
 from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
+from strobe.core.device import uncompiled
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.integrations.diffusers.families import Layer, TransformerFamily
 from strobe.integrations.diffusers.find import bare, find_transformers, is_known
-from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of, uncompiled
+from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
 from strobe.integrations.diffusers.keep import (
