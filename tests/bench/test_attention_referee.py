@@ -176,14 +176,13 @@ def test_a_call_that_leaves_the_correction_out_gets_no_number(tmp_path: Path, mo
     assert [gate.passed for gate in read_run(tmp_path / "b" / "cells" / cell.name).gates] == [True, True, False]
 
 
-def test_the_impl_that_is_named_is_the_one_of_the_methods_own_call(tmp_path: Path) -> None:
+def test_the_impl_that_is_named_is_that_of_the_methods_own_call(tmp_path: Path) -> None:
     file = tmp_path / "qkv.safetensors"
     captured(file)
-    (cell,) = captured_cells(file, (0.5,), (64,))
-    inputs = draw(cell, tile="cube", dtype=torch.float32, device=CPU, seed=0).at(0.9)
-    bound = running.build_ours("vsa:share@0.9", inputs)
-    own = strobe.explain(inputs.q, inputs.k, inputs.v, grid=GRID, tile=(4, 4, 4), share=0.9)
-    assert (bound.impl, bound.reason) == (own.impl.name, "; ".join(f"{name}: {why}" for name, why in own.passed_over))
+    (cell,) = captured_cells(file, (0.5,), (128,))
+    inputs = draw(cell, tile="auto", dtype=torch.float32, device=CPU, seed=0)
+    count, share = (running.build_ours(f"vsa:{name}@0.9", inputs.at(0.9)).reason for name in ("count", "share"))
+    assert count.startswith("cudnn: ") and share.startswith("triton: "), "counts of tiles differ by row"
 
 
 def of_the_bundled_model(path: Path, frames: int, layers: tuple[int, ...]) -> None:
