@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,15 @@ from torch import Tensor
 import strobe
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import CHECKED_ROWS, captured_cells, draw, level_of
-from strobe.bench.attention.run import METHODS, Request, contestants, run_grid
+from strobe.bench.attention.run import METHODS, SHARES, Request, contestants, run_grid
 from strobe.bench.cases.attention import selected_pairs
 from strobe.core.errors import ConfigError
 from strobe.models.captured import CapturedCall, write_calls
+from strobe.models.shapes import weights
+from strobe.models.shapes.clips import draw_clips
 from strobe.perf.records.store import read_run
+from strobe.perf.report.attention_bench import bench_report, read_cells
+from strobe.perf.report.blocks.referee import judge_methods
 
 CPU = torch.device("cpu")
 GRID = (3, 5, 7)
@@ -43,7 +49,8 @@ def test_every_method_is_measured_at_every_level_on_the_calls_own_numbers(tmp_pa
     inputs = draw(cell, tile="cube", dtype=torch.float32, device=CPU, seed=0)
     assert all(torch.equal(ours, each[:, :TOKENS]) for ours, each in zip((inputs.q, inputs.k, inputs.v), given[0], strict=True))
     names = contestants(("dense:sdpa", "vsa"), CPU, (0.25, 0.5))
-    assert names == ("dense:sdpa", *(f"vsa:{method}@{level}" for method in METHODS for level in (0.25, 0.5)))
+    levels = {method: SHARES if method == "share" else (0.25, 0.5) for method in METHODS}
+    assert names == ("dense:sdpa", *(f"vsa:{method}@{level}" for method, own in levels.items() for level in own))
     run_grid([cell], Request(contestants=names, tile="cube", seconds=0.01, device="cpu"), tmp_path / "b", lambda *_: None)
     run = read_run(tmp_path / "b" / "cells" / cell.name)
     assert run.cell is not None
@@ -52,7 +59,7 @@ def test_every_method_is_measured_at_every_level_on_the_calls_own_numbers(tmp_pa
     rows = torch.linspace(0, TOKENS - 1, min(CHECKED_ROWS, TOKENS)).round().long()
     weights = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q[:, rows].double(), k.double()) / WIDTH**0.5, -1)
     dense = torch.einsum("bhqk,bkhd->bqhd", weights, v.double())
-    assert [gate.passed for gate in run.gates] == [True] * 5
+    assert [gate.passed for gate in run.gates] == [True] * len(names)
     for name in names[1:]:
         sparse = strobe.video_sparse_attention(
             q, k, v, grid=GRID, tile=(4, 4, 4), **METHODS[name[4:].partition("@")[0]](level_of(name))
@@ -73,7 +80,9 @@ def test_every_method_is_measured_at_every_level_on_the_calls_own_numbers(tmp_pa
 
 def test_the_words_of_methods_and_levels() -> None:
     usual = contestants((), CPU, (0.9,))
-    assert usual[-2:] == ("vsa:count@0.9", "vsa:sub-block@0.9") and all(name.startswith("dense:") for name in usual[:-2])
+    sparse = ("vsa:count@0.9", "vsa:sub-block@0.9", "vsa:corrected@0.9", *(f"vsa:share@{share}" for share in SHARES))
+    assert usual[-7:] == sparse and all(name.startswith("dense:") for name in usual[:-7])
+    assert contestants(("share", "corrected"), CPU, (0.5,)) == ("vsa:corrected@0.5", *sparse[3:])
     assert contestants(("count", "fa4-dense", "flashinfer"), CPU, (0.5, 0.9)) == (
         "peer:fa4-dense", "vsa:count@0.5", "vsa:count@0.9", "peer:flashinfer@0.5", "peer:flashinfer@0.9",
     )  # fmt: skip
@@ -100,3 +109,117 @@ def test_a_peer_at_a_level_is_given_the_selection_of_that_level(tmp_path: Path, 
     tiles = next(iter(seen.values()))[1]
     assert seen == {names[1]: (-(-tiles * 3 // 4), tiles), names[2]: (-(-tiles // 4), tiles)}
     assert [gate.passed for gate in read_run(tmp_path / "b" / "cells" / cell.name).gates] == [True] * 3
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int, int], name: str) -> dict[str, Any]:
+    """Compute one head of count, corrected or share on cubes of 4, in float64: its error, dense attention and the weight kept."""
+    method, level = name[4:].partition("@")[0], level_of(name)
+    places = torch.cartesian_prod(*(torch.arange(size) // 4 for size in grid))
+    tile_of = torch.unique(places, dim=0, return_inverse=True)[1]
+    member = torch.nn.functional.one_hot(tile_of).double()  # [S, N]
+    sizes, (q, k, v) = member.sum(0), (each.double() for each in (q, k, v))
+    qm, km, vm = (member.T @ each / sizes[:, None] for each in (q, k, v))
+    coarse, tiles, scale = qm @ km.T / WIDTH**0.5, len(sizes), WIDTH**-0.5
+    sums = coarse.softmax(-1).sort(-1, descending=True).values.cumsum(-1)
+    count = (sums < level).sum(-1) + 1 if method == "share" else torch.tensor([ceil((1 - level) * tiles)] * tiles)
+    chosen = coarse.argsort(-1, descending=True).argsort(-1) < count[:, None]
+    seen = chosen[tile_of][:, tile_of]
+    weights = (q @ k.T * scale).exp()
+    kept, means = weights * seen, (q @ km.T * scale).exp() * sizes * ~chosen[tile_of] * (method == "corrected")
+    out = (kept @ v + means @ vm) / (kept.sum(-1) + means.sum(-1))[:, None]
+    dense = weights @ v / weights.sum(-1, keepdim=True)
+    return {"off": out - dense, "dense": dense, "kept": kept.sum(-1) / weights.sum(-1), "density": seen.double().mean().item()}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_share_and_correction_have_the_numbers_of_a_calculation_by_hand(tmp_path: Path, layers: int) -> None:
+    grid, file, generator = (5, 9, 6), tmp_path / "qkv.safetensors", torch.Generator().manual_seed(3)
+    tokens, names = prod(grid), ("vsa:count@0.75", "vsa:corrected@0.75", "vsa:share@0.5", "vsa:share@0.9")
+    given = [[1.5 * torch.randn(1, tokens, HEADS, WIDTH, generator=generator) for _ in "qkv"] for _ in range(layers)]
+    for three in given:
+        for each in three:
+            each += torch.randn(1, 1, HEADS, WIDTH, generator=generator) * torch.linspace(-1, 1, tokens)[:, None, None]
+    calls = (CapturedCall(model="M", layer=f"l{at}", step=0, grid=grid) for at in range(layers))
+    write_calls(file, [(call, (q, k, v)) for call, (q, k, v) in zip(calls, given, strict=True)])
+    request = Request(contestants=("dense:sdpa", *names), tile="cube", seconds=0.01, device="cpu")
+    run_grid(captured_cells(file, (0.75,), (64,)), request, tmp_path / "b", lambda *_: None)
+    judged = {each.entry.name: each for each in judge_methods(read_cells(tmp_path / "b")[0])[1]}
+    rows = torch.linspace(0, tokens - 1, CHECKED_ROWS).round().long()
+    for name in names:
+        errors, heads, kept, density = [], [], [], []
+        for q, k, v in given:
+            found = [by_hand(*(each[0, :, head] for each in (q, k, v)), grid, name) for head in range(HEADS)]
+            off, dense = (torch.stack([each[which][rows] for each in found]) for which in ("off", "dense"))
+            errors.append((off.square().mean() / dense.square().mean()).sqrt().item())
+            heads.append((off.square().mean((1, 2)) / dense.square().mean((1, 2))).sqrt().max().item())
+            kept.append(torch.stack([each["kept"][rows] for each in found]).mean().item())
+            density += [each["density"] for each in found]
+        row, worst = judged[name], max(range(layers), key=errors.__getitem__)
+        assert row.error == pytest.approx(sum(errors) / layers, rel=1e-3)
+        assert (row.worst_head, row.kept) == pytest.approx((max(heads), sum(kept) / layers), rel=1e-3)
+        assert row.worst_layer == (f"l{worst}", pytest.approx(errors[worst], rel=1e-3))
+        assert row.density == pytest.approx(sum(density) / len(density))
+        assert row.entry.median_ns > 0
+    assert judged["vsa:corrected@0.75"].error < judged["vsa:count@0.75"].error
+    assert judged["vsa:corrected@0.75"].kept == judged["vsa:count@0.75"].kept
+
+
+def test_a_call_that_leaves_the_correction_out_gets_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, real = tmp_path / "qkv.safetensors", strobe.video_sparse_attention
+    captured(file)
+    (cell,) = captured_cells(file, (0.5,), (64,))
+    monkeypatch.setattr(
+        running, "video_sparse_attention", lambda *three, **given: real(*three, **{**given, "pool_skipped": False})
+    )
+    names = ("dense:sdpa", "vsa:count@0.5", "vsa:corrected@0.5")
+    run_grid([cell], Request(contestants=names, tile="cube", seconds=0.01, device="cpu"), tmp_path / "b", lambda *_: None)
+    assert [gate.passed for gate in read_run(tmp_path / "b" / "cells" / cell.name).gates] == [True, True, False]
+
+
+def test_the_impl_that_is_named_is_that_of_the_methods_own_call(tmp_path: Path) -> None:
+    file = tmp_path / "qkv.safetensors"
+    captured(file)
+    (cell,) = captured_cells(file, (0.5,), (128,))
+    inputs = draw(cell, tile="auto", dtype=torch.float32, device=CPU, seed=0)
+    count, share = (running.build_ours(f"vsa:{name}@0.9", inputs.at(0.9)).reason for name in ("count", "share"))
+    assert count.startswith("cudnn: ") and share.startswith("triton: "), "counts of tiles differ by row"
+
+
+def of_the_bundled_model(path: Path, frames: int, layers: tuple[int, ...]) -> None:
+    """Write q, k and v of layers of the bundled model over a clip that is noised to its second step, all frames at once."""
+    torch.manual_seed(1)
+    dit, text, vae = weights.load()
+    latents = vae.encode(draw_clips(1, frames, CPU)[:, 3:])
+    noisy = 0.143 * latents + 0.857 * torch.randn_like(latents)
+    found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    for number in layers:
+        attend = dit.layers[number].attend
+
+        def seen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, number: int = number, attend: Any = attend) -> Tensor:
+            found[number] = q, k, v
+            return attend(q, k, v, mask)
+
+        dit.layers[number].attend = seen  # type: ignore[method-assign]
+    grid = dit.grid(noisy)
+    with torch.no_grad():
+        prompt = dit.text_kv(text.encode(["a red circle moving left"]))
+        dit(noisy, dit.modulation(torch.tensor([[857.0]])), prompt, dit.rope(tuple(range(frames)), grid))
+    size = grid.frames, grid.height, grid.width
+    calls = (CapturedCall(model="CausalWan", layer=f"blocks.{at}.self_attn", step=1, grid=size) for at in layers)
+    write_calls(path, [(call, found[at]) for call, at in zip(calls, layers, strict=True)])
+
+
+def test_the_methods_on_a_trained_model(tmp_path: Path) -> None:
+    file = tmp_path / "qkv.safetensors"
+    of_the_bundled_model(file, 7, (1, 6))
+    names = contestants(("dense:sdpa", "vsa"), CPU, (0.5,))
+    cells = captured_cells(file, (0.5,), (64,))
+    run_grid(cells, Request(contestants=names, seconds=0.01, device="cpu"), tmp_path / "b", lambda *_: None)
+    _, judged = judge_methods(read_cells(tmp_path / "b")[0])
+    assert {each.entry.name for each in judged} == set(names)
+    page = bench_report(tmp_path / "b")
+    shown = str(page.sections[0].blocks)
+    assert "VSA by count with correction at 50 %" in shown and "VSA by share of weight at 90 %" in shown
+    by_share = sorted((each for each in judged if each.made.impl == "share"), key=lambda each: each.made.level or 0)
+    errors, kept = [each.error for each in by_share], [each.kept or 0 for each in by_share]
+    assert errors == sorted(errors, reverse=True) and kept == sorted(kept) and errors[-1] < errors[0]

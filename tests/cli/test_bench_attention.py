@@ -60,6 +60,7 @@ def test_captured_calls_are_measured_by_several_methods_and_the_answer_comes_fir
     (cell,) = strobe(*line, "--json").document["cells"]
     assert [each["name"] for each in cell["contestants"]] == [
         "dense:sdpa", "vsa:count@0", "vsa:count@0.5", "vsa:sub-block@0", "vsa:sub-block@0.5",
+        "vsa:corrected@0", "vsa:corrected@0.5", "vsa:share@0.3", "vsa:share@0.5", "vsa:share@0.7", "vsa:share@0.9",
     ]  # fmt: skip
     assert strobe("bench", "attention", "--out", out, "--render").out.splitlines()[0] == title
     write(1)

@@ -334,7 +334,7 @@ def group_and_impl(name: str) -> tuple[str, str]:
 
 
 def level_of(name: str) -> float | None:
-    """Return the share of the key tiles that a contestant skips, where its name says it."""
+    """Return the share of the key tiles that a contestant skips, or of the weight that `share` keeps, where its name says it."""
     level = name.partition("@")[2]
     return float(level) if level else None
 
@@ -367,6 +367,7 @@ class BoundContestant:
         heads_first: its layout is `[B, H, S, D]`, not `[B, S, H, D]`.
         tiled: its rows are in tile order.
         coarse: the coarse output is added, weighted by the fourth leaf if there is one.
+        corrected: skipped tiles count by their means.
         close: its own selection is not known, so that ties may differ: checked for similarity, not within rounding.
         gradient: the gradients of q, k, v from an upstream gradient, where autograd does not give them: called once with what the
             forward pass found, it returns what is timed.
@@ -381,6 +382,7 @@ class BoundContestant:
     heads_first: bool = False
     tiled: bool = False
     coarse: bool = False
+    corrected: bool = False
     close: bool = False
     gradient: Callable[[Found, Tensor], Callable[[], tuple[Tensor, ...]]] | None = None
     reason: str = ""

@@ -187,11 +187,22 @@ def _head(
         return dense, dense_lse, dense, dense_lse
     kept = scores.masked_fill(~seen, float("-inf"))
     out, lse = torch.softmax(kept, dim=-1) @ v, torch.logsumexp(kept, dim=-1)
+    if contestant.corrected:
+        out = _corrected(inputs, kept, q[rows] * scale, k, v)
     if contestant.coarse:
         queries, keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (q, k, v))  # [N, D]
         coarse = torch.softmax(queries[inputs.tile_of[rows]] @ keys.T * scale, dim=-1) @ values
         out = out + (coarse * gate[rows] if len(contestant.leaves) > 3 else coarse)
     return out, lse, dense, dense_lse
+
+
+def _corrected(inputs: CellTensors, kept: Tensor, queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to the selected tokens, of scores `kept` `[R, S]`, and to the mean of every other tile as often as it has tokens."""
+    keys, values = (inputs.means(each[None, :, None], each.dtype)[0, 0] for each in (k, v))  # [N, D]
+    tiles = inputs.tile_of.expand(kept.shape)
+    seen = torch.zeros(len(kept), len(keys), dtype=torch.bool, device=k.device).scatter(1, tiles, kept > float("-inf"))
+    skipped = (queries @ keys.T + inputs.tiles.sizes(k.device).to(k.dtype).log()).masked_fill(seen, float("-inf"))
+    return torch.softmax(torch.cat((kept, skipped), dim=-1), dim=-1) @ torch.cat((v, values))
 
 
 MIN_ROUNDS: Final = 3
@@ -268,8 +279,12 @@ KINDS = ("dense", "fine", "tiled", "raster")
 METHODS: Final[Mapping[str, Callable[[float], dict[str, Any]]]] = {
     "count": lambda level: {"sparsity": level},
     "sub-block": lambda level: {"sparsity": level, "estimator": Estimator(parts=4)},
+    "corrected": lambda level: {"sparsity": level, "pool_skipped": True},
+    "share": lambda level: {"share": level},
 }
 """Methods of selection that captured calls are measured with: arguments of `video_sparse_attention` at a level."""
+SHARES: Final = (0.3, 0.5, 0.7, 0.9)
+"""Levels of `share`, the same on all calls as a user gives it; the others have those that were asked for."""
 
 
 def names(levels: Sequence[float] = ()) -> tuple[str, ...]:
@@ -278,8 +293,9 @@ def names(levels: Sequence[float] = ()) -> tuple[str, ...]:
     if not levels:
         return (*ours, *(f"{PEER}:{name}" for name in peers.PEERS))
     dense = [*ours[: len(DENSE)], *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if peer.dense)]
-    sparse = [*(f"vsa:{name}" for name in METHODS), *(f"{PEER}:{name}" for name, peer in peers.PEERS.items() if not peer.dense)]
-    return (*dense, *(f"{name}@{level:g}" for name in sparse for level in levels))
+    own = {f"vsa:{name}": SHARES if name == "share" else levels for name in METHODS}
+    sparse = own | {f"{PEER}:{name}": levels for name, peer in peers.PEERS.items() if not peer.dense}
+    return (*dense, *(f"{name}@{level:g}" for name, each in sparse.items() for level in each))
 
 
 def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
@@ -294,7 +310,14 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     impl = impl if method is None else "auto"
     raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
     q, k, v = (each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled))
-    choice: Choice[Any] = explain_dense(q, k, v, impl=impl) if dense else explain(q, k, v, inputs.selection, impl=impl)
+    options: dict[str, Any] = {} if dense or kind == "fine" else _options(kind, inputs, method)
+    choice: Choice[Any]
+    if dense:
+        choice = explain_dense(q, k, v, impl=impl)
+    elif method is None:
+        choice = explain(q, k, v, inputs.selection, impl=impl)
+    else:  # what it selects need not be what the cell would
+        choice = explain(*raster, impl=impl, **options)
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
@@ -304,9 +327,10 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
         kind=kind,
         impl=choice.impl.name,
         leaves=inputs.tiled if tiled else (*raster, inputs.gate) if kind == "raster" else raster,
-        call=_part(kind, impl, inputs) if kind in ("dense", "fine") else _whole(kind, impl, inputs, method),
+        call=_part(kind, impl, inputs) if kind in ("dense", "fine") else _whole(impl, options),
         tiled=tiled,
         coarse=kind in ("tiled", "raster"),
+        corrected=method is not None and method.get("pool_skipped", False),
         reason=gate.passed_over(choice),
     )
 
@@ -325,13 +349,16 @@ def _part(kind: Kind, impl: str, inputs: CellTensors) -> Call:
     return call
 
 
-def _whole(kind: Kind, impl: str, inputs: CellTensors, method: Mapping[str, Any] | None) -> Call:
+def _options(kind: Kind, inputs: CellTensors, method: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of `video_sparse_attention` of a kind, of a method of selection where it is one."""
     order = "tiled" if kind == "tiled" else "raster"
-    options: dict[str, Any] = {
+    return {
         "grid": inputs.tiles.grid, "tile": inputs.tiles.tile, "q_layout": order, "kv_layout": order, "coarse": method is None,
         "rope": (inputs.cos, inputs.sin) if kind == "raster" else None,
     } | dict(method or {"topk": inputs.cell.selected(inputs.tiles)})  # fmt: skip
 
+
+def _whole(impl: str, options: Mapping[str, Any]) -> Call:
     def call(*leaves: Tensor, lse: bool) -> Found:
         q, k, v, *gate = leaves
         found = video_sparse_attention(q, k, v, gate=gate[0] if gate else None, impl=impl, return_lse=lse, **options)

@@ -233,7 +233,13 @@ class Contestant(RecordPart, frozen=True, kw_only=True):
     raster: Annotated[
         bool, Meta(description="true: a whole sparse operator that takes its tokens in raster order, not in tile order")
     ] = False
-    level: Annotated[float | None, Meta(description="share of the key tiles that it skips; null: that of its cell")] = None
+    level: Annotated[
+        float | None,
+        Meta(
+            description="share of the key tiles that it skips, or with `share` of the weight that it keeps; null: that of "
+            "its cell"
+        ),
+    ] = None
 
 
 class AttentionCell(Line, frozen=True, kw_only=True):

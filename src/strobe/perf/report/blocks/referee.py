@@ -18,6 +18,12 @@ from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Sec
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Relative errors that the answer tries one after the other."""
+_SAID: Final = {"corrected": "count with correction", "share": "share of weight"}
+"""Words of methods whose name is not what the page says."""
+_LEVELS: Final = (
+    "The percentage is the share of key tiles that is skipped; by share of weight, that of the estimated weight that is "
+    "kept. With correction, each skipped tile counts by its mean key and value."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +33,7 @@ class Judged:
     Args:
         entry: its calls in all of them, and their palindromes.
         made: what it computes.
+        density: share of all pairs of tokens that is computed, mean.
         kept: share of dense attention's mass on the selected keys, mean; None for dense attention.
         error: relative error of the output against dense attention, mean.
         worst_head: of any call.
@@ -37,6 +44,7 @@ class Judged:
 
     entry: GridContestant
     made: Contestant
+    density: float
     kept: float | None
     error: float
     worst_head: float
@@ -50,7 +58,11 @@ class Judged:
         """What it is called on the page, without its level."""
         if self.made.peer:
             return self.made.impl
-        return f"{self.made.work} ({self.made.impl})" if self.made.level is None else f"VSA by {self.made.impl}"
+        return (
+            f"{self.made.work} ({self.made.impl})"
+            if self.made.level is None
+            else f"VSA by {_SAID.get(self.made.impl, self.made.impl)}"
+        )
 
     @property
     def words(self) -> str:
@@ -84,6 +96,7 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
             Judged(
                 entry=entry,
                 made=own[0][name].settings,
+                density=statistics.fmean(each.density for each in numbers),
                 kept=statistics.fmean(kept) if kept else None,
                 error=statistics.fmean(errors),
                 worst_head=max(_number(each, WORST_HEAD) for each in numbers),
@@ -129,6 +142,7 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
         *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
+        numeric("computed", lambda row: row.density, "share of all pairs of tokens, mean over calls", show=Share),
         numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
         *(
             numeric(head, get, hint, show=lambda value: Number(100 * value, 3, "%"))
@@ -148,6 +162,7 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
     text = max(cell.grid.text_tokens for cell in cells)
     notes = [
         "All methods of a captured call took turns. A contestant that is not on all calls is under: without a number.",
+        *([_LEVELS] if any(each.made.level is not None for each in judged) else []),
         "Errors are against float32 (float64 for float32 numbers) on the checked queries of every head, all keys.",
         *([f"Attention among the video's tokens alone: up to {text} text tokens of the calls are left out."] if text else []),
     ]
