@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,18 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
     page.locator("#state[data-state='live']").wait_for(timeout=30_000)
     before = picture(page)
     wait_for(page, "no frame after the connection came back", lambda: picture(page) != before)
+
+
+def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:
+    for colour in ("red", "green", "blue", "yellow"):
+        page.fill("#prompt", f"a {colour} square moving up fast on a forest background")
+        page.press("#prompt", "Enter")
+        page.wait_for_timeout(1200)
+    wait_for(page, "no yellow square", lambda: share(page, (245, 225, 50)) > 0.03)
+    boxes = "(all) => all.map((each) => { const box = each.getBBox(); return [box.y, box.x, box.x + box.width] })"
+    labels = sorted(page.locator("#timeline text").evaluate_all(boxes))
+    rows = [(one, two) for one, two in pairwise(labels) if abs(one[0] - two[0]) < 1]
+    assert rows and all(one[2] <= two[1] + 2 for one, two in rows), labels
 
 
 def test_two_tabs_are_two_streams(page: Any, here: Running) -> None:

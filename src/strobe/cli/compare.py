@@ -33,7 +33,7 @@ SWITCHES: Final = (
     "3.5s:a yellow star moving down slowly on a black background",
     "6.5s:a white square moving left slowly on a forest background",
 )
-"""Default prompt switches, used as far as a clip is long enough. With the default seed the object keeps inside the frame."""
+"""Default prompt switches, used as far as a clip is long enough."""
 
 
 @Parameter(name="*", group="Clip")

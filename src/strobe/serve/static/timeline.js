@@ -60,19 +60,22 @@ export class Timeline {
       draw(this.svg, "line", { class: "axis", x1: x(second * fps), x2: x(second * fps), y1: base, y2: height - 14 });
     }
     let row = 0;
-    for (const prompt of this.prompts) {
-      const place = x(prompt.effect ?? prompt.typed ?? 0);
-      const next = this.prompts[this.prompts.indexOf(prompt) + 1];
-      const ends = next ? x(next.effect ?? next.typed ?? 0) : width;
+    const placeOf = (prompt) => x(prompt.effect ?? prompt.typed ?? 0);
+    const leftOf = (prompt) => Math.max(2, Math.min(placeOf(prompt) + 4, width - 60));
+    for (const [number, prompt] of this.prompts.entries()) {
+      const place = placeOf(prompt);
+      const [next, below] = this.prompts.slice(number + 1); // the prompt after the next is written in the same row
+      const ends = next ? placeOf(next) : width;
       if (ends < 0) continue;
       const y = 14 + 15 * (row++ % 2);
       if (prompt.typed !== null) draw(this.svg, "circle", { class: "typed", cx: x(prompt.typed), cy: base, r: 4 });
       if (prompt.effect !== null) draw(this.svg, "line", { class: "effect", x1: place, x2: place, y1: y + 3, y2: base + 8 });
       if (prompt.seen !== null && prompt.ms !== null) draw(this.svg, "circle", { class: "seen", cx: x(prompt.seen), cy: base, r: 4.5 });
       const told = prompt.ms === null ? prompt.text : `${prompt.text} (${Math.round(prompt.ms)} ms)`;
-      const left = Math.max(2, Math.min(place + 4, width - 60));
-      const fits = Math.max(8, Math.floor((width - left) / 6));
-      draw(this.svg, "text", { x: left, y, class: next ? "" : "strong" }, told.length > fits ? `${told.slice(0, fits - 1)}…` : told);
+      const left = leftOf(prompt);
+      const fits = Math.floor(below ? (leftOf(below) - left) / 7 : (width - left) / 6);
+      if (below && fits < 4) continue;
+      draw(this.svg, "text", { x: left, y, class: next ? "" : "strong" }, told.length > fits ? `${told.slice(0, Math.max(3, fits - 1))}…` : told);
     }
     for (const branch of this.branches) {
       const place = x(branch.frame);
