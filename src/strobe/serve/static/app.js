@@ -287,7 +287,7 @@ function drawn(text) {
   svg.setAttribute("viewBox", "0 0 24 24");
   svg.setAttribute("aria-hidden", "true");
   draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND)[0] ?? GROUND.black });
-  const place = (at) => (shapes.length > 1 ? `translate(${at % 2 ? 11 : 1} ${at % 2 ? 11 : 1}) scale(.5)` : "");
+  const place = (at) => (shapes.length > 1 ? `translate(${at % 2 ? 12 : 0} 6) scale(.5)` : "");
   shapes.forEach((d, at) => draw(svg, "path", { d, fill: inks[at] ?? INK.white, transform: place(at) }));
   return svg;
 }
