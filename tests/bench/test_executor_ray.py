@@ -33,13 +33,16 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    """Two nodes that ignore SIGINT, as what a script started in the background does."""
     pytest.importorskip("ray", reason="needs the extra ray")
     import ray
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "resources": {"strobe_node": 1}}
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
     cluster.add_node(**size, wait=False)
+    signal.signal(signal.SIGINT, before)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     cluster.wait_for_nodes()
     yield cluster

@@ -1,4 +1,5 @@
-"""The choice of the device, and the properties of GPUs. The only module that asks torch for a device."""
+"""The choice of the device, the properties of GPUs, and how a process runs compiled code. The only module that asks torch for a
+device."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ TOLERANCES: Final[Mapping[Measure, Mapping[str, float]]] = MappingProxyType(
         "stream far away": {"float32": 1e-3},
         # the same of embeddings of a text, where TF32 may be on
         "text": {"float32": 1e-3},
-        # the same of a drawn picture near a corner, and moved around the torus; relative error of an area in it
+        # the same of a drawn picture near a corner, and of a floor that has moved; relative error of an area in it
         "corner of a picture": {"float32": 0.25},
         "moved picture": {"float32": 2e-4},
         "area of a picture": {"float32": 0.015},

@@ -375,7 +375,7 @@ class VideoFile:
                 close()
         if not self.written.is_file():  # a device keeps nothing, and reading it may have no end
             return ""
-        playable = self._playable()
+        playable = self._keep_whole()
         self.num_frames = playable
         if not playable:
             self.written.unlink(missing_ok=True)
@@ -384,10 +384,10 @@ class VideoFile:
         own = "" if self.written == self.path else f" as {self.written}"
         return f"the first {playable} of its frames are kept{own}; "
 
-    def _playable(self) -> int:
-        """Count the readable frames of the file: those before its last key frame by their packets, the others by decoding.
+    def _keep_whole(self) -> int:
+        """Cut a half-written packet, at which some players stop, off the end of an mp4, and count the frames that play.
 
-        Of an mp4 the packet that was cut short is cut off, for some players stop with an error at it.
+        Frames before the last key frame are counted by their packets, the others by decoding.
         """
         packets: list[Packet[VideoStream]] = []
         count = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -227,6 +228,7 @@ def _run(cell: Cell, sender: tuple[str, str]) -> Finished | None:
         raise ConfigError(f"strobe {strobe.__version__} is installed there and {version} here; install the same")
     if cell.argv[0] == python:
         cell = replace(cell, argv=(sys.executable, *cell.argv[1:]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # by which Ray cancels: a node started in the background ignores it
     raylet, executor = os.getppid(), LocalExecutor()
     running = executor.submit(cell)
     try:
