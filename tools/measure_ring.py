@@ -160,7 +160,7 @@ def regions(call: Call, rounds: int) -> dict[str, float]:
         with torch.no_grad():
             found = recorder.take(lambda: call.run(call.share, shared=True))
         sums: defaultdict[str, float] = defaultdict(float)
-        for mark in found.marks:
+        for mark in found.regions:
             sums[f"{mark.name} {mark.part}".strip()] += mark.value_ns / 1e6
         for name, value in {**sums, "whole call": found.total_ns / 1e6}.items():
             if turn >= 2:
@@ -195,7 +195,7 @@ def main() -> int:
     with torch.no_grad():
         times = {
             "forward": timed(call, forward, options.rounds),
-            "forward, four queued": timed(call, forward, options.rounds // 2, queued=4),
+            "forward, eight queued": timed(call, forward, options.rounds // 2, queued=8),
         }
     times["forward and backward"] = timed(call, both, options.rounds // 3)
     for what, taken in times.items():
