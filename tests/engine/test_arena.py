@@ -37,7 +37,7 @@ from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.graphs import WARM_UPS, CudaGraphs, Recorded
 from strobe.engine.model import Model
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve

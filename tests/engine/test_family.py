@@ -12,11 +12,10 @@ import pytest
 
 from strobe.core import plugins
 from strobe.core.errors import ConfigError
-from strobe.engine.family import Family
+from strobe.engine.family import Family, Weights
 from strobe.engine.load import load, model_parts, names
 from strobe.engine.model import Model, ModelParts
 from strobe.engine.session import Session
-from strobe.engine.weights import Weights
 
 
 @pytest.fixture

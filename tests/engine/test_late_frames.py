@@ -18,11 +18,11 @@ from stand_ins import stands_in_for
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.model import Model
 from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 
 Make = Callable[..., Session]
 SETTINGS = EngineConfig(window=9, sink=3, timesteps=(1000, 500))
@@ -243,7 +243,7 @@ class TestSnapshots:
         next(iter(late.stream()))
         late.snapshot().save(tmp_path / "s")
         expected = list(late.stream(4))
-        monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 1000)
+        monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 1000)
         resumed = Session.resume(tmp_path / "s", model=tiny, device="cpu")
         assert not resumed.config.knobs.late_frames
         assert same(expected, list(resumed.stream(4)))

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
-from strobe.engine import wan_family
+from strobe.engine import load as loading
+from strobe.engine.family import Weights
 from strobe.engine.load import load
-from strobe.engine.weights import Weights
 from strobe.models.shapes import weights
 from strobe.models.text.umt5 import ORIGINAL
 from strobe.models.wan.config import SIZES, WanConfig
@@ -125,7 +125,7 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
 
     def test_the_main_memory(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         size = 4 * sum(tensor.numel() for tensor in CausalWan(SMALL).parameters())
-        monkeypatch.setattr(wan_family, "available_bytes", lambda: 0)
+        monkeypatch.setattr(loading, "available_bytes", lambda: 0)
         with pytest.raises(TouchedError, match="was read"):  # a file that is mapped needs none
             load("wan-1.3b", Weights(path=folder))
         tensors = CausalWan(SMALL).state_dict()
@@ -134,10 +134,10 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         with pytest.raises(WeightsError, match=r"in eight bits, is put together in main memory in float32, .* free memory"):
             load("wan-1.3b", Weights(path=folder))
         with pytest.raises(WeightsError, match=r"wan-1.3b with random weights is put together in main memory in bfloat16"):
-            monkeypatch.setattr(wan_family, "available_bytes", lambda: size // 2 - 1)
+            monkeypatch.setattr(loading, "available_bytes", lambda: size // 2 - 1)
             load("wan-1.3b", Weights(random=True))
         for free in (size, None):
-            monkeypatch.setattr(wan_family, "available_bytes", lambda free=free: free)
+            monkeypatch.setattr(loading, "available_bytes", lambda free=free: free)
             with pytest.raises(TouchedError, match="was read"):
                 load("wan-1.3b", Weights(path=folder))
 

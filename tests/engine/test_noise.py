@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from strobe.core.tolerances import tolerance
-from strobe.engine.noise import draw, draw_block
+from strobe.engine.denoise import draw, draw_block
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")

@@ -142,7 +142,7 @@ def test_room_is_asked_for_once(make: Callable[..., Session], model: Model, monk
     """A second session needs no room for weights that are there."""
     asked: list[int] = []
     monkeypatch.setattr(
-        "strobe.engine.rank_memory.check", lambda parts, free, device: asked.append(sum(part.num_bytes for part in parts))
+        "strobe.engine.memory.check", lambda parts, free, device: asked.append(sum(part.num_bytes for part in parts))
     )
     held = [make(model=model), make(model=model), make(model=replace(model))]
     weights = sum(parameter.nbytes for parameter in model.dit.parameters())

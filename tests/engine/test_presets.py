@@ -85,8 +85,8 @@ def test_formats_that_are_none_are_refused(changes: dict[str, object], words: st
 
 
 def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda module: "")
-    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda name: name)
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda module: "")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda name: name)
     gpu = torch.device("cuda", 0)
     assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
     for changes, words in (
@@ -119,7 +119,7 @@ def test_resolved_leaves_nothing_open(name: str) -> None:
 
 
 def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 4)
+    monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
     states = {state.name: state for state in config.knob_states}
     assert not states["compile"].on and "CUDA" in states["compile"].reason
@@ -137,7 +137,7 @@ def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytes
 
 
 def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 4)
+    monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
     late = EngineConfig(knobs=Knobs(late_frames=True))
     assert resolve(late, DEFAULTS, torch.device("cuda", 0)).knobs.late_frames
     for config, cores, device in (
@@ -167,8 +167,8 @@ def test_the_autoencoder_runs_where_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tools = {"triton", "clang"}
-    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda _: "" if "triton" in tools else "triton is not installed")
-    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda tool: tool if tool in tools else None)
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     assert config.dtype == torch.bfloat16 and config.knobs.compile
     assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
@@ -176,8 +176,8 @@ def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "needs Triton: triton is not installed"), ({"triton"}, "gcc nor clang")])
 def test_a_gpu_without_compilers_does_not_compile(monkeypatch: pytest.MonkeyPatch, tools: set[str], reason: str) -> None:
-    monkeypatch.setattr("strobe.engine.knob_states.broken", lambda _: "" if "triton" in tools else "triton is not installed")
-    monkeypatch.setattr("strobe.engine.knob_states.shutil.which", lambda tool: tool if tool in tools else None)
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
     (state,) = (state for state in config.knob_states if state.name == "compile")
     assert not config.knobs.compile and not state.on and reason in state.reason

@@ -7,8 +7,7 @@ import pytest
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
-from strobe.engine.prompt_file import read_prompts, switches_of
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Switch, read_prompts, switches_of
 
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32), fps=16, stride=VaeStride(time=4, space=8), frame_block=3, timesteps=(1000.0,), shift=5.0

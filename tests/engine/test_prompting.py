@@ -14,9 +14,8 @@ from stand_ins import stands_in_for
 from strobe.core.errors import SessionError, WeightsError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Switch, TextEncoder
 from strobe.engine.session import Session
-from strobe.engine.texts import TextEncoder
 
 LONG_S = 60.0
 """More than anything here takes; a test that waits so long has failed."""

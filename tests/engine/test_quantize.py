@@ -17,10 +17,9 @@ from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.load import load
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.engine.quantize import LINEARS, quantize_linears, requantize_linears
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
-from strobe.engine.transformer import Transformer, copied
+from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears, requantize_linears
 from strobe.models.lora import Lora, LoraPair, attach
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear

@@ -22,15 +22,15 @@ from plain_wan import attend, embed_text, passed, turn
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
+from strobe.engine.load import check_past
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.engine.wan_family import check_past
 from strobe.models.vae.taew import TaewConfig, random_taew
 
 SHAPE = (4, 4, 4)

@@ -21,11 +21,11 @@ from strobe.cache.ahead import AheadRing
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strobe.core.errors import ConfigError
-from strobe.engine.schedule import NoiseSchedule
+from strobe.engine.config import NoiseSchedule
 
 
 @pytest.mark.parametrize(

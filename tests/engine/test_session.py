@@ -15,10 +15,10 @@ from torch import Tensor
 from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
 
 
 def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:

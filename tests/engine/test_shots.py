@@ -24,16 +24,15 @@ from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.policy import ShotPolicy
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig
+from strobe.engine.config import EngineConfig, NoiseSchedule
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.resolve import resolve
-from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
 
 SHAPE, SIZE, SINK, WINDOW = (4, 4, 4), 3, 3, 12

@@ -18,13 +18,13 @@ from strobe.cache.kv import RingCache
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
+from strobe.engine.caches import attended_keys, frame_tiles
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.engine.sparsity import attended_keys, frame_tiles
+from strobe.engine.stream import FrameBlock
 from strobe.models.wan.layers import WanLayer
 
 CPU = torch.device("cpu")

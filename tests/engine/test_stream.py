@@ -13,11 +13,11 @@ from torch import Tensor
 from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
 
 NONE = Knobs(**{each.name: False for each in fields(Knobs)})
 

@@ -16,13 +16,12 @@ from torch import Tensor
 from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig
+from strobe.engine.config import EngineConfig, NoiseSchedule
+from strobe.engine.denoise import correction, denoise_unipc, prediction
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
-from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
 from strobe.engine.transformer import Transformer
-from strobe.engine.unipc import correction, denoise_unipc, prediction
 
 EXACT = tolerance("rounding", "float32")
 """Latents are float32 between steps."""

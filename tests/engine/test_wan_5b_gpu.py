@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from strobe.core.tolerances import tolerance
+from strobe.engine.family import Weights
 from strobe.engine.load import load
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.engine.weights import Weights
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.wan.config import WAN22
 from strobe.models.vae.wan.weights import random_wan_vae

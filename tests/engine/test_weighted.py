@@ -13,11 +13,8 @@ from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.engine.load import load
 from strobe.engine.model import Model
-from strobe.engine.prompt_file import read_prompts, switches_of
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Switch, TextEncoder, encode_prompts, prompts_ready, read_prompts, read_weights, switches_of
 from strobe.engine.session import Session
-from strobe.engine.texts import TextEncoder
-from strobe.engine.weighted import encode_prompts, prompts_ready, read_weights
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import CHOICES
 from strobe.models.text.cache import Embedder, PromptEncoder

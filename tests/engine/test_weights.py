@@ -11,7 +11,7 @@ DIT, VAE, TEXT = "diffusion_pytorch_model.safetensors", "Wan2.1_VAE.pth", "model
 FILES = {DIT: b"1", VAE: b"2", TEXT: b"3", "tokenizer/words.json": b"4", "vae/diffusion_pytorch_model.safetensors": b"5"}
 CODE = """
 import json
-from strobe.engine.weights import Weights, fetched
+from strobe.engine.family import Weights, fetched
 found = []
 for given in (
     Weights(path="hf:owner/wan", loras=(("hf:owner/style@v1/style.safetensors", 0.5),)),

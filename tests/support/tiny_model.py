@@ -13,9 +13,8 @@ import torch
 
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
-from strobe.engine.family import Family
+from strobe.engine.family import Family, Weights
 from strobe.engine.model import Model, ModelParts
-from strobe.engine.weights import Weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig

@@ -37,17 +37,15 @@ from strobe.core.spans import (
     recording,
 )
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
-from strobe.engine.caches import new_cache
+from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.denoise import draw_block, onward
 from strobe.engine.model import Model, latent_shape
-from strobe.engine.noise import draw_block
+from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
-from strobe.engine.sparsity import attended_keys
+from strobe.engine.stream import FrameBlock
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.engine.unipc import onward
-from strobe.engine.weighted import encode_prompts
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE

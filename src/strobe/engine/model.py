@@ -9,8 +9,8 @@ from weakref import WeakSet, WeakValueDictionary
 from strobe.core.shapes import LatentShape
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import FrameDecoder, VideoVAE
+from strobe.engine.prompts import TextEncoder
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.texts import TextEncoder
 from strobe.engine.transformer import Transformer
 from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig

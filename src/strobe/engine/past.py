@@ -13,13 +13,11 @@ from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.shots import ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
-from strobe.engine.blended import BlendedText, denoise_blended
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import commit
-from strobe.engine.noise import BlockNoise
+from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise_blended
 from strobe.engine.resolve import ResolvedConfig
+from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
-from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer
 from strobe.models.wan.faded import FadedStep
 from strobe.models.wan.flow import add_noise, to_x0

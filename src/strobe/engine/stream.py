@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 import torch
@@ -16,22 +16,135 @@ from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
 from strobe.engine.arena import Anywhere, Arena
-from strobe.engine.blended import BlendedText, read_blend
 from strobe.engine.caches import prepare_cache
-from strobe.engine.decode import FrameDecoder
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.decode import Decoded, FrameDecoder
+from strobe.engine.denoise import BlendedText, BlockNoise, draw_block, read_blend
 from strobe.engine.graphs import Eager
 from strobe.engine.model import Model, latent_shape
-from strobe.engine.noise import BlockNoise, draw_block
-from strobe.engine.parallel.rank_context import RankContext
+from strobe.engine.parallel.rank import RankContext
 from strobe.engine.past import new_past
-from strobe.engine.pending import Decoding, InHand, PreparedChange, joined_ends, undelivered
-from strobe.engine.prompts import Blend, Change
+from strobe.engine.prompts import Blend, Change, encode_prompts
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.state import StreamState, check_state
+from strobe.engine.snapshot import StreamState, check_state
 from strobe.engine.transformer import Transformer
-from strobe.engine.weighted import encode_prompts
 from strobe.models.lora import Lora
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class FrameBlock:
+    """Pixel frames of every sample with their latents and prompts.
+
+    Args:
+        index: number of the frame block, from 0.
+        samples: pixel frames of every sample, uint8 [B, F, Y, X, 3] on the CPU.
+        latents: clean latents [B, F, C, Y, X], float32 on the stream's device.
+        prompts: one per sample.
+        elapsed_ns: work of the stream from the frame block before until these frames were there. With knob `late_frames` that is
+            mostly the next frame block's: the sum over a stream is all its work either way.
+    """
+
+    index: int
+    samples: Tensor
+    latents: Tensor
+    prompts: tuple[str, ...]
+    elapsed_ns: int
+
+    @property
+    def frames(self) -> Tensor:
+        """Pixel frames of the only sample, uint8 [F, Y, X, 3].
+
+        Raises:
+            ShapeError: there are several samples.
+        """
+        if self.samples.shape[0] != 1:
+            raise ShapeError(f"this frame block has {self.samples.shape[0]} samples; use .samples[i]")
+        return self.samples[0]
+
+    @property
+    def prompt(self) -> str:
+        """The prompt of the only sample; several samples: each different prompt once, one per line."""
+        return "\n".join(dict.fromkeys(self.prompts))
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(
+            f"{name}={str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}"
+            for name, each in (("samples", self.samples), ("latents", self.latents))
+        )
+        return f"FrameBlock(index={self.index}, {tensors}, prompts={self.prompts}, elapsed_ns={self.elapsed_ns})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """A frame block that is still being decoded.
+
+    Args:
+        latents: all of its.
+        pieces: yields the frames that are not there; None: decoding failed, and is begun again where it did.
+        made: frames that are there.
+        num_done: latent frames that they are of.
+    """
+
+    index: int
+    latents: Tensor
+    prompts: tuple[str, ...]
+    pieces: Iterator[Decoded] | None
+    made: tuple[Tensor, ...] = ()
+    num_done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedChange:
+    """A change prepared ahead of its frame block.
+
+    Args:
+        change: as it was asked for.
+        kept: the cache as it was before; None: it was left alone.
+        ready: the text; None: making it ready broke off.
+    """
+
+    change: Change
+    kept: CacheState | None
+    ready: tuple[Blend, BlendedText] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InHand:
+    """Everything that a stream has in hand beside its state and its cache; a stream that begins has none of it.
+
+    Args:
+        text: of the frame block to come, for the prompts it was read for.
+        half_way: the cache has moved on from the state.
+        decoding: the last frame block made; the state's decoder is that before what is left of it.
+        ready: decoded, not handed out.
+        worked_ns: time worked since the last frame block was handed out, ns.
+        ahead: a change made ready before its frame block.
+        drawn: number and noise of the frame block to come.
+    """
+
+    text: tuple[Blend, BlendedText] | None = None
+    half_way: bool = False
+    decoding: Decoding | None = None
+    ready: FrameBlock | None = None
+    worked_ns: int = 0
+    ahead: PreparedChange | None = None
+    drawn: tuple[int, BlockNoise] | None = None
+
+
+def joined_ends(held: Tensor | None, new: Tensor | None, config: ResolvedConfig) -> Tensor | None:
+    """Return the last pixel frames of latent frames that the next frame block may need."""
+    if new is None:
+        return None
+    return torch.cat([*([] if held is None else [held]), new], dim=1)[:, -config.num_recomputed :]
+
+
+def undelivered(state: StreamState, config: ResolvedConfig) -> FrameBlock | None:
+    """Return the frame block of a snapshot that was made but not handed out; None: there is none."""
+    if state.undelivered is None:
+        return None
+    index = state.next_block - 1
+    latents = state.history[:, -len(config.latents_of(index)) :]
+    samples = state.undelivered.cpu().clone()
+    return FrameBlock(index=index, samples=samples, latents=latents, prompts=state.prompts, elapsed_ns=0)
 
 
 class Stream:

@@ -19,8 +19,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from strobe.core.errors import SessionError, StrobeError
-from strobe.engine.machine import device_name, versions
-from strobe.engine.snapshot import Snapshot
+from strobe.engine.snapshot import Snapshot, device_name, versions
 from strobe.serve.block import Block, Branch
 from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.prompt_log import hashed

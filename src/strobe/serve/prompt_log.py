@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from strobe.engine.prompts import Switch
-from strobe.engine.texts import TextEncoder
+from strobe.engine.prompts import Switch, TextEncoder
 from strobe.serve.protocol import PromptEntry
 
 

@@ -18,15 +18,12 @@ from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
-from strobe.engine.machine import device_name, versions
 from strobe.engine.model import Model
-from strobe.engine.prompting import PromptAck
-from strobe.engine.prompts import Mode, check_mode
+from strobe.engine.prompts import Mode, PromptAck, check_mode, check_prompts
 from strobe.engine.session import Session
-from strobe.engine.snapshot import Snapshot
+from strobe.engine.snapshot import Snapshot, device_name, versions
+from strobe.engine.stream import FrameBlock
 from strobe.engine.video import decode_image
-from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
 from strobe.serve.block import Block, Branch, GpuClock, layout
 from strobe.serve.prompt_log import Origin, switches_from

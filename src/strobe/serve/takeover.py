@@ -11,8 +11,7 @@ from time import monotonic
 from typing import Final
 
 from strobe.core.errors import DataError, SessionError, StrobeError
-from strobe.engine.machine import device_name, versions
-from strobe.engine.snapshot import Snapshot
+from strobe.engine.snapshot import Snapshot, device_name, versions
 from strobe.serve.block import Branch
 from strobe.serve.channel import Channel
 from strobe.serve.hub import Hub, describe

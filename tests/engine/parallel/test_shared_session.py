@@ -16,17 +16,16 @@ from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager, Recorded
-from strobe.engine.memory import predict
+from strobe.engine.memory import predict, predict_rank
 from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
-from strobe.engine.parallel.cache import SharedCache
+from strobe.engine.parallel.rank import SharedCache
 from strobe.engine.presets import preset
-from strobe.engine.rank_memory import predict_rank
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 from tree_ranks import Runner, threads
 
 ELEMENT = tolerance("element", "float32")

@@ -24,16 +24,15 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.engine import load, presets
+from strobe.engine.caches import BLOCK
 from strobe.engine.config import EngineConfig
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch, check_switches
+from strobe.engine.prompts import Switch, check_prompts, check_switches
 from strobe.engine.resolve import ResolvedConfig, check_device, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
-from strobe.engine.sparsity import BLOCK
 from strobe.engine.video import VideoFile
-from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
 

@@ -1,6 +1,6 @@
 """Linear layers in eight bits: FP8 weights and inputs, or INT8 weights alone.
 
-Each takes the place of an `nn.Linear` in a transformer that only infers; `strobe.engine.quantize` decides where.
+Each takes the place of an `nn.Linear` in a transformer that only infers; `strobe.engine.transformer` decides where.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The cache of one rank: its heads of its share of every latent frame, and the messages of attention over all shares."""
+"""One rank's share of a session: its cache, transformer and decoder in place of those of one device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,10 +17,18 @@ from strobe.attention.tree.placement import Mask, Segment
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep
 from strobe.cache.rows import Signature
 from strobe.cache.tiled import Reach
-from strobe.core.errors import ShapeError
+from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
-from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.layout import Layout
+from strobe.engine.arena import Arena
+from strobe.engine.config import Knobs
+from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
+from strobe.engine.graphs import Mode
+from strobe.engine.model import Model, ModelParts, latent_shape
+from strobe.engine.parallel.group import LOADING, DeviceGroup
+from strobe.engine.parallel.layout import Layout, cut, degrees, join, rows
+from strobe.engine.prompts import Change
+from strobe.engine.resolve import ResolvedConfig
+from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 from strobe.models.wan.layers import Attend
 
 
@@ -265,3 +275,177 @@ def share_shape(shape: CacheShape, layout: Layout) -> CacheShape:
 
 def _each(state: CacheState, change: Callable[[Tensor], Tensor]) -> CacheState:
     return replace(state, keys=change(state.keys), values=change(state.values), sink_keys=change(state.sink_keys))
+
+
+NOT_SHARED = {
+    "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
+}
+"""Knobs that do nothing in a session on several devices, and why."""
+
+
+class SharedTransformer(Transformer):
+    """A transformer with all weights on every rank, whose passes run on this rank's tokens of every latent frame.
+
+    Latents go in and flows come out whole, with the same bits on every rank.
+
+    Args:
+        model: weights; left as they are.
+        config: what to prepare for.
+        block_tokens: tokens of a frame block on all ranks together.
+        layout: who has what.
+        devices: the ranks.
+    """
+
+    def __init__(self, model: Model, config: ResolvedConfig, block_tokens: int, layout: Layout, devices: DeviceGroup) -> None:
+        frames = block_tokens // layout.tokens_per_frame
+        super().__init__(model.dit, config, frames * layout.counts[layout.rank], model.loras)
+        self._layout = layout
+        self._devices = devices
+
+    def flow(self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep) -> Tensor:
+        """See `Transformer.flow`; all ranks call it together.
+
+        Raises:
+            CollectiveError: a rank does not come, or is gone.
+        """
+        assert isinstance(cache, SharedStep)
+        part = self._pass("flow", latents, timestep, text, cache)
+        assert part is not None
+        patch = self.dit.config.patch
+        return join(cache.gather(part.contiguous()), patch, latents.shape[3] // patch[0])
+
+    def write(self, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
+        """See `Transformer.write`; all ranks call it together.
+
+        Raises:
+            CollectiveError: a rank does not come, or is gone.
+        """
+        assert isinstance(cache, SharedStep)
+        self._pass("write", latents, CLEAN, text, cache)
+        self._devices.settle()
+
+    def _pass(self, mode: Mode, latents: Tensor, timestep: Timestep, text: TextContext, cache: SharedStep) -> Tensor | None:
+        """Run a pass on this rank's tokens of the latents. Messages of a recorded pass have no deadline but the replay's."""
+        modulation, text_kv, rotations = self.conditions(latents, timestep, text, cache)
+        local = cut(latents, self.dit.config.patch, self._layout.mine)
+        conditions = modulation, text_kv, rows(rotations, len(cache.positions), self._layout.mine)
+        self._devices.keep(self.runner)
+        return self._run(mode, local, conditions, cache, partial(self._devices.watched, cache.call))
+
+
+def on_several(config: ResolvedConfig) -> ResolvedConfig:
+    """Turn off the knobs that do nothing on several devices, with the reason.
+
+    Raises:
+        ConfigError: the past is not simply kept, or attention is in eight bits.
+    """
+    if config.past != "kept":
+        raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
+    if config.attention_format != "native":
+        raise ConfigError("attention in eight bits runs on one device; leave --devices out, or use attention_format 'native'")
+    states = tuple(
+        replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
+        for state in config.knob_states
+    )
+    return replace(config, knobs=Knobs(**{state.name: state.on for state in states}), knob_states=states)
+
+
+class FramesElsewhere(FrameDecoder):
+    """A decoder that returns no frames and holds no memory.
+
+    Args:
+        frame_size: height and width of the frames that there are not, in pixels.
+    """
+
+    def __init__(self, frame_size: tuple[int, int]) -> None:
+        self._frame_size = frame_size
+
+    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
+        """Do nothing."""
+
+    def place(self, arena: Arena) -> None:
+        """Do nothing."""
+
+    def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
+        """Return no frames: uint8 [B, 0, Y, X, 3]."""
+        none = torch.empty(latents.shape[0], 0, *self._frame_size, 3, dtype=torch.uint8)
+        return iter([Decoded(none, latents.shape[1], state, None)])
+
+    def state(self) -> DecoderState:
+        """Return a state without memories."""
+        return False, ()
+
+    def adopt(self, state: DecoderState) -> DecoderState:
+        """Return the state of this decoder."""
+        return self.state()
+
+    def share(self) -> FramesElsewhere:
+        """Return this decoder."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankContext:
+    """The part of a session that one rank runs.
+
+    Args:
+        devices: the ranks.
+        layout: which tokens, heads and keys.
+    """
+
+    devices: DeviceGroup
+    layout: Layout
+
+    @classmethod
+    def of(cls, devices: DeviceGroup, parts: ModelParts, config: ResolvedConfig) -> RankContext:
+        """Return this rank's share of a session.
+
+        Raises:
+            ConfigError: so many ranks cannot share this session; says why, and names the nearest numbers that can.
+        """
+        dit = parts.dit.config
+        tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
+        grid = degrees(
+            devices.size, num_heads=dit.num_heads, tokens_per_frame=tokens, sparse=config.sparsity > 0, ulysses=devices.ulysses
+        )
+        return cls(
+            devices=devices,
+            layout=Layout(degrees=grid, rank=devices.rank, num_heads=dit.num_heads, tokens_per_frame=tokens),
+        )
+
+    def parts(self, model: Model, config: ResolvedConfig, block_tokens: int) -> tuple[Transformer, FrameDecoder]:
+        """Return transformer and decoder of this rank."""
+        dit = SharedTransformer(model, config, block_tokens, self.layout, self.devices)
+        if self.devices.leads:
+            return dit, FrameDecoder(model.vae, config)
+        return dit, FramesElsewhere(model.defaults.frame_size)
+
+    def shape(self, whole: CacheShape) -> CacheShape:
+        """Return the shape of this rank's cache."""
+        return share_shape(whole, self.layout)
+
+    def cache(self, own: KVCache) -> SharedCache:
+        """Return the shared cache, of which this rank holds `own`."""
+        return SharedCache(own, self.layout, self.devices)
+
+    def open(self, model: Model, config: ResolvedConfig, what: str) -> None:
+        """Check that all ranks open the same session; ranks may differ in loading time by some timeouts.
+
+        Raises:
+            CollectiveError: they do not; names the rank.
+        """
+        asked = zlib.crc32(repr(config.asked).encode())
+        grid = f"{self.layout.degrees.tree} x {self.layout.degrees.ulysses}"
+        whole = f"{config.name} ({asked:08x}), {config.dtype}, weights {model.weights_hash[:12]}, {what}, {grid} ranks"
+        self.devices.agree(f"session: {whole}", patience=LOADING)
+
+    def follow(self, index: int, weights: str, change: Change | None) -> Change | None:
+        """Agree on the next frame block, and return the prompts of rank 0 for it.
+
+        Raises:
+            CollectiveError: a rank is about to do something else, is gone, or does not come.
+        """
+        return self.devices.follow(f"frame block {index}, weights {weights[:12]}", change)
