@@ -25,8 +25,7 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.transformer import Modulation, TextKV
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills

@@ -17,8 +17,7 @@ from strobe.engine.prompts import Switch, TextEncoder, encode_prompts, prompts_r
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import CHOICES
-from strobe.models.text.cache import Embedder, PromptEncoder
-from strobe.models.text.memory import PromptMemory
+from strobe.models.text.cache import Embedder, PromptEncoder, PromptMemory
 
 BOTH = "(red circle:3) (blue square:1)"
 

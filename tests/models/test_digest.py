@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strobe.models import digest
-from strobe.models.digest import NAME, sha256_of
+from strobe.models import checkpoint as digest
+from strobe.models.checkpoint import NAME, sha256_of
 
 
 @pytest.fixture

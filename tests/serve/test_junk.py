@@ -21,10 +21,9 @@ from junk_viewers import CIRCLE, Crowd
 from live_server import Running, serving
 from strobe.engine.session import Session
 from strobe.serve import protocol
-from strobe.serve.channel import Channel
 from strobe.serve.client import watch
 from strobe.serve.connection import OUTBOX, Connection
-from strobe.serve.hub import PICTURES_UNDER_WAY
+from strobe.serve.hub import PICTURES_UNDER_WAY, Channel
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import LiveStream
 

@@ -14,7 +14,7 @@ import pytest
 
 from live_server import Running
 from strobe.serve.mjpeg import Mjpeg
-from strobe.serve.prompt_log import Origin
+from strobe.serve.streams import Origin
 
 CIRCLE = "a red circle moving left"
 Run = Callable[[Any], Any]

@@ -16,8 +16,7 @@ import torch
 
 from strobe.engine.load import load
 from strobe.engine.model import Model
-from strobe.serve.app import StreamServer
-from strobe.serve.listen import Listening
+from strobe.serve.app import Listening, StreamServer
 from strobe.serve.settings import ServeSettings
 from tiny_model import well_read_model
 

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from strobe.attention.tree.comm import group as group_module
-from strobe.attention.tree.comm.rank_store import RankStore
+from strobe.attention.tree import comm as group_module
+from strobe.attention.tree.comm import RankStore
 
 Runner = Callable[[int, Callable[[int], Any]], list[Any]]
 

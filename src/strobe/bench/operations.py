@@ -52,8 +52,7 @@ from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
-from strobe.models.wan.text import TextKV, distinct_rows
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.transformer import Modulation, TextKV, distinct_rows
 from strobe.perf.analysis.runs.breakdown import (
     CACHE,
     DECODER,
@@ -146,7 +145,7 @@ _SECTIONS: Final = {
 def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
     """Return the rows that a pass attends under the longest of some prompts; None: all of a text.
 
-    Fused kernels attend the distinct ones (`strobe.models.wan.text`).
+    Fused kernels attend the distinct ones (`strobe.models.wan.transformer`).
     """
     if not config.knobs.fused_kernels:
         return None

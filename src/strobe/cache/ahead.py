@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, Positions, RingCache, RingStep, Rotate
+from strobe.cache.kv import CacheShape, Positions, RingCache, RingStep, Rotate, Signature, TokenRows
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature, TokenRows
 from strobe.core.errors import ConfigError
 
 

@@ -10,9 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, SlotRing, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, Signature, SlotRing, check_state
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature
 from strobe.core.errors import ShapeError
 from strobe.core.spans import QUANTISE, span
 from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, constants, measured, padded

@@ -12,18 +12,17 @@ from strobe.attention.sparse.coarse import budget, pool
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.cache.ahead import AheadRing
 from strobe.cache.eightbit_ring import EightBitRing
-from strobe.cache.kv import CacheShape, KVCache, RingCache
+from strobe.cache.kv import CacheShape, HistoryTiles, KVCache, RingCache
 from strobe.cache.quantized import QuantizedRing
 from strobe.cache.rolling import RollingCache
 from strobe.cache.shots import ShotRing
-from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.parallel.rank import RankContext
 from strobe.engine.resolve import ResolvedConfig, without_kernel
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.kernels.api import turn_keys
-from strobe.models.wan.rope import rotate_temporal, temporal_turns
+from strobe.models.wan.layers import rotate_temporal, temporal_turns
 
 BLOCK: Final = 64
 """Rows of a tile."""

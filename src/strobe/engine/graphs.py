@@ -21,8 +21,7 @@ from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
 from strobe.engine.arena import POOLS, Anywhere, Arena, capture_stream, end_capture
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.transformer import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
 """What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""

@@ -24,10 +24,8 @@ from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
-from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.memory import PromptMemory
-from strobe.models.text.random_umt5 import RandomUmt5
-from strobe.models.text.umt5 import Umt5, Umt5Config, Umt5Files, check_installed
+from strobe.models.text.cache import PromptCache, PromptEncoder, PromptMemory
+from strobe.models.text.umt5 import RandomUmt5, Umt5, Umt5Config, Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
@@ -36,7 +34,7 @@ from strobe.models.wan.config import SIZES, WIDE, WanConfig
 from strobe.models.wan.random_init import PromptNoise, empty_transformer, random_transformer
 from strobe.models.wan.recipes import RECIPES, Recipe, find_recipe, named_recipe
 from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
-from strobe.models.wan.weights.files import find_files, find_lora
+from strobe.models.wan.weights.checkpoint import find_files, find_lora
 
 
 def text_encoder(folder: Path, given: Weights) -> TextEncoder:

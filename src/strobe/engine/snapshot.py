@@ -267,7 +267,7 @@ class Snapshot:
             shots=self.cache.shots,
             stale=self.state.stale,
             pending=self.pending,
-            digests={name: _digest(tensor) for name, tensor in tensors.items()},
+            digests={name: tensor_digest(tensor) for name, tensor in tensors.items()},
         )
         text = msgspec.json.encode(header).decode()
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -374,7 +374,7 @@ def _check_names(header: _Header, names: set[str]) -> None:
 
 def _check_tensors(header: _Header, tensors: Mapping[str, Tensor]) -> None:
     """Check the digests, and that the tensors are as large as the numbers of the header say."""
-    damaged = [name for name, tensor in tensors.items() if _digest(tensor) != header.digests[name]]
+    damaged = [name for name, tensor in tensors.items() if tensor_digest(tensor) != header.digests[name]]
     if damaged:
         raise SessionError(f"tensor {damaged[0]!r} was damaged; use another copy")
     keys, history, identity = tensors["cache.keys"], tensors["history"], header.identity
@@ -419,7 +419,7 @@ def _assemble(header: _Header, tensors: Mapping[str, Tensor]) -> Snapshot:
     )
 
 
-def _digest(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
     """Compute the sha256 of a tensor on the CPU: dtype, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)

@@ -24,10 +24,9 @@ from strobe.core.spans import CONDITIONS, TEXT_KV, span
 from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.lora import Lora, attach, merge, updated
-from strobe.models.wan import rope
+from strobe.models.wan.layers import device_table, rope_table
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import CausalTransformer, Modulation
+from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV
 
 QKV: Final = ("q", "k", "v")
 LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
@@ -300,12 +299,12 @@ class Transformer:
     def _rotations(self, latents: Tensor, positions: tuple[int, ...]) -> Tensor:
         grid = self.dit.grid(latents)
         if not self.knobs.rope_table:
-            return rope.table(self.dit.config, positions, grid.height, grid.width).to(self.dit.device)  # complex128
+            return rope_table(self.dit.config, positions, grid.height, grid.width).to(self.dit.device)  # complex128
         held = self._rope
         if held is None or held[0] != positions:
             dit = self.dit
-            turns = rope.table(dit.config, positions, grid.height, grid.width, dit.device)
-            held = self._rope = positions, rope.device_table(turns, dit.dtype, dit.device)
+            turns = rope_table(dit.config, positions, grid.height, grid.width, dit.device)
+            held = self._rope = positions, device_table(turns, dit.dtype, dit.device)
         return held[1]
 
 

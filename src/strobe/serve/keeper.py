@@ -20,10 +20,9 @@ from msgspec.structs import replace
 
 from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.snapshot import Snapshot, device_name, versions
-from strobe.serve.block import Block, Branch
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.prompt_log import hashed
 from strobe.serve.store import SavedBranch, SavedState, SavedStream, Store, StreamFolder
+from strobe.serve.streams import Block, Branch, hashed
 from strobe.serve.worker import Worker
 
 BEAT: Final = 16

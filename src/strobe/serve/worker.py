@@ -23,11 +23,8 @@ from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
-from strobe.serve.block import Block
-from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
-from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Block, LiveStream, Origin, SpareSessions
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}

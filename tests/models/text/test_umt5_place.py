@@ -11,11 +11,8 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError
 from strobe.models.text import umt5
-from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.key import Key
-from strobe.models.text.memory import PromptMemory
-from strobe.models.text.random_umt5 import RandomUmt5
-from strobe.models.text.umt5 import SPARE_BYTES, Umt5Config
+from strobe.models.text.cache import Key, PromptCache, PromptEncoder, PromptMemory
+from strobe.models.text.umt5 import SPARE_BYTES, RandomUmt5, Umt5Config
 
 pytest.importorskip("transformers")
 SMALL = Umt5Config(vocabulary=40, dim=16, attention_dim=24, ffn_dim=20, num_heads=3, num_layers=2, max_distance=20, length=32)

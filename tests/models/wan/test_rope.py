@@ -9,7 +9,7 @@ from torch import Tensor
 
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.rope import device_table, rotate, rotate_temporal, table
+from strobe.models.wan.layers import device_table, rope_table, rotate, rotate_temporal
 
 CONFIG = WanConfig(dim=88, num_heads=2)  # head_dim 44: 22 pairs = 8 for time, 7 for height, 7 for width
 HEIGHT, WIDTH = 3, 5
@@ -46,7 +46,7 @@ def test_the_axes_share_the_head() -> None:
 
 @pytest.mark.parametrize("positions", [(0,), (0, 1, 2), (7, 8, 9), (5, 0, 3), (999_998, 999_999, 1_000_000)])
 def test_rotations_are_the_complex_numbers_of_the_definition(positions: tuple[int, ...]) -> None:
-    x, turns = draw(len(positions), 2), table(CONFIG, positions, HEIGHT, WIDTH)
+    x, turns = draw(len(positions), 2), rope_table(CONFIG, positions, HEIGHT, WIDTH)
     expected = by_hand(x, positions)
     assert turns.dtype == torch.complex128
     assert relative(rotate(x.double(), turns), expected) < tolerance("rotation", "float64")
@@ -60,13 +60,13 @@ def test_rotations_are_the_complex_numbers_of_the_definition(positions: tuple[in
 
 
 def test_bfloat16_is_rotated_in_float32() -> None:
-    x, turns = draw(3, 2).bfloat16(), table(CONFIG, (7, 8, 9), HEIGHT, WIDTH)
+    x, turns = draw(3, 2).bfloat16(), rope_table(CONFIG, (7, 8, 9), HEIGHT, WIDTH)
     found = rotate(x, device_table(turns, torch.bfloat16, torch.device("cpu")))
     assert torch.equal(found, by_hand(x, (7, 8, 9)).to(torch.bfloat16))
 
 
 def test_queries_and_keys_may_be_rotated_together() -> None:
-    both, turns = draw(3, 2, 2), table(CONFIG, (4, 5, 6), HEIGHT, WIDTH).to(torch.complex64)
+    both, turns = draw(3, 2, 2), rope_table(CONFIG, (4, 5, 6), HEIGHT, WIDTH).to(torch.complex64)
     q, k = rotate(both, turns).unbind(2)
     assert torch.equal(q, rotate(both[:, :, 0], turns)) and torch.equal(k, rotate(both[:, :, 1], turns))
 
@@ -75,7 +75,7 @@ def test_queries_and_keys_may_be_rotated_together() -> None:
 def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> None:
     x = draw(3, 2)
     here, there = tuple(range(first, first + 3)), tuple(range(first + frames, first + frames + 3))
-    moved = rotate(x, table(CONFIG, here, HEIGHT, WIDTH))
+    moved = rotate(x, rope_table(CONFIG, here, HEIGHT, WIDTH))
     rotate_temporal(CONFIG, moved, frames, moved)
     assert moved.dtype == torch.float32 and moved.isfinite().all()
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
@@ -85,7 +85,7 @@ def test_scores_depend_on_the_distance_in_time_only() -> None:
     q, k = draw(1, 2), draw(2, 2)[:, : HEIGHT * WIDTH]
 
     def scores(query_frame: int, key_frame: int) -> Tensor:
-        turned = [rotate(x.double(), table(CONFIG, (at,), HEIGHT, WIDTH)) for x, at in ((q, query_frame), (k, key_frame))]
+        turned = [rotate(x.double(), rope_table(CONFIG, (at,), HEIGHT, WIDTH)) for x, at in ((q, query_frame), (k, key_frame))]
         return torch.einsum("bshd,bthd->bhst", *turned)
 
     torch.testing.assert_close(scores(9, 4), scores(1005, 1000))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree import links as machine
-from strobe.attention.tree.comm import comm_of
-from strobe.attention.tree.comm.watch import reached
+from strobe.attention.tree.comm import comm_of, reached
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import RankLengths, TreePlan, decide

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import CollectiveCall, Comm
-from strobe.attention.tree.local import Shard, local_attention
-from strobe.attention.tree.packing import merge_messages, pack_state, row_bytes
+from strobe.attention.tree.local import Shard, local_attention, merge_messages, pack_state, row_bytes
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError

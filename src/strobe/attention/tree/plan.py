@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from strobe.attention.tree.comm import symmetric
+from strobe.attention.tree.comm import refuses_symmetric
 from strobe.attention.tree.links import Kind, Links
-from strobe.attention.tree.packing import row_bytes
+from strobe.attention.tree.local import row_bytes
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
 from strobe.core.errors import ConfigError
@@ -164,7 +164,7 @@ def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> 
 
 def _refuses(spec: TreeSpec, ranks: RankLengths, strategy: Strategy) -> str | None:
     if strategy == "symmetric":
-        return symmetric.refuses(spec.device_type)
+        return refuses_symmetric(spec.device_type)
     if strategy == "ulysses" and ranks.num_head_ranks > 1:
         return "a mesh of (tree, heads) spreads the heads over its second dimension already; name the strategy of the first"
     if strategy == "ulysses" and "heads" in (spec.q_placement, spec.kv_placement):

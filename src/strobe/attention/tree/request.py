@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of, comms_of_mesh
+from strobe.attention.tree.comm import UNKNOWN, Agreement, CollectiveCall, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
 from strobe.attention.tree.plan import RankLengths, TreePlan, decide, grid_of

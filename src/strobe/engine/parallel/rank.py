@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import CollectiveCall
-from strobe.attention.tree.local import Shard, local_attention
-from strobe.attention.tree.packing import merge_messages, pack_state
+from strobe.attention.tree.local import Shard, local_attention, merge_messages, pack_state
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep
-from strobe.cache.rows import Signature
-from strobe.cache.tiled import Reach
+from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, Reach, RingStep, Signature
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
 from strobe.engine.arena import Arena

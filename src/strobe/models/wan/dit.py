@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import TokenGrid
 from strobe.core.spans import DIT_FORWARD, HEAD, PATCH_EMBEDDING, span
-from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
-from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate, random_modulation
-from strobe.models.wan.text import TextKV, distinct_rows
-from strobe.models.wan.transformer import CausalTransformer, Modulation
+from strobe.models.wan.layers import KeyValueStep, WanLayer, device_table, modulate, random_modulation, rope_table
+from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV, distinct_rows
 
 
 class OutputHead(nn.Module):
@@ -96,8 +94,8 @@ class CausalWan(CausalTransformer):
 
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
         """Compute the rotations of one frame block whose frames stand at `positions` in time."""
-        rotations = rotary.table(self.config, positions, grid.height, grid.width)
-        return rotary.device_table(rotations, self.dtype, self.device)
+        rotations = rope_table(self.config, positions, grid.height, grid.width)
+        return device_table(rotations, self.dtype, self.device)
 
     def compile_pieces(self, block_tokens: int, mode: str) -> None:
         """Compile the pieces of every layer between its attention calls; see `WanLayer.compile_pieces`."""

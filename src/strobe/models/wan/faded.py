@@ -10,9 +10,7 @@ from torch import Tensor
 from strobe.attention.dense import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
-from strobe.cache.kv import CacheStep
-from strobe.cache.rows import Signature
-from strobe.cache.tiled import Reach
+from strobe.cache.kv import CacheStep, Reach, Signature
 from strobe.core.errors import ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, KV_WRITE, span
 from strobe.models.wan.layers import Attend

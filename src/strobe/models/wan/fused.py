@@ -47,7 +47,7 @@ from strobe.models.wan.kernels.api import (
 )
 from strobe.models.wan.layers import KeyValueStep, SelfAttention, WanLayer
 from strobe.models.wan.linears import Fp8Linear
-from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import TextKV
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import QUANTISE
 from strobe.eightbit.rows import EightBit, quantize_rows, quantize_tensor
 from strobe.eightbit.types import Quantized
-from strobe.models.wan.regions import region
+from strobe.models.wan.layers import region
 
 Scaling = Literal["rows", "tensor"]
 SCALING: Final[Scaling] = "rows"

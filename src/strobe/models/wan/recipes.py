@@ -11,8 +11,7 @@ from strobe.cache.policy import Past
 from strobe.core.errors import WeightsError, unknown_choice
 from strobe.models.wan.config import SIZES, WIDE
 from strobe.models.wan.flow import Sampler
-from strobe.models.wan.weights.checkpoint import OpenCheckpoint
-from strobe.models.wan.weights.files import LORA, WeightSource, read_json, read_source
+from strobe.models.wan.weights.checkpoint import LORA, OpenCheckpoint, WeightSource, read_json, read_source
 
 SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
 

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from stand_ins import stands_in_for
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheShape, RingCache
+from strobe.cache.kv import CacheShape, HistoryTiles, RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys
+from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys, rotate_temporal
 from strobe.models.wan.linears import Fp8Linear
-from strobe.models.wan.rope import rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
 

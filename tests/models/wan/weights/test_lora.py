@@ -16,7 +16,7 @@ from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, combined, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights import read_checkpoint, read_lora
-from strobe.models.wan.weights.files import find_lora
+from strobe.models.wan.weights.checkpoint import find_lora
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")

@@ -19,7 +19,7 @@ from strobe.core.errors import WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora
 from strobe.models.wan.weights import read_lora
-from strobe.models.wan.weights.layouts import diffusers_name
+from strobe.models.wan.weights.checkpoint import diffusers_name
 from tiny_pipelines import wan
 
 ELEMENT = tolerance("element", "float64")

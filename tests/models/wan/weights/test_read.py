@@ -33,7 +33,7 @@ from strobe.models.shapes import weights as bundled
 from strobe.models.wan.config import SIZES
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights import open_checkpoint, read_checkpoint
-from strobe.models.wan.weights.files import find_files
+from strobe.models.wan.weights.checkpoint import find_files
 
 
 class TouchedError(BaseException):

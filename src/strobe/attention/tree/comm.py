@@ -1,23 +1,42 @@
-"""One process group as this operator uses it: numbered calls, three kinds of messages, and errors that name the rank.
+"""Messages between ranks, the only file here that uses `torch.distributed`: numbered calls, and errors that name the rank.
 
 On gloo a message goes straight to its receiver under a tag made from the call, so two ranks in different calls wait for each
 other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
 
 Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
 whose strides differ would add numbers of different places. `CollectiveCall._start` asserts it, and nothing else starts a message.
+
+Ranks show each other that all are in the same call with the same arguments, or each raises an error that names the odd ones. On a
+CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
+would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call
+waits there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the
+call it is in, and finds those of the others.
+
+Work that is queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, ten minutes
+unless it was told otherwise, and it names no rank; a replayed CUDA graph has none.
+
+Symmetric memory is plain reads of peers' memory. NVLink multicast can put the devices of a host out of service, so a process that
+would set it up is refused: `TORCH_SYMM_MEM_DISABLE_MULTICAST=1` must be in the environment.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import socket
+import sys
+import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -25,16 +44,262 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from strobe.attention.tree.comm.rank_store import Note, RankStore
-from strobe.attention.tree.comm.watch import Watch, end_process, reached
-from strobe.attention.tree.faults import CollectiveError, disagreement, name_ranks, start_of
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.settings import read_settings
 from strobe.core.spans import span
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+class CollectiveError(StrobeError, RuntimeError):
+    """A call that several ranks make together failed; every rank that is alive raises it.
+
+    Args:
+        message: one line.
+        ranks: the ranks that are to blame, as ranks of the group; empty if it is not known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str:
+    """Return `rank 1 disagrees on the arguments: rank 0 is in call 7: ...; rank 1 is in call 7: ...`."""
+    usual = min(rank for rank in calls if rank not in odd)
+    told = "; ".join(f"rank {rank} is in {calls[rank]}" for rank in (usual, *odd))
+    return f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}: {told}"
+
+
+def machine_id() -> int:
+    """Compute a number that is equal for two processes only if they can look up each other's process id."""
+    space = Path("/proc/self/ns/pid")
+    names = [socket.gethostname(), os.readlink(space) if space.exists() else ""]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    names.append(boot.read_text() if boot.exists() else "")
+    return zlib.crc32("\n".join(names).encode())
+
+
+def start_of(pid: int) -> int:
+    """Return the start time of a process of this machine, in ticks since boot; 0 if it has ended (or the system does not say)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """The note that a rank leaves when its call fails.
+
+    Args:
+        number: of the call on this rank.
+        digest: of the arguments that must be equal.
+        call: the call in words.
+        reason: what happened.
+        blamed: the ranks it waited for in vain.
+    """
+
+    number: int
+    digest: int
+    call: str
+    reason: str
+    blamed: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The note in words: number and description of the call, and what happened."""
+        return f"in call {self.number} ({self.call}): {self.reason}"
+
+
+class RankStore:
+    """Notes in the process group's key-value store, whose process may have ended: every method has a time limit.
+
+    Args:
+        store: of the group; None for a process alone, which has no board.
+        rank: this rank in the group.
+    """
+
+    def __init__(self, store: Store | None, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+
+    @property
+    def store(self) -> Store:
+        """The group's store."""
+        assert self._store is not None, "a process alone has no board"
+        return self._store
+
+    def post(self, note: Note, patience_s: float) -> None:
+        """Leave a note, if the store can be reached within `patience_s`."""
+        _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps(asdict(note))))
+
+    def notes(self, ranks: Sequence[int], patience_s: float) -> dict[int, Note]:
+        """Collect the notes of the given ranks, at most `patience_s` long; ranks without a note are absent."""
+        read = self._collect([f"strobe/tree/note/{rank}" for rank in ranks], patience_s)
+        said = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
+        return {rank: Note(**each | {"blamed": tuple(each["blamed"])}) for rank, each in said.items()}
+
+    def share(self, key: str, value: str, num_ranks: int, timeout_s: float) -> dict[int, str]:
+        """Leave a value under a key and collect those of all ranks; ranks that are missing when the time is up are absent."""
+        _within(timeout_s, lambda: self.store.set(f"strobe/tree/{key}/{self._rank}", value))
+        read = self._collect([f"strobe/tree/{key}/{rank}" for rank in range(num_ranks)], timeout_s)
+        return {rank: read[f"strobe/tree/{key}/{rank}"] for rank in range(num_ranks) if f"strobe/tree/{key}/{rank}" in read}
+
+    def _collect(self, keys: Sequence[str], patience_s: float) -> dict[str, str]:
+        """Poll the store until all keys are set or the time is up; return those that are. Some stores wait a second or more."""
+        found: dict[str, str] = {}
+        deadline = time.monotonic() + patience_s
+
+        def read() -> None:
+            while len(found) < len(keys) and time.monotonic() < deadline:
+                for key in keys:
+                    if key not in found and self.store.check([key]):
+                        found[key] = self.store.get(key).decode()
+                time.sleep(0.002)
+
+        _within(patience_s, read)
+        return dict(found)
+
+
+def _within(patience_s: float, action: Callable[[], None]) -> None:
+    """Run an action in a thread, and return when it ends or the time is up: a store's own calls have no timeout."""
+
+    def run() -> None:
+        try:
+            action()
+        except RuntimeError:  # the store's process has gone; the caller sees that nothing came
+            return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+
+
+POLL_S: Final = 0.05
+IDLE_S: Final = 5.0
+"""After so long with nothing to watch, the thread ends."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Queued:
+    """One piece of queued work with its deadline.
+
+    Args:
+        done: whether it has ended; must not wait.
+        begun: whether the GPU has come to it; must not wait. What is queued before it may take as long as it likes.
+        late: called once, in another thread, if it has not ended in time.
+        timeout_s: from the first look at which it had begun.
+        since: that look.
+    """
+
+    done: Callable[[], bool]
+    begun: Callable[[], bool]
+    late: Callable[[], None]
+    timeout_s: float
+    since: float | None = None
+
+
+class Watch:
+    """A thread that looks at the queued work, and lives while there is any."""
+
+    def __init__(self) -> None:
+        self._queued: list[Queued] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(
+        self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float, *, begun: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Add work to the watch, and start its thread if none runs."""
+        with self._changed:
+            self._queued.append(Queued(done=done, begun=begun, late=late, timeout_s=timeout_s))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, daemon=True, name="strobe-watch")
+                self._thread.start()
+            elif len(self._queued) == 1:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        _leave_captures_alone()
+        while True:
+            with self._changed:
+                if not self._queued and not self._changed.wait(IDLE_S) and not self._queued:
+                    self._thread = None
+                    return
+                queued = list(self._queued)
+            left, over = look(queued, time.monotonic())
+            if over:
+                _tell(over[0])  # the others wait for the same rank
+            with self._changed:
+                self._queued = [] if over else left + self._queued[len(queued) :]  # others only append
+            time.sleep(POLL_S)
+
+
+def _tell(queued: Queued) -> None:
+    """Call `late`, and end the process if it fails: the thread that waits for the queue to empty would wait for ever."""
+    done = False
+    try:
+        queued.late()
+        done = True
+    finally:
+        if not done:
+            end_process(CollectiveError("the GPU waits for another rank, and giving up failed"))
+
+
+def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
+    """Return the work that has not ended, and the late part of it; start the time of work that has begun since the last look."""
+    left = [each for each in queued if not _true(each.done)]
+    for each in left:
+        if each.since is None and _true(each.begun):
+            each.since = now
+    return left, [each for each in left if each.since is not None and now > each.since + each.timeout_s]
+
+
+def reached(device: torch.device | None = None) -> Callable[[], bool]:
+    """Record an event on a GPU's current stream (default: the current GPU); return the function that asks if it is done."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.query
+
+
+def _leave_captures_alone() -> None:
+    """Let this thread query events while another thread captures a CUDA graph; without this a query would break the capture."""
+    if torch.cuda.is_initialized() and torch.version.cuda:
+        relaxed = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+
+
+def _true(asked: Callable[[], bool]) -> bool:
+    try:
+        return asked()
+    except RuntimeError:  # the device or the communicator has failed: whoever uses it next is told
+        return True
+
+
+def end_process(error: CollectiveError) -> None:
+    """Write the error and end this process, because work that waits on the GPU cannot be stopped in another way.
+
+    `torchrun` finds the message in the file where it looks for one, and shows it as the cause.
+    """
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.flush()
+    try:
+        raise error  # the launcher shows the traceback of what is being handled
+    except CollectiveError:
+        get_error_handler().record_exception(error)
+    os._exit(1)
+
 
 Shape = tuple[int, ...]
 
@@ -521,3 +786,155 @@ def _blamed(call: CollectiveCall, suspects: Sequence[int], late: bool, notes: Ma
     silent = [rank for rank in suspects or range(call.size) if rank not in notes and rank != call.rank]
     by_others = {rank for note in notes.values() for rank in note.blamed if rank != call.rank}
     return silent or sorted(by_others) or sorted(suspects)
+
+
+class _Workspace:
+    """Symmetric memory of one message a rank, with two barriers for each gather.
+
+    The barrier before the write waits for the readers of the last call, the one after it for all writers. Both are part of a
+    captured graph, so every replay is as safe as the first call.
+    """
+
+    def __init__(self, comm: Comm, num_bytes: int, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        self.num_bytes = num_bytes
+        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
+
+    def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
+        """Write the message, then view every rank's. A barrier over the timeout ends the process, in a captured graph too."""
+        self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
+        self._memory[: message.numel()] = message
+        self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
+        return [self._handle.get_buffer(rank, (message.numel(),), torch.uint8) for rank in range(num_ranks)]
+
+
+_WORKSPACES: WeakKeyDictionary[Comm, _Workspace] = WeakKeyDictionary()
+
+
+def refuses_symmetric(device_type: str) -> str | None:
+    """Return the reason for which symmetric memory cannot be used in this process, or None."""
+    if device_type != "cuda":
+        return "symmetric memory needs CUDA devices"
+    if not read_settings().multicast_disabled:
+        return "set TORCH_SYMM_MEM_DISABLE_MULTICAST=1: torch would set up NVLink multicast"
+    return None
+
+
+def gather_symmetric(call: CollectiveCall, tensor: Tensor) -> list[Tensor]:
+    """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
+
+    Raises:
+        ImplUnavailableError: no CUDA device, or multicast is not switched off.
+    """
+    reason = refuses_symmetric(tensor.device.type)
+    if reason is not None:
+        raise ImplUnavailableError("symmetric", reason, ["allgather"])
+    call.meet()
+    message = tensor.reshape(-1).view(torch.uint8)
+    workspace = _WORKSPACES.get(call.comm)
+    if workspace is None or workspace.num_bytes < message.numel():
+        num_bytes = 1 << max(16, (message.numel() - 1).bit_length())  # every rank grows at the same call: all messages are equal
+        workspace = _WORKSPACES[call.comm] = _Workspace(call.comm, num_bytes, tensor.device)
+    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size, call.timeout_s)]
+
+
+UNKNOWN = -1
+"""Stands for the shape of the keys on a rank without keys."""
+NOTES_S: Final = 0.7
+"""A rank that is in a kind of call that it knows does not come to the store: NCCL tells it, half a second after the timeout."""
+
+
+_MUST_AGREE = (
+    ("digest", "arguments"),
+    ("number", "calls before this one"),
+    ("num_kv_heads", "key heads"),
+    ("head_dim_v", "head_dim_v"),
+    ("queries", "queries, which are replicated: the same values on every rank"),
+)
+
+
+@lru_cache(maxsize=1)
+def _process(pid: int) -> tuple[int, int, int]:
+    return machine_id(), pid, start_of(pid)
+
+
+class Agreement:
+    """An exchange of tokens between the ranks of a call, which shows that all are in the same call.
+
+    Args:
+        call: on one group.
+        digest: of the arguments that must be equal.
+        q: the queries, where every rank must have the same; else None.
+        keys: `(num_kv_heads, head_dim_v)` of this rank; UNKNOWN without keys.
+        device: of the tensors.
+    """
+
+    def __init__(self, call: CollectiveCall, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
+        self._call = call
+        self._kind = (digest, *keys)
+        self._keys = keys
+        self._tokens: Exchange | None = None
+        if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
+            queries = UNKNOWN if q is None else fingerprint(q)
+            self._token = Token(call.number, digest, queries, *keys, *_process(os.getpid()))
+            self._tokens = call.tokens(self._token) if device.type == "cpu" else None
+
+    def wait(self) -> tuple[int, int]:
+        """Wait for the tokens; return `(num_kv_heads, head_dim_v)` of the ranks that have keys, UNKNOWN if none has.
+
+        Raises:
+            CollectiveError: a rank did not come, or is in another call.
+        """
+        comm = self._call.comm
+        if comm.size == 1:
+            return self._keys
+        if self._tokens is None and self._kind in comm.agreed:
+            return comm.agreed[self._kind]
+        tokens = self._collected()
+        comm.peers = dict(enumerate(tokens))
+        for field, what in _MUST_AGREE:
+            values = [getattr(token, field) for token in tokens]
+            known = [value for value in values if value != UNKNOWN]
+            if len(set(known)) > 1:
+                usual = Counter(known).most_common(1)[0][0]
+                odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
+                raise self._refusal(odd, what, values if field not in ("digest", "queries") else None)
+        shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
+        if self._tokens is None:
+            comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+        return shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+
+    def _collected(self) -> list[Token]:
+        if self._tokens is not None:
+            arrived = self._tokens.wait()
+            return [Token(*each.tolist()) for each in arrived]
+        comm, token = self._call.comm, self._token
+        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token), comm.size, self._call.timeout_s)
+        missing = [rank for rank in range(comm.size) if rank not in values]
+        if missing:
+            raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
+        return [Token(*json.loads(values[rank])) for rank in range(comm.size)]
+
+    def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
+        """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
+        call, mine = self._call, f"call {self._call.number}: {self._call.text}"
+        if self._tokens is not None:
+            texts = call.texts(mine)
+        else:
+            said = call.comm.board.share(f"text/{call.number}", mine, call.size, min(call.timeout_s, 1.0))
+            texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
+        found = disagreement(odd, what + given, dict(enumerate(texts)))
+        call.post(found.partition(": ")[0], odd)
+        return CollectiveError(f"tree attention: {found}", odd)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """Compute the CRC-32 of a tensor's bits, row by row: other values, or another order, give another number.
+
+    On a GPU the tensor is copied to the host, once for each kind of call. A CRC takes less time than a sum of the bits.
+    """
+    values = tensor.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)
