@@ -24,7 +24,6 @@ from strobe.attention.sparse.layout import _kept as tables_of_tiles
 from strobe.core.errors import StrobeError
 from strobe.engine.arena import (
     POOLS,
-    Anywhere,
     Arena,
     ArenaPlan,
     ArenaUse,
@@ -158,7 +157,7 @@ def test_an_arena_changes_no_bit(make: Callable[..., Session], arenas: list[Watc
     session = make()
     monkeypatch.undo()
     plain = make()
-    assert plain.arena is None and isinstance(plain._stream.arena, Anywhere)
+    assert plain.arena is None and type(plain._stream.arena) is Arena
     for found, expected in zip(session.stream(5, switches=SWITCHES), plain.stream(5, switches=SWITCHES), strict=True):
         assert torch.equal(found.latents, expected.latents) and torch.equal(found.samples, expected.samples)
 
@@ -227,7 +226,7 @@ def test_on_a_cpu_there_is_none(tiny: Model) -> None:
     asked = EngineConfig(knobs=Knobs(memory_pool=True))
     config = resolve(asked, tiny.defaults, torch.device("cpu"))
     (state,) = (each for each in config.knob_states if each.name == "memory_pool")
-    assert not state.on and state.reason == "used on CUDA only" and isinstance(new_arena(config, PLAN), Anywhere)
+    assert not state.on and state.reason == "used on CUDA only" and type(new_arena(config, PLAN)) is Arena
     assert resolve(asked, tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
 
 

@@ -54,7 +54,7 @@ def test_what_is_counted_is_what_is_held(
     assert found == {
         "transformer weights": held(stream._dit.dit.state_dict().values()),
         "keys and values": stream._cache.num_bytes,
-        "text keys and values": held(stream._now.text[1].kept.kv.tensors),
+        "text keys and values": held(stream._text[1].kept.kv.tensors),
         "modulation tables": held(tensor for row in rows for tensor in (row.layers, row.head)),
         "autoencoder weights": held(stream._decoder._vae.state_dict().values()),
         "decoder memories": held(stream.state.decoder[1]),

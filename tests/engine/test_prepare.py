@@ -109,7 +109,7 @@ def test_without_a_prompt_nothing_happens(make: Callable[..., Session]) -> None:
     session = make()
     list(session.stream(2))
     session.prepare()
-    assert session._stream._now.ahead is None
+    assert session._stream._ahead is None
 
 
 def play(session: Session) -> Tensor:

@@ -260,7 +260,7 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
     for at, prompt in {3: "blue square", 4: "red square"}.items():
         ahead.prompt(prompt, mode="shot")
         ahead.prepare()
-        assert ahead._stream._now.ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
+        assert ahead._stream._ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
         found.append(streamed(ahead, 1))
         assert ahead.next_block == at + 1
     assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])

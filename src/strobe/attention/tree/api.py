@@ -130,43 +130,13 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    group: ProcessGroup | None = None,
-    mesh: DeviceMesh | None = None,
-    shards: KVShards | None = None,
-    strategy: str = "auto",
-    q_placement: Placement = "replicated",
-    kv_placement: Placement = "sequence",
-    out_placement: Placement = "replicated",
-    q_lengths: Sequence[int] | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    sinks: int = 0,
-    q_start: int | None = None,
-    softmax_scale: float | None = None,
-    links: Links | None = None,
+    **options: Any,
 ) -> TreePlan:
     """Say which strategy `tree_attention` would run for these arguments and what each would cost. Nothing runs, nothing is sent.
 
     The arguments are those of `tree_attention`.
     """
-    options = Options(
-        group=group,
-        mesh=mesh,
-        shards=shards,
-        strategy=strategy,
-        q_placement=q_placement,
-        kv_placement=kv_placement,
-        out_placement=out_placement,
-        q_lengths=q_lengths,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        q_start=q_start,
-        softmax_scale=softmax_scale,
-        links=links,
-    )
-    request = make_request(q, k, v, options)
+    request = make_request(q, k, v, Options(**options))
     exact = decide(request.spec, request.ranks, request.requested, request.links)
     return replace(exact, strategy=choose(request).strategy)
 

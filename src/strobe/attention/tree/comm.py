@@ -82,10 +82,8 @@ def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str
 
 def machine_id() -> int:
     """Compute a number that is equal for two processes only if they can look up each other's process id."""
-    space = Path("/proc/self/ns/pid")
-    names = [socket.gethostname(), os.readlink(space) if space.exists() else ""]
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    names.append(boot.read_text() if boot.exists() else "")
+    space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
+    names = (socket.gethostname(), os.readlink(space) if space.exists() else "", boot.read_text() if boot.exists() else "")
     return zlib.crc32("\n".join(names).encode())
 
 
@@ -354,15 +352,6 @@ class Token(NamedTuple):
     machine: int
     pid: int
     start: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cause:
-    """The cause of a failure: what happened, what the blamed ranks' notes say, and who they are; empty where unknown."""
-
-    what: str
-    said: str
-    blamed: tuple[int, ...]
 
 
 class Comm:
@@ -664,12 +653,6 @@ class CollectiveCall:
         own = torch.tensor(values, dtype=torch.int64)
         return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
 
-    def texts(self, text: str) -> list[str]:
-        """Gather every rank's text, cut to 1 kB."""
-        own = torch.frombuffer(bytearray(text.encode()[:1024].ljust(1024)), dtype=torch.uint8)
-        arrived = self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=2, kind="agreement").wait()
-        return [bytes(each.tolist()).decode(errors="replace").strip() for each in arrived]
-
     def wait(self, works: Sequence[Waiting]) -> None:
         """Wait for all messages, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
@@ -726,66 +709,51 @@ class CollectiveCall:
             reason: what the backend said.
             notes_s: how long to wait for what the other ranks say.
         """
-        found = _explain(self, suspects, late, reason, notes_s)
+        blamed, said = self._ended(0.0 if late else 0.3), ""
+        if blamed:
+            what = f"{name_ranks(blamed)} ended (process {', '.join(str(self.comm.peers[rank].pid) for rank in blamed)})"
+            self.post(what, blamed)  # other machines cannot look it up
+        else:
+            self.post(reason, suspects if late else ())
+            notes = self.comm.board.notes([rank for rank in range(self.size) if rank != self.rank], notes_s)
+            here = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=())
+            same = {rank: note for rank, note in (notes | {self.rank: here}).items() if note.number == self.number}
+            usual = Counter(same[rank].digest for rank in sorted(same)).most_common(1)[0][0]
+            if blamed := sorted(rank for rank, note in same.items() if note.digest != usual):
+                calls = {rank: f"call {note.number}: {note.call}" for rank, note in same.items()}
+                what = disagreement(blamed, "arguments", calls)
+            else:
+                blamed = self._blamed(suspects, late, notes)
+                what = f"{name_ranks(blamed) if blamed else 'a rank'} "
+                what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
+                said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
         self.comm.hang_up()
-        self.comm.broken = f"call {self.number}: {found.what}"
+        self.comm.broken = f"call {self.number}: {what}"
         head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
-        return CollectiveError(f"{head}: {found.what}{found.said}; end the run or make a new process group", found.blamed)
+        return CollectiveError(f"{head}: {what}{said}; end the run or make a new process group", blamed)
+
+    def _ended(self, patience_s: float) -> list[int]:
+        """Return the ranks of this machine whose process has ended; a connection closes a little before its process ends."""
+        peers, deadline = self.comm.peers, time.monotonic() + patience_s
+        near = [rank for rank, peer in peers.items() if peer.start and peer.machine == peers[self.rank].machine]
+        while True:
+            ended = sorted(rank for rank in near if start_of(peers[rank].pid) != peers[rank].start)
+            if ended or time.monotonic() >= deadline:
+                return ended
+            time.sleep(0.02)
+
+    def _blamed(self, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
+        """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
+        if suspects and late:
+            return sorted(suspects)
+        silent = [rank for rank in suspects or range(self.size) if rank not in notes and rank != self.rank]
+        by_others = {rank for note in notes.values() for rank in note.blamed if rank != self.rank}
+        return silent or sorted(by_others) or sorted(suspects)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """View a contiguous tensor's memory as bytes."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _explain(call: CollectiveCall, suspects: Sequence[int], late: bool, reason: str, notes_s: float) -> _Cause:
-    """Find the cause from ended processes and from the notes; the arguments are those of `CollectiveCall.failure`."""
-    comm = call.comm
-    ended = _dead(comm, 0.0 if late else 0.3)
-    if ended:
-        pids = ", ".join(str(comm.peers[rank].pid) for rank in ended)
-        call.post(what := f"{name_ranks(ended)} ended (process {pids})", ended)  # other machines cannot look it up
-        return _Cause(what=what, said="", blamed=tuple(ended))
-    call.post(reason, suspects if late else ())
-    notes = comm.board.notes([rank for rank in range(comm.size) if rank != comm.rank], notes_s)
-    odd = _elsewhere(call, notes)
-    if odd:
-        calls = {rank: f"call {note.number}: {note.call}" for rank, note in notes.items() if note.number == call.number}
-        calls[call.rank] = f"call {call.number}: {call.text}"
-        return _Cause(what=disagreement(odd, "arguments", calls), said="", blamed=tuple(odd))
-    blamed = _blamed(call, suspects, late, notes)
-    what = f"{name_ranks(blamed) if blamed else 'a rank'} "
-    what += f"did not answer within {call.timeout_s:g} s" if late else f"closed the connection ({reason})"
-    said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
-    return _Cause(what=what, said=said, blamed=tuple(blamed))
-
-
-def _dead(comm: Comm, patience_s: float) -> list[int]:
-    """Return the ranks of this machine whose process has ended; a connection closes a little before its process ends."""
-    mine = comm.peers.get(comm.rank)
-    near = {rank: peer for rank, peer in comm.peers.items() if mine and peer.machine == mine.machine and peer.start}
-    deadline = time.monotonic() + patience_s
-    while True:
-        ended = sorted(rank for rank, peer in near.items() if start_of(peer.pid) != peer.start)
-        if ended or time.monotonic() >= deadline:
-            return ended
-        time.sleep(0.02)
-
-
-def _elsewhere(call: CollectiveCall, notes: Mapping[int, Note]) -> list[int]:
-    """Return the ranks whose call of the same number has other arguments than most ranks' calls."""
-    digests = {call.rank: call.digest} | {rank: note.digest for rank, note in notes.items() if note.number == call.number}
-    usual = Counter(digests[rank] for rank in sorted(digests)).most_common(1)[0][0]
-    return sorted(rank for rank, digest in digests.items() if digest != usual)
-
-
-def _blamed(call: CollectiveCall, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
-    """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
-    if suspects and late:
-        return sorted(suspects)
-    silent = [rank for rank in suspects or range(call.size) if rank not in notes and rank != call.rank]
-    by_others = {rank for note in notes.values() for rank in note.blamed if rank != call.rank}
-    return silent or sorted(by_others) or sorted(suspects)
 
 
 class _Workspace:
@@ -900,7 +868,7 @@ class Agreement:
             if len(set(known)) > 1:
                 usual = Counter(known).most_common(1)[0][0]
                 odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
-                raise self._refusal(odd, what, values if field not in ("digest", "queries") else None)
+                raise self._refusal(tokens, odd, what, values if field not in ("digest", "queries") else None)
         shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
         if self._tokens is None:
             comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
@@ -917,14 +885,11 @@ class Agreement:
             raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
         return [Token(*json.loads(values[rank])) for rank in range(comm.size)]
 
-    def _refusal(self, odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
+    def _refusal(self, tokens: Sequence[Token], odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
         """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
         call, mine = self._call, f"call {self._call.number}: {self._call.text}"
-        if self._tokens is not None:
-            texts = call.texts(mine)
-        else:
-            said = call.comm.board.share(f"text/{call.number}", mine, call.size, min(call.timeout_s, 1.0))
-            texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        said = call.comm.board.share(f"text/{zlib.crc32(repr(tokens).encode())}", mine, call.size, min(call.timeout_s, 1.0))
+        texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
         given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
         found = disagreement(odd, what + given, dict(enumerate(texts)))
         call.post(found.partition(": ")[0], odd)

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 class Options:
     """The arguments of a call besides its tensors."""
 
-    group: ProcessGroup | None
-    mesh: DeviceMesh | None
-    shards: KVShards | None
-    strategy: str
-    q_placement: Placement
-    kv_placement: Placement
-    out_placement: Placement
-    q_lengths: Sequence[int] | None
-    causal: bool
-    window: int | None
-    sinks: int
-    q_start: int | None
-    softmax_scale: float | None
-    links: Links | None
+    group: ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+    shards: KVShards | None = None
+    strategy: str = "auto"
+    q_placement: Placement = "replicated"
+    kv_placement: Placement = "sequence"
+    out_placement: Placement = "replicated"
+    q_lengths: Sequence[int] | None = None
+    causal: bool = False
+    window: int | None = None
+    sinks: int = 0
+    q_start: int | None = None
+    softmax_scale: float | None = None
+    links: Links | None = None
 
     def __post_init__(self) -> None:
         for name, given, kind, example in (
