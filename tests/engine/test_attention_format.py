@@ -12,7 +12,7 @@ from torch import Tensor
 
 from strobe.attention.dense.eight.api import IMPLS
 from strobe.attention.impls import MISSING, GateRun
-from strobe.cache.eightbit_ring import EightBitRing
+from strobe.cache.quantized import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs

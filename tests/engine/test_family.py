@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.core import plugins
+from strobe.core import libraries as plugins
 from strobe.core.errors import ConfigError
 from strobe.engine.family import Family, Weights
 from strobe.engine.load import load, model_parts, names

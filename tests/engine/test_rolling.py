@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plain_wan import attend, embed_text, passed, turn
-from strobe.cache.ahead import AheadRing
+from strobe.cache.rings import AheadRing
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs

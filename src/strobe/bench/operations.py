@@ -18,8 +18,8 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
-from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.kv import CacheStep, KVCache
+from strobe.cache.quantized import EightBitStep
 from strobe.core import costs
 from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError

@@ -318,7 +318,7 @@ class CacheStep(Protocol):
 
 
 class KVCache(Protocol):
-    """The cache as a stream uses it: `RingCache`, `RollingCache`, or a ring of eight bits (`quantized`, `eightbit_ring`)."""
+    """The cache as a stream uses it: `RingCache`, `RollingCache`, or a ring of eight bits (`quantized`)."""
 
     @property
     def end(self) -> int:

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from strobe.attention.sparse.coarse import budget, pool
 from strobe.attention.sparse.layout import TileLayout, tile_layout
-from strobe.cache.ahead import AheadRing
-from strobe.cache.eightbit_ring import EightBitRing
 from strobe.cache.kv import CacheShape, HistoryTiles, KVCache, RingCache
-from strobe.cache.quantized import QuantizedRing
-from strobe.cache.rolling import RollingCache
-from strobe.cache.shots import ShotRing
+from strobe.cache.quantized import EightBitRing, QuantizedRing
+from strobe.cache.rings import AheadRing, RollingCache, ShotRing
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.parallel.rank import RankContext

@@ -9,7 +9,7 @@ from typing import Final
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.core.plugins import FAMILIES, Plugin, plugins
+from strobe.core.libraries import FAMILIES, Plugin, plugins
 from strobe.engine.config import DTYPES, DType
 from strobe.engine.model import Model, ModelParts
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address

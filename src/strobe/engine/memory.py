@@ -10,8 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from strobe.cache import eightbit_ring
-from strobe.cache.quantized import SCALE_BYTES, ring_bytes
+from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
@@ -219,7 +218,7 @@ def _rows_ahead(config: ResolvedConfig) -> int:
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
     """Return the bytes of the cache: keys and values with staged frames, the ring's copy of the sink, float32 coarse keys."""
     if config.attention_format == "int8":
-        return eightbit_ring.ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
+        return eightbit_ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheStep, KVCache
-from strobe.cache.shots import ShotRing
+from strobe.cache.rings import AheadRing, ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise_blended
@@ -19,8 +18,8 @@ from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.models.wan.faded import FadedStep
 from strobe.models.wan.flow import add_noise, to_x0
+from strobe.models.wan.layers import FadedStep
 
 Draw = Callable[[int], BlockNoise]
 """All noise of a frame block, by its number."""

@@ -34,9 +34,9 @@ from strobe.attention.sparse.tiled import Attended, Plan, chosen_impl, selection
 from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoOptions, plan_of
 from strobe.attention.state import merge
 from strobe.attention.tree.comm import Agreement, CollectiveCall, Comm, comm_of
-from strobe.attention.tree.links import Kind
 from strobe.attention.tree.local import empty_state
 from strobe.attention.tree.placement import split, whole_numbers
+from strobe.attention.tree.plan import Kind
 from strobe.attention.tree.redistribute import MERGE, pass_on
 from strobe.attention.tree.spec import DTYPES
 from strobe.attention.types import AttentionOutput, TensorMeta, outside_graphs

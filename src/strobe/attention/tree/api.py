@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strobe.attention.tree import links as machine
 from strobe.attention.tree.comm import comm_of, reached
-from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import RankLengths, TreePlan, decide
+from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide, measure
 from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
@@ -236,7 +234,7 @@ def measure_links(
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: got {device!r}, expected cpu, cuda or cuda:N") from error
-    return machine.measure(comm_of(group), place, dtype, seconds_of(timeout))
+    return measure(comm_of(group), place, dtype, seconds_of(timeout))
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from torch import Tensor
 from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.state import merge
 from strobe.attention.tree.comm import CollectiveCall, Exchange, gather_symmetric
-from strobe.attention.tree.impl.masked import RowGradients
 from strobe.attention.tree.local import (
+    RowGradients,
     Shard,
     empty_state,
     local_attention,

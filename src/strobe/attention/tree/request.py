@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import UNKNOWN, Agreement, CollectiveCall, Comm, comm_of, comms_of_mesh
-from strobe.attention.tree.links import Links, assumed_links
 from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import RankLengths, TreePlan, decide, grid_of
+from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide, grid_of
 from strobe.attention.tree.redistribute import Redistribution, owned_segments
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
