@@ -51,7 +51,8 @@ def opened(model: Model) -> LiveStream:
 
 def worker_of(stream: LiveStream, painted: int = 0) -> Any:
     """As much of a worker as a keeper asks for."""
-    return SimpleNamespace(stream=lambda name: stream, painted_of=lambda name: painted)
+    stream.painted = painted
+    return SimpleNamespace(stream=lambda name: stream)
 
 
 def frames(stream: LiveStream, count: int) -> np.ndarray:

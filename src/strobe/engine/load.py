@@ -241,14 +241,14 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if loras:
         name = f"{name} with {', '.join(map(str, loras))}"
     import_ahead()
-    checkpoint = opened.read()  # last: whatever else is wrong has been told
+    dit = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
         weights_hash=_together(
-            checkpoint.weights_hash,
+            opened.source.sha256(),
             *(lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras),
         ),
-        dit=checkpoint.dit,
+        dit=dit,
         text=text_encoder(folder, given),
         vae=vae,
         defaults=replace(defaults, lora=bool(loras)),

@@ -80,47 +80,23 @@ class KnobState:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnobPlace:
-    """Device and model as far as they decide which knobs have an effect.
-
-    Args:
-        elsewhere: another device decodes.
-        lora: a LoRA belongs to the model.
-        own_graphs: the compiler makes graphs of its own.
-        recomputed: a frame block is derived from the frames of the one before.
-    """
-
-    device: torch.device
-    elsewhere: bool
-    lora: bool
-    own_graphs: bool
-    recomputed: bool
-
-
-def knob_state(knobs: Knobs, name: str, meaning: str, place: KnobPlace) -> KnobState:
-    """Resolve a knob for a model on a device."""
-    asked: bool = getattr(knobs, name)
-    reason = _does_nothing(knobs, name, place) if asked else ""
-    return KnobState(name=name, meaning=meaning, on=asked and not reason, reason=reason)
-
-
-def _does_nothing(knobs: Knobs, name: str, place: KnobPlace) -> str:
-    """Say why a knob does nothing for this model on this device; empty if it does something."""
+def _does_nothing(name: str, config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> str:
+    """Say why a knob does nothing for a model on a device; empty if it does something."""
+    knobs = config.knobs
     if name == "merge_lora":
-        return "" if place.lora else "no LoRA belongs to the model"
+        return "" if defaults.lora else "no LoRA belongs to the model"
     if name in ("compile", "fused_kernels", "cuda_graphs"):
-        return _cannot_compile(place.device) if name == "compile" else _cannot_launch(knobs, name, place)
+        return _cannot_compile(device) if name == "compile" else _cannot_launch(name, config, device)
     if name == "memory_pool":
-        return "used on CUDA only" if place.device.type == "cpu" else ""
-    if name == "late_frames" and place.recomputed:
+        return "used on CUDA only" if device.type == "cpu" else ""
+    if name == "late_frames" and defaults.past == "recomputed":
         return "the past of a frame block is derived from the frames of the one before"
-    if place.elsewhere:  # which always works beside the transformer
+    if config.decode_device is not None and resolve_device(config.decode_device) != device:  # always works beside the transformer
         return ""
     cores = len(os.sched_getaffinity(0))
-    if name == "overlap_decode" and place.device.type == "cpu" and cores < OVERLAP_CORES:
+    if name == "overlap_decode" and device.type == "cpu" and cores < OVERLAP_CORES:
         return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
-    if name == "late_frames" and (not knobs.overlap_decode or _does_nothing(knobs, "overlap_decode", place)):
+    if name == "late_frames" and (not knobs.overlap_decode or _does_nothing("overlap_decode", config, defaults, device)):
         return "it needs overlap_decode, which is off here"
     return ""
 
@@ -129,14 +105,14 @@ NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
 """Knobs without which a pass does not stay on the device or does not keep its addresses."""
 
 
-def _cannot_launch(knobs: Knobs, name: str, place: KnobPlace) -> str:
-    if place.device.type == "cpu":
+def _cannot_launch(name: str, config: EngineConfig, device: torch.device) -> str:
+    if device.type == "cpu":
         return "used on CUDA only"
-    if place.own_graphs:
+    if config.compile_mode == "reduce-overhead" and config.knobs.compile:
         return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
     if name == "fused_kernels":
         return f"needs Triton: {why}" if (why := broken("triton.language")) else ""
-    off = next((each for each in NEEDED_BY_GRAPHS if not getattr(knobs, each)), "")
+    off = next((each for each in NEEDED_BY_GRAPHS if not getattr(config.knobs, each)), "")
     return f"knob {off} is off" if off else ""
 
 
@@ -279,14 +255,12 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
 
     Raises: as `resolve` does for `decode_device`.
     """
-    place = KnobPlace(
-        device=device,
-        elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
-        lora=defaults.lora,
-        own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
-        recomputed=defaults.past == "recomputed",
-    )
-    return tuple(knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+    found = []
+    for each in fields(Knobs):
+        asked: bool = getattr(config.knobs, each.name)
+        reason = _does_nothing(each.name, config, defaults, device) if asked else ""
+        found.append(KnobState(name=each.name, meaning=each.metadata["meaning"], on=asked and not reason, reason=reason))
+    return tuple(found)
 
 
 def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:

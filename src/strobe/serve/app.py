@@ -179,10 +179,10 @@ class StreamServer:
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
         found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
-        if found is not None:
-            self.metrics.suspend.observe(found.suspend_ms / 1e3)
-            self.metrics.wake.observe(found.wake_ms / 1e3)
-            self.metrics.stream_bytes.set(found.stream_bytes)
+        if found:
+            self.metrics.suspend.observe(found["suspend_ms"] / 1e3)
+            self.metrics.wake.observe(found["wake_ms"] / 1e3)
+            self.metrics.stream_bytes.set(found["stream_bytes"])
         self.hub = hub
         log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Final, Protocol
+from typing import Final
 
 import av
 import numpy as np
@@ -15,14 +15,6 @@ KEY_EVERY_S: Final = 2
 """Seconds between frames that a decoder can begin with."""
 QUALITY: Final = 85
 """Of a JPEG, 1 to 100."""
-
-
-class Encoder(Protocol):
-    """An encoder of one viewer's pictures, in order."""
-
-    def encode(self, frame: NDArray[np.uint8]) -> tuple[bytes, bool]:
-        """Encode a frame, uint8 [Y, X, 3], and return its bytes, and whether a decoder can begin with it."""
-        ...
 
 
 class H264:
@@ -49,7 +41,7 @@ class H264:
         self._context, self._count = context, 0
 
     def encode(self, frame: NDArray[np.uint8]) -> tuple[bytes, bool]:
-        """See `Encoder`."""
+        """Encode a frame, uint8 [Y, X, 3], and return its bytes, and whether a decoder can begin with it."""
         picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuv420p")
         picture.pts, self._count = self._count, self._count + 1
         packets = self._context.encode(picture)
@@ -68,13 +60,13 @@ class Jpeg:
         self._context, self._count = context, 0
 
     def encode(self, frame: NDArray[np.uint8]) -> tuple[bytes, bool]:
-        """See `Encoder`."""
+        """Encode a frame, uint8 [Y, X, 3], and return its bytes, and whether a decoder can begin with it."""
         size = self._context.width, self._context.height
         picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(*size, format="yuvj420p")
         picture.pts, self._count = self._count, self._count + 1
         return b"".join(bytes(packet) for packet in self._context.encode(picture)), True
 
 
-def new_encoder(codec: Codec, width: int, height: int, fps: int) -> Encoder:
+def new_encoder(codec: Codec, width: int, height: int, fps: int) -> H264 | Jpeg:
     """Open an encoder for one viewer."""
     return H264(width, height, fps) if codec == "h264" else Jpeg(width, height, fps)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from strobe.core.errors import StrobeError
 from strobe.engine.video import VideoFile
-from strobe.serve.encode import Encoder, new_encoder
+from strobe.serve.encode import new_encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import (
@@ -435,7 +435,7 @@ class Hub:
 
     async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         """Encode and send frames as they come, until cancelled."""
-        encoder: Encoder | None = None
+        encoder = None
         generation, width, height = -1, 0, 0
         most = JPEGS_UNDER_WAY if channel.codec == "jpeg" else PICTURES_UNDER_WAY
         while True:

@@ -252,7 +252,7 @@ def record_of(worker: Worker, name: str) -> SavedStream:
         log=tuple(stream.log),
         waiting=stream.waiting,
         frames_made=stream.frames_made,
-        painted=worker.painted_of(name),
+        painted=stream.painted,
         device=device_name(stream.device),
         versions=versions(),
     )

@@ -233,6 +233,10 @@ class LiveStream:
     generation: int = 0
     frames_made: int = 0
     blocks_made: int = 0
+    opened_s: float = 0.0
+    running: bool = False
+    painted: int = 0
+    """Number of the first frame that its viewer has not painted."""
     log: list[PromptEntry] = field(default_factory=list)
     branches: dict[int, Branch] = field(default_factory=dict)
     _session: Session | None = None

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from stand_ins import stands_in_for
+from strobe.cache.kv import CacheStep
 from strobe.core.costs import (
     TRANSFORMERS,
     WAN_1_3B,
@@ -22,7 +23,7 @@ from strobe.core.errors import ShapeError
 from strobe.core.shapes import LatentShape, VaeStride
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys
+from strobe.models.wan.layers import KeyValues, RoundedKeys
 
 ATTENTION = ("attention_kernel", "cross_attention_kernel")
 
@@ -77,7 +78,7 @@ def test_a_pass_is_what_torch_counts_in_our_transformer(commit: bool) -> None:
     grid = dit.grid(latents)
     text, modulation, rope = dit.text_kv(torch.zeros(2, 5, 10)), dit.modulation(torch.zeros(1, 1)), dit.rope((0, 1, 2), grid)
 
-    @stands_in_for(KeyValueStep)
+    @stands_in_for(CacheStep)
     class Own:
         reach = None
 

@@ -71,7 +71,6 @@ def test_a_prompt_is_encoded_once(cache: PromptCache, dtype: torch.dtype) -> Non
         assert torch.equal(row[: len(expected)], expected) and (row[len(expected) :] == 0).all()
     again = PromptEncoder(fake, PromptCache(cache.folder)).encode(["a red cat", " a dog", "a red cat"])
     assert torch.equal(again, first) and fake.embedded == ["a red cat", "a dog"]
-    assert (cache.counts.hits, cache.counts.misses, cache.counts.refused) == (0, 2, 0)
 
 
 def test_without_a_cache_each_prompt_is_made_anew() -> None:
@@ -129,9 +128,7 @@ def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: o
     damage(cache.folder / KEY.file)
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good)
     assert fake.embedded == ["a red cat", "a blue cat", "a red cat"]
-    assert cache.counts.refused == 1 and KEY.file in cache.counts.reason
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
-    assert cache.counts.refused == 1
 
 
 def test_those_not_used_for_longest_go_first(tmp_path: Path) -> None:
@@ -150,11 +147,10 @@ def test_those_not_used_for_longest_go_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in entries(cache)) <= cache.limit_bytes
 
 
-def test_an_entry_over_the_limit_is_not_written_and_said(tmp_path: Path) -> None:
+def test_an_entry_over_the_limit_is_not_written(tmp_path: Path) -> None:
     cache = PromptCache(tmp_path, limit_bytes=100)
     text = PromptEncoder(Fake(), cache).encode(["a cat"])
     assert text.shape == (1, LENGTH, DIM) and not entries(cache)
-    assert cache.counts.unwritten == 1 and "over the limit of 100" in cache.counts.reason
     with pytest.raises(ConfigError, match="a prompt cache of 0 bytes holds nothing"):
         PromptCache(tmp_path, limit_bytes=0)
 
@@ -166,7 +162,7 @@ def test_a_write_that_fails_leaves_nothing_behind(cache: PromptCache, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     text = PromptEncoder(Fake(), cache).encode(["a cat"])
     assert torch.equal(text[0, :2], Fake().rows("a cat"))
-    assert not entries(cache) and cache.counts.unwritten == 1 and "the disk is full" in cache.counts.reason
+    assert not entries(cache)
 
 
 def test_what_a_dead_process_left_goes_and_what_a_live_one_writes_stays(cache: PromptCache) -> None:

@@ -141,8 +141,8 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
         runs.append(("exchange", others * number * 4 // call.size, partial(_exchanged, call, parts, shapes)))
         runs.append(("reduce", 2 * others * number * 4 // call.size, partial(call.all_reduce, tensor)))
     merges = _merge_cases(device, dtype)
-    many, few = _local_cases(device, dtype)
-    local = [case.run for case in (many, few, *merges)]
+    (flops, many), (read, few) = _local_cases(device, dtype)
+    local = [many, few, *(run for _, run in merges)]
     pairs = [_time(run, device) for run in (*(run for _, _, run in runs), *local)]
     device_s = _slowest(call, [pair[0] for pair in pairs], device)
     host_s = _slowest(call, [pair[1] for pair in pairs], device)
@@ -155,9 +155,9 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
         gather=rates["gather"],
         exchange=rates["exchange"],
         reduce=rates["reduce"],
-        merge=fit([(case.amount, took) for case, took in zip(merges, merge_s, strict=True)], statistics.median(merge_host_s)),
-        flops_per_s=many.amount / flop_s,
-        memory_bytes_per_s=few.amount / byte_s,
+        merge=fit([(amount, took) for (amount, _), took in zip(merges, merge_s, strict=True)], statistics.median(merge_host_s)),
+        flops_per_s=flops / flop_s,
+        memory_bytes_per_s=read / byte_s,
         launch_s=launch_s,
         source=f"measured: {comm.backend(device.type)}, {call.size} ranks, {device.type}",
     )
@@ -188,20 +188,19 @@ def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
     return Rate(alpha_s=alpha, bytes_per_s=1 / slope, host_s=host_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Case:
-    amount: float
-    run: Callable[[], object]
+_Case = tuple[float, Callable[[], object]]
+"""Bytes or FLOPs of a run, and what runs."""
 
 
 def _merge_cases(device: torch.device, dtype: torch.dtype) -> list[_Case]:
     """List merges to time: two parts of few rows and of many, one of which is packed here."""
-    heads, dim, cases = 8, 64, []
+    heads, dim = 8, 64
+    cases: list[_Case] = []
     for rows in (1, 256, 2048 if device.type == "cpu" else 16384):
         part = AttentionOutput(
             out=torch.ones(1, rows, heads, dim, dtype=dtype, device=device), lse=torch.zeros(1, heads, rows, device=device)
         )
-        cases.append(_Case(amount=2 * rows * heads * row_bytes(dim, dtype), run=partial(_merged, part)))
+        cases.append((2 * rows * heads * row_bytes(dim, dtype), partial(_merged, part)))
     return cases
 
 
@@ -225,8 +224,8 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
         return partial(local_attention, queries, shard, Mask(), (0, queries.shape[1]), dim**-0.5)
 
     return (
-        _Case(amount=4 * heads * dim * small * 2 * small, run=attend(q, k)),
-        _Case(amount=2 * heads * dim * large * dtype.itemsize, run=attend(one, long)),
+        (4 * heads * dim * small * 2 * small, attend(q, k)),
+        (2 * heads * dim * large * dtype.itemsize, attend(one, long)),
     )
 
 

@@ -149,29 +149,10 @@ class _EntryHeader:
     sha256: str
 
 
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """Counts of hits, misses and failures of a cache since it was opened.
-
-    Args:
-        hits: embeddings found.
-        misses: embeddings not there, refused ones included.
-        refused: entries that were damaged or not what their name says; they are deleted and made again.
-        unwritten: embeddings that could not be kept.
-        reason: why the last one was refused or not written; empty if none was.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    refused: int = 0
-    unwritten: int = 0
-    reason: str = ""
-
-
 class PromptCache:
     """Embeddings in a folder, one safetensors file each. Several processes may share it.
 
-    An entry appears whole or not at all; one that is not what it should be is deleted and counted as missing. When the folder
+    An entry appears whole or not at all; one that is not what it should be is deleted, and missing. When the folder
     outgrows its limit, those that were not used for longest go first.
 
     Args:
@@ -188,7 +169,6 @@ class PromptCache:
             raise ConfigError(f"a prompt cache of {limit_bytes} bytes holds nothing; give 1 or more, or use no cache")
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
-        self.counts = Counts()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -213,30 +193,23 @@ class PromptCache:
             rows = _read(path, key)
             os.utime(path)
         except FileNotFoundError:
-            self.counts.misses += 1
             return None
-        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError) as error:
-            self.counts.misses += 1
-            self.counts.refused += 1
-            self.counts.reason = f"{path.name}: {error}"
+        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError):
             path.unlink(missing_ok=True)
             return None
-        self.counts.hits += 1
         return rows
 
     def put(self, key: Key, rows: Tensor) -> None:
-        """Keep rows [tokens, dim]; a failure to write is counted and not raised, because the rows themselves are good."""
+        """Keep rows [tokens, dim]; a failure to write is not raised, because the rows themselves are good."""
         rows = rows.detach().cpu().contiguous()
         header = _EntryHeader(version=VERSION, key=key, sha256=_digest(rows))
         data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
         try:
-            if len(data) > self.limit_bytes:
-                raise OSError(f"an entry of {len(data)} bytes is over the limit of {self.limit_bytes}")
-            write_whole(self.folder / key.file, data)
-            self._trim(keep=key.file)
-        except (OSError, StrobeError) as error:
-            self.counts.unwritten += 1
-            self.counts.reason = f"{key.file}: {error}"
+            if len(data) <= self.limit_bytes:
+                write_whole(self.folder / key.file, data)
+                self._trim(keep=key.file)
+        except (OSError, StrobeError):
+            return
 
     def _trim(self, keep: str) -> None:
         for partial in self.folder.glob(".*.tmp"):

@@ -145,25 +145,12 @@ def random_modulation(rows: int, dim: int) -> Tensor:
     return empty if empty.is_meta else torch.randn(1, rows, dim) / dim**0.5
 
 
-class KeyValueStep(Protocol):
-    """The cache as a layer uses it: store this block's keys and values, return those to attend to."""
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
-        """Store k, v `[B, S, H, D]`, k after RoPE; return keys and values `[B, S_kv, H, D]`, or both in eight bits."""
-        ...
-
-    @property
-    def reach(self) -> Reach | None:
-        """Part of what `write` returns that is attended; None: everything."""
-        ...
-
-
 Attend = Callable[[Tensor, KeyValues | None, KeyValues | RoundedKeys, Reach | None, int], Tensor]
 """`WanLayer.attend_kept`."""
 
 
 @runtime_checkable
-class SharedKeyValueStep(KeyValueStep, Protocol):
+class SharedKeyValueStep(CacheStep, Protocol):
     """A step of a cache shared with other devices, which also exchanges the tensors that attention needs."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
@@ -371,7 +358,7 @@ class WanLayer(nn.Module):
         q_tiles = tile_layout((q.shape[1] // per_frame, *tiles.grid), "auto", tiles.block)
         return history_attention(q, dense, history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
 
-    def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: KeyValueStep) -> Tensor:
+    def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: CacheStep) -> Tensor:
         """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""
         if isinstance(kv, SharedKeyValueStep):
             return kv.attend(index, q, k, v, self.attend_kept)
@@ -383,7 +370,7 @@ class WanLayer(nn.Module):
             kept = kv.write(index, k, v)
         return self.attend_kept(q, (k, v), kept, kv.reach, index)
 
-    def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
+    def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: CacheStep | None, mask: Tensor | None) -> Tensor:
         """Run the attention section: `x + gate * attention(modulated norm of x)`."""
         with span(ATTENTION):
             q, k, v = self.before(x, mod, rope)
@@ -391,7 +378,7 @@ class WanLayer(nn.Module):
             out = self.attend(q, k, v, mask) if kv is None else self.attend_new(q, k, v, index, kv)
             return self.after(x, out, mod)
 
-    def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
+    def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: CacheStep) -> None:
         """Store this block's keys and values and compute nothing else, as a commit pass does in the last layer."""
         with span(ATTENTION):
             with span(MODULATED_NORM):

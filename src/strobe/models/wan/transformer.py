@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from strobe.cache.kv import CacheStep
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.layers import KeyValueStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -153,7 +153,7 @@ class CausalTransformer(nn.Module, ABC):
         modulation: Modulation,
         text: TextKV,
         rope: Tensor,
-        kv: KeyValueStep | None = None,
+        kv: CacheStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """Run one pass: predict the flow of a frame block, and store its keys and values.
@@ -171,5 +171,5 @@ class CausalTransformer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
+    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: CacheStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from stand_ins import stands_in_for
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheShape, HistoryTiles, RingCache
+from strobe.cache.kv import CacheShape, CacheStep, HistoryTiles, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys, rotate_temporal
+from strobe.models.wan.layers import KeyValues, RoundedKeys, rotate_temporal
 from strobe.models.wan.linears import Fp8Linear
 
 ELEMENT = tolerance("element", "float32")
@@ -111,7 +111,7 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
     """What only knows `write` and `reach` gets keys and values as the plain pass gives them."""
     seen: list[tuple[Tensor, Tensor]] = []
 
-    @stands_in_for(KeyValueStep)
+    @stands_in_for(CacheStep)
     class Step:
         reach = None
 

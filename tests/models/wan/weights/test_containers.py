@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spellings import WAN, Tensors
+from spellings import WAN, Tensors, read_checkpoint
 from strobe.core.errors import WeightsError
-from strobe.models.wan.weights import open_checkpoint, read_checkpoint
+from strobe.models.wan.weights import open_checkpoint
 
 
 class TestEightBits:

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, write_longlive
+from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, read_checkpoint, write_longlive
 from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, combined, merge
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.weights import read_checkpoint, read_lora
+from strobe.models.wan.weights import read_lora
 from strobe.models.wan.weights.checkpoint import find_lora
 
 ELEMENT = tolerance("element", "float32")

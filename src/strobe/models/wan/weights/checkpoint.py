@@ -20,7 +20,6 @@ from strobe.models.checkpoint import SAFE, KeyTable, compare_keys, read_file, re
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 
-Part = Literal["auto", "generator", "generator_ema"]
 STEM: Final = "diffusion_pytorch_model"
 LORA: Final = "generator_lora"
 KNOWN_PARTS: Final = ("generator_ema", "generator", LORA)
@@ -105,12 +104,8 @@ def find_lora(path: Path) -> Path | None:
     return next((file for file in sorted(path.glob("lora*")) if file.suffix in SUFFIXES), None)
 
 
-def read_source(files: Sequence[Path], part: Part = "auto") -> WeightSource:
-    """Open a checkpoint.
-
-    Args:
-        files: of one checkpoint.
-        part: which model of a Self-Forcing file; "auto" takes the averaged one, if there is one.
+def read_source(files: Sequence[Path]) -> WeightSource:
+    """Open a checkpoint, given by its files; of several models in a file the averaged one is taken, if there is one.
 
     Raises:
         WeightsError: a file is missing, damaged, or would have to run code to be read.
@@ -119,7 +114,7 @@ def read_source(files: Sequence[Path], part: Part = "auto") -> WeightSource:
     taken = ""
     for file in files:
         held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file, mapped=True)
-        found, taken = _part(held, part, file)
+        found, taken = _part(held, file)
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
         raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
@@ -159,19 +154,17 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _part(loaded: dict[Any, Any], part: Part, file: Path) -> tuple[dict[Any, Any], str]:
+def _part(loaded: dict[Any, Any], file: Path) -> tuple[dict[Any, Any], str]:
     """Choose the model of a file that holds several, or other things too, and return it with its name."""
     models = {} if _is_model(loaded) else _models(loaded)
-    if part != "auto" and part not in models:
-        raise WeightsError(f"{file} has no {part!r}; it has: {', '.join(models) or 'one model without a name'}")
     if not models:
         return loaded, ""
     known = [name for name in KNOWN_PARTS if name in models]
-    if part == "auto" and not known and len(models) > 1:
+    if not known and len(models) > 1:
         raise WeightsError(
             f"{file} holds several models: {', '.join(models)}; keep the one that should run, in a file of its own"
         )
-    taken: str = next(iter((*known, *models))) if part == "auto" else part
+    taken: str = next(iter((*known, *models)))
     return models[taken], taken
 
 
@@ -478,67 +471,39 @@ SPELLINGS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """A transformer with the place it came from.
-
-    Args:
-        dit: on the CPU, without gradients.
-        layout: whose names the file uses.
-        part: of a file with several models, the one that was taken; else empty.
-        files: it was read from.
-        weights_hash: sha256 over the names and contents of the files, hexadecimal.
-    """
-
-    dit: CausalWan
-    layout: Layout
-    part: str
-    files: tuple[Path, ...]
-    weights_hash: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenCheckpoint:
     """A checkpoint that fits its model by names and shapes; its tensors are still in the files.
 
     Args:
         dit: on the meta device.
-        layout: see `Checkpoint`.
         source: the files.
         spelling: the model's name of a tensor to the file's.
         scales: the model's name of a tensor in eight bits to the file's name of what it is to be multiplied with.
     """
 
     dit: CausalWan
-    layout: Layout
     source: WeightSource
     spelling: Mapping[str, str]
     scales: Mapping[str, str]
 
     @property
     def copied_bytes(self) -> int:
-        """Main memory that `read` takes without a dtype, for tensors that do not stay in their file, bytes."""
+        """Main memory that `read` takes, for tensors that do not stay in their file, bytes."""
         return sum(4 * self.source.tensors[self.spelling[name]].numel() for name in self.scales)
 
-    def read(self, dtype: torch.dtype | None = None) -> Checkpoint:
-        """Read the tensors.
+    def read(self) -> CausalWan:
+        """Read the tensors, each in the file's own dtype, left on the disk until it is used, but for those in eight bits.
 
-        Args:
-            dtype: of all of them; None: each in the file's own, left on the disk until it is used, but for those in eight bits,
-                which are float32. The files must stay as they are then.
+        Those are float32. The files must stay as they are.
 
         Raises:
             WeightsError: a file cannot be read.
         """
         held = self.source.read()
-        tensors = {name: self._value(held, name) for name in self.spelling}
-        if dtype is not None:
-            tensors = {name: tensor.to(dtype, copy=True) for name, tensor in tensors.items()}
         with torch.device("meta"):
             dit = CausalWan(self.dit.config)
-        dit.load_state_dict(tensors, strict=True, assign=True)
-        dit.requires_grad_(False).eval()
-        source = self.source
-        return Checkpoint(dit=dit, layout=self.layout, part=source.part, files=source.files, weights_hash=source.sha256())
+        dit.load_state_dict({name: self._value(held, name) for name in self.spelling}, strict=True, assign=True)
+        return dit.requires_grad_(False).eval()
 
     def _value(self, held: Mapping[str, Tensor], name: str) -> Tensor:
         """Return a tensor of the model, multiplied by its scale if it is in eight bits."""
@@ -550,22 +515,7 @@ class OpenCheckpoint:
         return tensor.float() * rows
 
 
-def read_checkpoint(
-    path: str | Path, config: WanConfig | None = None, *, part: Part = "auto", dtype: torch.dtype = torch.float32
-) -> Checkpoint:
-    """Read a transformer: `open_checkpoint`, then its tensors.
-
-    Args:
-        path, config, part: see `open_checkpoint`.
-        dtype: of the result.
-
-    Raises:
-        WeightsError: see `open_checkpoint`.
-    """
-    return open_checkpoint(path, config, part=part).read(dtype)
-
-
-def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: Part = "auto") -> OpenCheckpoint:
+def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCheckpoint:
     """Find a transformer, and compare its names and shapes with its model's.
 
     The layouts original Wan, diffusers, Self-Forcing, LongLive's base and krea are told apart by their names.
@@ -575,13 +525,12 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     Args:
         path: file, index or folder; see docs/wan.md.
         config: sizes it must have; None: those of the config.json beside it, or else of the released model of its width.
-        part: which model of a Self-Forcing file; "auto" takes `generator_ema`, if there is one.
 
     Raises:
         WeightsError: no, several, half or damaged files; another model, and which; or tensors missing, unexpected or of another
             shape, in one table.
     """
-    source = read_source(find_files(Path(path)), part)
+    source = read_source(find_files(Path(path)))
     names = plain_names(source.tensors)
     if any(".lora_" in name or name.endswith((".diff", ".diff_b", ".diff_m")) for name in names):
         raise WeightsError(f"{source.where} is a LoRA, not a base model; give the base and add this with --lora")
@@ -596,7 +545,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     check_keys(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
     spelling = {name: names[spelled] for name, spelled in plain.items()}
     scales = {name: scaled[spelled] for name, spelled in plain.items() if spelled in scaled}
-    return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling, scales=scales)
+    return OpenCheckpoint(dit=dit, source=source, spelling=spelling, scales=scales)
 
 
 def _config(source: WeightSource, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
