@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,15 +57,20 @@ class TokenRows:
         return rows
 
 
-def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
-    """Write the tokens of a pass, except the first `skipped`, into their rows of a buffer `[B, rows, H, D]`.
+def check_new(expected: tuple[int, ...], *tensors: Tensor) -> None:
+    """Check keys or values of a pass.
 
     Raises:
         ShapeError: they are not as many, or not as wide, as the cache expects.
     """
-    expected = (buffer.shape[0], rows.shape[0], *buffer.shape[2:])
-    if tuple(new.shape) != expected:
-        raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+    for new in tensors:
+        if tuple(new.shape) != expected:
+            raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+
+
+def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
+    """Write the tokens of a pass, except the first `skipped`, into their rows of a buffer `[B, rows, H, D]`; see `check_new`."""
+    check_new((buffer.shape[0], rows.shape[0], *buffer.shape[2:]), new)
     buffer.index_copy_(1, rows[skipped:], new[:, skipped:])
 
 
@@ -347,8 +352,37 @@ class KVCache(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RingStep:
-    """One pass over a `RingCache`. Passes of the same `signature` differ only in the contents of their tensors.
+class StepAround:
+    """A pass over a cache that changes what another one writes or returns; all else is that one's."""
+
+    step: CacheStep
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Temporal RoPE index of each frame of the pass."""
+        return self.step.positions
+
+    @property
+    def reach(self) -> Reach | None:
+        """See `CacheStep`."""
+        return self.step.reach
+
+    @property
+    def signature(self) -> Signature | None:
+        """See `CacheStep`."""
+        return self.step.signature
+
+    def buffers(self, layer: int) -> tuple[Tensor, ...]:
+        """See `CacheStep`."""
+        return self.step.buffers(layer)
+
+
+Ring = TypeVar("Ring", bound="SlotRing[Any]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotStep(Generic[Ring]):
+    """One pass over a ring. Passes of the same `signature` differ only in the contents of their tensors.
 
     Args:
         cache: the ring.
@@ -359,7 +393,7 @@ class RingStep:
         skipped: leading tokens that are not kept.
     """
 
-    cache: RingCache
+    cache: Ring
     positions: tuple[int, ...]
     rows: Tensor
     attended: int
@@ -368,7 +402,13 @@ class RingStep:
 
     @property
     def signature(self) -> Signature:
+        """See `CacheStep`."""
         return id(self.cache), len(self.positions), self.attended, self.skipped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RingStep(SlotStep["RingCache"]):
+    """One pass over a `RingCache`."""
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
@@ -520,6 +560,17 @@ class SlotRing(ABC, Generic[Step]):
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> Step:
         """Return a pass over frames that were opened, of which the first `skip` are not kept."""
 
+    def _opened(self, first_frame: int, num_frames: int, skip: int) -> dict[str, Any]:
+        """Return the fields of a `SlotStep` over frames that were opened."""
+        tokens = self.shape.tokens_per_frame
+        return {
+            "cache": self,
+            "positions": tuple(range(first_frame, first_frame + num_frames)),
+            "rows": self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
+            "attended": self.policy.filled(self._end - self._origin) * tokens,
+            "skipped": skip * tokens,
+        }
+
     @abstractmethod
     def _turn_sink(self, before: int, after: int) -> None:
         """Turn the sink keys by `after` frames from their own positions; they were turned by `before`."""
@@ -634,14 +685,12 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return copy
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int, staged: bool = False) -> RingStep | TiledStep:
-        first, end, tokens = first_frame - self._origin, self._end - self._origin, self.shape.tokens_per_frame
-        positions = tuple(range(first_frame, first_frame + num_frames))
-        rows, skipped = self._rows.fill(self.policy, first, num_frames, skip, staged=staged), skip * tokens
         if self._tiled is None:
-            attended = self.policy.filled(end) * tokens
-            return RingStep(cache=self, positions=positions, rows=rows, attended=attended, skipped=skipped)
-        reach = self._tiled.reach(first, end, skip=skip, staged=staged)
-        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
+            return RingStep(**self._opened(first_frame, num_frames, skip))
+        first, positions = first_frame - self._origin, tuple(range(first_frame, first_frame + num_frames))
+        rows = self._rows.fill(self.policy, first, num_frames, skip, staged=staged)
+        reach = self._tiled.reach(first, self._end - self._origin, skip=skip, staged=staged)
+        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skip * self.shape.tokens_per_frame, reach=reach)
 
     def _turn_sink(self, before: int, after: int) -> None:
         """See `SlotRing`. As long as they are rotated, the sink and its copy at their own positions are the same keys."""

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, Signature, SlotRing, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, Signature, SlotRing, SlotStep, check_new, check_state
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
@@ -26,20 +26,8 @@ _LAYERS_TURNED: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class QuantizedStep:
-    """One pass over a `QuantizedRing`. Args: see `RingStep`."""
-
-    cache: QuantizedRing
-    positions: tuple[int, ...]
-    rows: Tensor
-    attended: int
-    skipped: int
-    reach: None = None
-
-    @property
-    def signature(self) -> Signature:
-        """See `CacheStep.signature`."""
-        return id(self.cache), len(self.positions), self.attended, self.skipped
+class QuantizedStep(SlotStep["QuantizedRing"]):
+    """One pass over a `QuantizedRing`."""
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
         """Return eight-bit keys and values of a layer `[2, B, rows, H, D]` and their scales, float32 `[2, B, rows, H, 1]`."""
@@ -52,9 +40,7 @@ class QuantizedStep:
         """
         full = self.cache.full
         expected = (full.shape[1], self.rows.shape[0], *full.shape[3:])
-        for new in (k, v):
-            if tuple(new.shape) != expected:
-                raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+        check_new(expected, k, v)
         kept = Quantized(*self.buffers(layer))
         with span(QUANTISE):
             store_rows((k.detach(), v.detach()), self.rows, kept)
@@ -129,14 +115,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         self._go_to(state.origin, state.end)
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> QuantizedStep:
-        tokens = self.shape.tokens_per_frame
-        return QuantizedStep(
-            cache=self,
-            positions=tuple(range(first_frame, first_frame + num_frames)),
-            rows=self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
-            attended=self.policy.filled(self._end - self._origin) * tokens,
-            skipped=skip * tokens,
-        )
+        return QuantizedStep(**self._opened(first_frame, num_frames, skip))
 
     def _held(self) -> tuple[Tensor, ...]:
         return self.values, self.scales, *self._sink
@@ -188,21 +167,14 @@ _CONSTANTS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EightBitStep:
+class EightBitStep(SlotStep["EightBitRing"]):
     """One pass over an `EightBitRing`.
 
     Args:
-        cache, positions, rows, attended, skipped: see `strobe.cache.kv.RingStep`.
         sink_from: the first row of the sink that the pass writes; -1: it writes none.
     """
 
-    cache: EightBitRing
-    positions: tuple[int, ...]
-    rows: Tensor
-    attended: int
-    skipped: int
     sink_from: int
-    reach: None = None
 
     @property
     def signature(self) -> Signature:
@@ -237,9 +209,7 @@ class EightBitStep:
         """Measure and keep what is needed of keys and values before they are rounded."""
         kept, shape = self.cache.layer(layer), self.cache.shape
         expected = (shape.batch, self.rows.shape[0], shape.num_heads, shape.head_dim)
-        for each in (k, v):
-            if tuple(each.shape) != expected:
-                raise ShapeError(f"keys and values of this pass have shape {tuple(each.shape)}; the cache expects {expected}")
+        check_new(expected, k, v)
         k, v = k.detach(), v.detach()
         if self.measures:
             for held, found in zip(constants(kept), measured(k, v, ROOM), strict=True):
@@ -346,16 +316,10 @@ class EightBitRing(SlotRing[EightBitStep]):
         return self._kept.keys, self._kept.values.view(torch.int8), *constants(self._kept), self.sink_keys
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> EightBitStep:
-        tokens, first = self.shape.tokens_per_frame, first_frame - self._origin
+        first = first_frame - self._origin
         into_sink = skip == 0 and self._rotate is not None and first < self.policy.sink
-        return EightBitStep(
-            cache=self,
-            positions=tuple(range(first_frame, first_frame + num_frames)),
-            rows=self._rows.fill(self.policy, first, num_frames, skip),
-            attended=self.policy.filled(self._end - self._origin) * tokens,
-            skipped=skip * tokens,
-            sink_from=first * tokens if into_sink else -1,
-        )
+        sink_from = first * self.shape.tokens_per_frame if into_sink else -1
+        return EightBitStep(**self._opened(first_frame, num_frames, skip), sink_from=sink_from)
 
     def _turn_sink(self, before: int, after: int) -> None:
         """See `SlotRing`."""

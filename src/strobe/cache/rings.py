@@ -16,6 +16,7 @@ from strobe.cache.kv import (
     Rotate,
     Signature,
     SlotRing,
+    StepAround,
     TiledStep,
     TokenRows,
     check_state,
@@ -215,26 +216,16 @@ class AheadStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LocalStep:
+class LocalStep(StepAround):
     """A pass of a ring that stores its frames and does not see the sink."""
 
     step: RingStep
     skipped: int
-    reach: None = None
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """See `strobe.cache.kv.CacheStep`."""
-        return self.step.positions
 
     @property
     def signature(self) -> Signature:
         """See `strobe.cache.kv.CacheStep`."""
         return *self.step.signature, self.skipped
-
-    def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `strobe.cache.kv.CacheStep`."""
-        return self.step.buffers(layer)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v; return what is attended, the first `skipped` rows of the cache left out."""

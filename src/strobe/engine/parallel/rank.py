@@ -13,7 +13,7 @@ from torch import Tensor
 from strobe.attention.tree.comm import CollectiveCall
 from strobe.attention.tree.local import Shard, local_attention, merge_messages, pack_state
 from strobe.attention.tree.placement import Mask, Segment
-from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, Reach, RingStep, Signature
+from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep, StepAround
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
 from strobe.engine.arena import Arena
@@ -29,9 +29,11 @@ from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 from strobe.models.wan.layers import Attend
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedStep:
-    """One pass over a `SharedCache`.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SharedStep(StepAround):
+    """One pass over a `SharedCache`. Its messages are the same in every pass of one signature.
+
+    A recorded pass sends the messages of the `call` in which it was recorded; no receiver reads their number.
 
     Args:
         layout: who has what.
@@ -41,31 +43,8 @@ class SharedStep:
     """
 
     layout: Layout
-    step: CacheStep
     call: CollectiveCall
     by_rank: bool
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Temporal RoPE index of each frame of the pass."""
-        return self.step.positions
-
-    @property
-    def reach(self) -> Reach | None:
-        """Reach of this rank's cache."""
-        return self.step.reach
-
-    @property
-    def signature(self) -> Signature | None:
-        """Signature of this rank's cache; its messages are the same in every pass.
-
-        A recorded pass sends the messages of the `call` in which it was recorded; no receiver reads their number.
-        """
-        return self.step.signature
-
-    def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """Return the buffers of this rank's cache."""
-        return self.step.buffers(layer)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Send k and v `[B, F * n, H, D]` to the ranks that keep them, store what comes in, and return what this rank keeps."""

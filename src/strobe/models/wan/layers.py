@@ -19,7 +19,7 @@ from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
-from strobe.cache.kv import CacheStep, Reach, Signature
+from strobe.cache.kv import CacheStep, Reach, Signature, StepAround
 from strobe.cache.quantized import EightBitStep
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import (
@@ -437,7 +437,7 @@ def _by_size(num_tokens: int, compiled: Piece, eager: Piece, x: Tensor, *rest: o
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FadedStep:
+class FadedStep(StepAround):
     """A pass over a cache that returns its frames in their order, with faded scores: ``softmax(q k^T / sqrt(d) + b) v``.
 
     ``b`` is ``log(weight)`` for keys behind the `first` frames and before this pass, and 0 for all others. A constant added to
@@ -452,29 +452,14 @@ class FadedStep:
     Source: Scope, `krea_realtime_video/modules/causal_model.py` (0b33dbc, kv_cache_attention_bias).
     """
 
-    step: CacheStep
     weight: float
     first: int
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """See `CacheStep`."""
-        return self.step.positions
-
-    @property
-    def reach(self) -> Reach | None:
-        """See `CacheStep`."""
-        return self.step.reach
 
     @property
     def signature(self) -> Signature | None:
         """See `CacheStep`."""
         own = self.step.signature
         return None if own is None else (*own, self.first)
-
-    def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `CacheStep`."""
-        return self.step.buffers(layer)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `CacheStep`."""
