@@ -106,7 +106,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
-        shapes = (_packed_shape(held.shape) for held in (self.values[0], self._sink.values))
+        shapes = ((*held.shape[:-1], held.shape[-1] + SCALE_BYTES) for held in (self.values[0], self._sink.values))
         expected, sink = (torch.empty(shape, device="meta", dtype=torch.int8) for shape in shapes)
         check_state(state, expected, sink)
         for index, packed in enumerate((state.keys, state.values)):
@@ -148,10 +148,6 @@ def _copy(source: Quantized, target: Quantized) -> None:
 
 def _packed(rows: Quantized) -> Tensor:
     return torch.cat((rows.values.contiguous().view(torch.int8), rows.scale.contiguous().view(torch.int8)), dim=-1)
-
-
-def _packed_shape(shape: torch.Size) -> tuple[int, ...]:
-    return (*shape[:-1], shape[-1] + SCALE_BYTES)
 
 
 def _unpack(packed: Tensor, rows: Quantized) -> None:

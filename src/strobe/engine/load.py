@@ -100,14 +100,6 @@ def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
     return replace(defaults, **{name: getattr(recipe, name) for name in names})
 
 
-def random_autoencoder(config: WanConfig, asked: str | None) -> VideoVAE:
-    """Draw the autoencoder of a size of Wan, or the tiny one."""
-    wide = config.latent_channels == WIDE
-    if asked is None:
-        return random_wan_vae(WAN22 if wide else WanVAEConfig(), 0)
-    return random_taew(TAEW_2_2 if wide else TaewConfig(), 0)
-
-
 def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
     """Check that text encoder, autoencoder and LoRAs of a Wan model are present and whole; no tensor is read.
 
@@ -167,11 +159,6 @@ def check_memory(where: str, num_bytes: int, dtype: torch.dtype) -> None:
         )
 
 
-def empty_autoencoder(config: WanConfig) -> VideoVAE:
-    """Build the autoencoder of a size of Wan; call it where the meta device is the default."""
-    return WanVAE(WAN22 if config.latent_channels == WIDE else WanVAEConfig())
-
-
 def autoencoder(folder: Path, other: str | None) -> VideoVAE:
     """Read the autoencoder in the folder of a checkpoint, or another one from its file."""
     if other is None:
@@ -206,7 +193,10 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
             defaults = recipe_defaults(named_recipe(given.recipe), defaults)
         numbers = sum(parameter.numel() for parameter in empty_transformer(config).parameters())
         check_memory(f"{name} with {RANDOM}", numbers * torch.bfloat16.itemsize, torch.bfloat16)
-        vae = random_autoencoder(config, given.vae)
+        wide = config.latent_channels == WIDE
+        vae: VideoVAE = random_wan_vae(WAN22 if wide else WanVAEConfig(), 0)
+        if given.vae is not None:
+            vae = random_taew(TAEW_2_2 if wide else TaewConfig(), 0)
         check_past(defaults, vae)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
@@ -287,7 +277,7 @@ def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     config = SIZES[name if recipe is None else recipe.size]
     defaults = wan_defaults(config, frame_size)
     with torch.device("meta"):
-        vae = empty_autoencoder(config)
+        vae = WanVAE(WAN22 if config.latent_channels == WIDE else WanVAEConfig())
     return ModelParts(
         dit=empty_transformer(config), vae=vae, defaults=defaults if recipe is None else recipe_defaults(recipe, defaults)
     )

@@ -59,6 +59,8 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     if config.decode_device != config.device:
         vae_bytes = memories = 0
+    height, width = parts.defaults.frame_size
+    ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
     plan = plan_arena(parts, config, batch)
     reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
@@ -77,7 +79,7 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
             MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
             MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
             MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-            MemoryPart(name=ENDS, num_bytes=_ends(parts, config, batch), exact=True),
+            MemoryPart(name=ENDS, num_bytes=ends, exact=True),
             MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
             MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
             MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
@@ -238,12 +240,6 @@ def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
-def _ends(parts: ModelParts, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the pixel frames that are kept to be encoded again, where they were decoded."""
-    height, width = parts.defaults.frame_size
-    return batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
-
-
 def _made_anew(config: ResolvedConfig) -> int:
     """Return how many further copies of a decoder's memories are held while a frame block is decoded.
 
@@ -312,24 +308,15 @@ def check_room(parts: ModelParts, config: ResolvedConfig, layout: Layout | None,
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
     """
-    held = predict(parts, config, batch) if layout is None else predict_rank(parts, config, layout, batch)
+    held = predict(parts, config, batch) if layout is None else predict_ranks(parts, config, [layout], batch)[0]
     needed = tuple(part for part in held if not (there and part.name in WEIGHTS))
     check(needed, free_bytes(config.device), config.device)
-
-
-def predict_rank(parts: ModelParts, config: ResolvedConfig, layout: Layout, batch: int = 1) -> tuple[MemoryPart, ...]:
-    """Predict the memory of one rank of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder.
-
-    Args: as of `strobe.engine.memory.predict`, and
-        layout: of the rank.
-    """
-    return predict_ranks(parts, config, [layout], batch)[0]
 
 
 def predict_ranks(
     parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
 ) -> list[tuple[MemoryPart, ...]]:
-    """Predict the memory of several ranks, as `predict_rank` does, from one look at the model."""
+    """Predict the memory of ranks of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder."""
     bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
     together = replace(config, knobs=replace(config.knobs, late_frames=True))
     whole, alone, both = ({part.name: part for part in predict(parts, each, batch)} for each in (config, bare, together))

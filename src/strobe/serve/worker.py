@@ -159,14 +159,15 @@ class Worker:
         finally:
             stream.close()
         steady = sorted(times[1 : 1 + measured])[measured // 2]
-        passes = self._passes(config)
+        passes = sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
         for name, other in self.configs.items():
-            ratio = self._passes(other) / passes
+            resolved = resolve(other, self.model.defaults, self.device)
+            ratio = sum(resolved.calls_per_block.values()) / passes
             self._predicted[name] = self.costs[name] = StreamCost(
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
-                stream_bytes=self._stream_bytes(other),
+                stream_bytes=sum(part.num_bytes for part in predict(self.model.parts, resolved)),
             )
         if found:
             measured_cost = replace(self.costs[self.default], stream_bytes=int(found["stream_bytes"]))
@@ -204,13 +205,6 @@ class Worker:
             stream.wake()
             times.append((suspend_ms, 1e3 * (perf_counter() - began)))
         return {"suspend_ms": times[-1][0], "wake_ms": times[-1][1], "stream_bytes": after - before}
-
-    def _passes(self, config: EngineConfig) -> int:
-        return sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
-
-    def _stream_bytes(self, config: EngineConfig) -> int:
-        resolved = resolve(config, self.model.defaults, self.device)
-        return sum(part.num_bytes for part in predict(self.model.parts, resolved))
 
     def measured(self, preset: str) -> bool:
         """Return whether the cost of a preset comes from streams of it, and not from those of the default one."""

@@ -17,7 +17,7 @@ from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
 from strobe.engine.graphs import Eager, Recorded
-from strobe.engine.memory import predict, predict_rank
+from strobe.engine.memory import predict, predict_ranks
 from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
 from strobe.engine.parallel.rank import SharedCache
@@ -173,7 +173,7 @@ def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None
         with Session("red circle", preset=CONFIG, model=model, device=group) as session:
             share, cache = session._stream.share, session._stream._cache
             assert share is not None and isinstance(cache, SharedCache)
-            parts = predict_rank(model.parts, session.config, share.layout)
+            (parts,) = predict_ranks(model.parts, session.config, [share.layout])
             held = cache._cache
             assert isinstance(held, RingCache)
             return {part.name: part.num_bytes for part in parts}, held.num_bytes

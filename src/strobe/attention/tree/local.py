@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 import torch.nn.functional as F
@@ -186,7 +186,7 @@ def unpack(packed: Tensor, head_dim_v: int, num_stats: int = 1) -> tuple[Tensor,
 def pack_state(state: AttentionOutput) -> Tensor:
     """Pack a partial result into a message."""
     assert state.lse is not None
-    if _in_one_launch(state.out):
+    if state.out.is_cuda and state.out.dtype != torch.float64 and not broken("triton.language"):
         from strobe.attention.tree.impl.triton import pack_message
 
         with ambient(state.out):  # Triton launches on the current device
@@ -203,10 +203,6 @@ def unpack_state(packed: Tensor, head_dim_v: int) -> AttentionOutput:
 def merge_messages(messages: Sequence[Tensor], head_dim_v: int) -> AttentionOutput:
     """Merge the partial results of messages of one shape, in their order."""
     return merge([unpack_state(each, head_dim_v) for each in messages])
-
-
-def _in_one_launch(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype != torch.float64 and not broken("triton.language")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +241,8 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
         if not chosen:
             continue
         k, v = _rows(shard.k, chosen), _rows(shard.v, chosen)
-        if kind == "all" and not _one_product(q, k):
+        few = q.device.type == "cpu" and q.dtype.itemsize >= 4 and q.shape[1] * q.shape[2] <= 4 * k.shape[2]
+        if kind == "all" and not few:  # two matrix products beat a fused kernel for few rows for each key head
             parts.append(_dense(q, k, v, softmax_scale))
         else:
             parts.append(masked_attention(q, k, v, _visibility(chosen, mask, queries, q.device), softmax_scale))
@@ -256,11 +253,6 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
     wide = torch.promote_types(q.dtype, torch.float32)
     merged = merge([AttentionOutput(out=part.out.to(wide), lse=part.lse) for part in parts])
     return AttentionOutput(out=merged.out.to(q.dtype), lse=merged.lse)
-
-
-def _one_product(q: Tensor, k: Tensor) -> bool:
-    """Return whether two matrix products beat a fused kernel: on a CPU, few rows for each key head, dtype already wide."""
-    return q.device.type == "cpu" and q.dtype.itemsize >= 4 and q.shape[1] * q.shape[2] <= 4 * k.shape[2]
 
 
 def empty_state(q: Tensor, head_dim_v: int) -> AttentionOutput:
@@ -304,18 +296,10 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> AttentionOu
 
 def _rows(tensor: Tensor, chosen: Sequence[BufferRun]) -> Tensor:
     """Return the rows of some pieces, in order; a view where they are neighbours."""
-    runs = [list(run) for _, run in groupby(zip(chosen, _offsets(chosen), strict=True), key=lambda each: each[0].row - each[1])]
+    offsets = accumulate((piece.length for piece in chosen), initial=0)  # rows before each, if they were laid end to end
+    runs = [list(run) for _, run in groupby(zip(chosen, offsets, strict=False), key=lambda each: each[0].row - each[1])]
     parts = [tensor[:, run[0][0].row : run[-1][0].row + run[-1][0].length] for run in runs]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _offsets(chosen: Sequence[BufferRun]) -> list[int]:
-    """Return the number of rows before each piece, if they were laid end to end."""
-    offsets, total = [], 0
-    for piece in chosen:
-        offsets.append(total)
-        total += piece.length
-    return offsets
 
 
 def _visibility(chosen: Sequence[BufferRun], mask: Mask, queries: Span, device: torch.device) -> Visibility:

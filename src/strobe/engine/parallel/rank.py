@@ -143,7 +143,7 @@ class SharedCache:
     A snapshot is the whole cache on every rank, as one device would have it, and may be restored by any number of ranks.
 
     Args:
-        cache: of this rank, in the shape of `share_shape`.
+        cache: of this rank, in the shape of `RankContext.shape`.
         layout: who has what.
         devices: the ranks.
     """
@@ -241,12 +241,6 @@ class SharedCache:
     def _kept(self) -> list[int]:
         """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
-
-
-def share_shape(shape: CacheShape, layout: Layout) -> CacheShape:
-    """Return the shape of a rank's own cache."""
-    (first, last), (low, high) = layout.kept(), layout.heads()
-    return replace(shape, tokens_per_frame=last - first, num_heads=high - low)
 
 
 def _each(state: CacheState, change: Callable[[Tensor], Tensor]) -> CacheState:
@@ -401,7 +395,8 @@ class RankContext:
 
     def shape(self, whole: CacheShape) -> CacheShape:
         """Return the shape of this rank's cache."""
-        return share_shape(whole, self.layout)
+        (first, last), (low, high) = self.layout.kept(), self.layout.heads()
+        return replace(whole, tokens_per_frame=last - first, num_heads=high - low)
 
     def cache(self, own: KVCache) -> SharedCache:
         """Return the shared cache, of which this rank holds `own`."""

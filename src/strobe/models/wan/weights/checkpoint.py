@@ -25,6 +25,8 @@ LORA: Final = "generator_lora"
 KNOWN_PARTS: Final = ("generator_ema", "generator", LORA)
 """Models in one file that have names of their own, the one to take first."""
 SUFFIXES: Final = (SAFE, ".pt", ".pth")
+OTHERS: Final = ("Wan2.", "models_t5", "models_clip", "lora")
+"""How names of text encoders, autoencoders and LoRAs begin that lie in the same folder."""
 SHARD: Final = re.compile(r".+-\d{5}-of-(?!00001)\d{5}\.safetensors")
 """One file of several."""
 INDEX: Final = ".safetensors.index.json"
@@ -85,7 +87,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
     indices = sorted(path.glob(f"*{INDEX}"))
     if len(indices) == 1:
         return _shards(indices[0])
-    found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not _is_other_part(file)]
+    found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not file.name.startswith(OTHERS)]
     if len(found) == 1 and not SHARD.fullmatch(found[0].name):
         return (found[0],)
     if not found:
@@ -134,11 +136,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise WeightsError(f"{path} holds no JSON object; fetch it again")
     return found
-
-
-def _is_other_part(file: Path) -> bool:
-    """Return whether a file is a text encoder, autoencoder or LoRA in the same folder, by its name."""
-    return file.name.startswith(("Wan2.", "models_t5", "models_clip", "lora"))
 
 
 def _shards(index: Path) -> tuple[Path, ...]:

@@ -117,7 +117,8 @@ def find_adapters(file: Path) -> tuple[_Adapter, ...]:
             raise WeightsError(f"{file}: {where} is no JSON ({error}); fetch it again") from error
         flat = found if isinstance(found, dict) else {}
         prefixes = sorted(key.removesuffix("lora_alpha") for key in flat if key == "lora_alpha" or key.endswith(".lora_alpha"))
-        return tuple(_adapter(_under(flat, prefix), prefix, where, file) for prefix in prefixes)
+        under = ({key.removeprefix(each): value for key, value in flat.items() if key.startswith(each)} for each in prefixes)
+        return tuple(_adapter(mine, prefix, where, file) for prefix, mine in zip(prefixes, under, strict=True))
     beside = file.with_name(BESIDE)
     return (_adapter(read_json(beside), "", WHERE_BESIDE, file),) if beside.is_file() else ()
 
@@ -160,10 +161,6 @@ def in_words(scales: Iterable[tuple[float, str]]) -> str:
     rest = counted[SHOWN:]
     more = [f"{len(rest)} more scales ({sum(number for _, number in rest)} layers)"] if rest else []
     return "; ".join([*said, *more]) or "full updates, which have no scale"
-
-
-def _under(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
 
 
 def _adapter(found: Mapping[str, Any], prefix: str, where: str, file: Path) -> _Adapter:
