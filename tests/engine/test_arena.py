@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ class Watched:
     def reserve(self, num_bytes: int, stream: object) -> None:
         self.reserved.append(num_bytes)
 
-    def fresh(self) -> Self:
+    def fresh(self) -> Arena:
         return type(self)(self.everyone)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import KeyValues, RoundedKeys, rotate_temporal
+from strobe.models.wan.layers import RoundedKeys, rotate_temporal
 from strobe.models.wan.linears import Fp8Linear
 
 ELEMENT = tolerance("element", "float32")
@@ -115,7 +115,7 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
     class Step:
         reach = None
 
-        def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
+        def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
             seen.append((k.clone(), v.clone()))
             return torch.cat((k, 2 * k), 1), torch.cat((v, -v), 1)
 

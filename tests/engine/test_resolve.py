@@ -1,9 +1,11 @@
-"""Presets, knobs and what becomes of them on a device."""
+"""Schedules, presets, and configurations resolved for a model and a device."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import fields, replace
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -14,12 +16,60 @@ from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
 from strobe.engine import resolve as resolve_module
-from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, NoiseSchedule, replace_knobs
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, diff, preset
 from strobe.engine.resolve import lacking, resolve
 from strobe.engine.transformer import Transformer
 from strobe.models.wan.layers import WanLayer
+
+
+@pytest.mark.parametrize(
+    ("shift", "warped"),
+    [
+        (5, (1000, 937.5, 833.3333129882812, 625)),
+        (8, (1000, 960, 888.888916015625, 727.2727661132812)),
+        (1, (1000, 750, 500, 250)),
+    ],
+)
+def test_official_timesteps(shift: float, warped: tuple[float, ...]) -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 750, 500, 250), shift=shift)
+    assert schedule.warped == warped
+    exact = [float(Fraction(int(shift) * t, 1000 + (int(shift) - 1) * t)) for t in (1000, 750, 500, 250)]
+    assert schedule.sigmas == pytest.approx(exact, rel=1e-15)
+
+
+@pytest.mark.parametrize("shift", [2.0, 5.0, 8.0])
+def test_equals_the_official_table(shift: float) -> None:
+    """A table in float32, read at whole timesteps; rounding the exact value would often give its neighbour."""
+    s = torch.linspace(1, 0, 1001)[:-1]
+    table = (shift * s / (1 + (shift - 1) * s)) * 1000
+    timesteps = tuple(range(1000, 0, -1))
+    assert NoiseSchedule(timesteps=timesteps, shift=shift).warped == tuple(table.tolist())
+
+
+def test_timesteps_between_the_whole_ones() -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 333.25), shift=5.0)
+    assert schedule.warped[1] == pytest.approx(1000 * schedule.sigmas[1], rel=2e-7)
+
+
+@pytest.mark.parametrize("timesteps", [(), (999, 500), (1000, 500, 500), (1000, 500, 750), (0,), (1000, -5)])
+def test_impossible_timesteps(timesteps: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="start at 1000"):
+        NoiseSchedule(timesteps=timesteps, shift=5)
+
+
+def test_impossible_shift() -> None:
+    with pytest.raises(ConfigError, match="shift"):
+        NoiseSchedule(timesteps=(1000,), shift=0)
+
+
+def test_a_last_step_is_told_0_and_takes_away_the_weakest_noise_of_the_table() -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 500, 0), shift=5.0)
+    assert schedule.warped[-1] == 0
+    assert math.isclose(schedule.sigmas[-1], 0.005 / 1.004)
+    assert schedule.sigmas[:2] == NoiseSchedule(timesteps=(1000, 500), shift=5.0).sigmas
+
 
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0, 750.0, 500.0, 250.0), shift=5.0
