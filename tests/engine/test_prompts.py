@@ -32,7 +32,8 @@ from strobe.engine.prompts import (
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import CHOICES
-from strobe.models.text.cache import Embedder, PromptEncoder, PromptMemory
+from strobe.models.text.cache import PromptEncoder, PromptMemory
+from strobe.models.text.umt5 import Umt5
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
 
@@ -118,7 +119,7 @@ def test_a_blend_gives_ever_more_denoise_steps_to_the_target(total: int, num_ste
 BOTH = "(red circle:3) (blue square:1)"
 
 
-@stands_in_for(Embedder)
+@stands_in_for(Umt5)
 class Rows:
     """An embedder of bfloat16 rows, one for each word; counts what it embeds."""
 

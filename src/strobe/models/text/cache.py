@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.core.files import write_whole
+from strobe.models.text.umt5 import Umt5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,41 +105,6 @@ LIMIT_BYTES = 1 << 30
 
 STALE_S = 3600
 """Age from which a half-written file is that of a process that died."""
-
-
-class Embedder(Protocol):
-    """A text encoder that turns cleaned prompts into rows."""
-
-    @property
-    def identity(self) -> str:
-        """Digest of weights and tokeniser; encoders with the same digest give the same rows."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the rows."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Largest number of rows of a prompt."""
-        ...
-
-    def clean(self, prompt: str) -> str:
-        """Clean a prompt as the encoder expects it."""
-        ...
-
-    def check(self, prompt: str) -> None:
-        """Check that `embed` accepts a cleaned prompt."""
-        ...
-
-    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """Embed cleaned prompts to rows [tokens, dim] on the CPU, without padding, each independently of the others."""
-        ...
-
-    def place(self, device: torch.device) -> None:
-        """Tell the encoder which device makes frames; see `strobe.engine.load.TextEncoder`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,7 +225,7 @@ class PromptEncoder:
         memory: where the last ones are kept as well; None: each is made anew, or read.
     """
 
-    def __init__(self, embedder: Embedder, cache: PromptCache | None = None, memory: PromptMemory | None = None) -> None:
+    def __init__(self, embedder: Umt5, cache: PromptCache | None = None, memory: PromptMemory | None = None) -> None:
         self.embedder = embedder
         self.cache = cache
         self.memory = memory
@@ -303,7 +268,7 @@ class PromptEncoder:
         return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
 
     def place(self, device: torch.device) -> None:
-        """See `Embedder.place`."""
+        """See `Umt5.place`."""
         with self._turn:
             self.embedder.place(device)
 

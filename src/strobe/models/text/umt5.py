@@ -167,7 +167,7 @@ def key_names(config: Umt5Config) -> dict[str, str]:
 
 
 class Umt5:
-    """The encoder, an `Embedder` of `strobe.models.text.cache`. Weights are read when the first prompt comes.
+    """The encoder: cleaned prompts to rows; equal `identity`, equal rows. Weights are read when the first prompt comes.
 
     Args:
         files: weights and tokeniser.
