@@ -191,7 +191,7 @@ def test_closing_lets_everything_in_it_go(make: Callable[..., Session], arenas: 
         assert len(list(session.stream(5))) == 5
     del error
     assert arenas[0].closed and session.arena is None
-    assert cache() is None and not memories(session) and getattr(stream._now.decoding, "pieces", None) is None
+    assert cache() is None and not memories(session) and getattr(stream._decoding, "pieces", None) is None
     session.close()
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from strobe.core.errors import StrobeError
 from strobe.engine.video import VideoFile
-from strobe.serve.encode import new_encoder
+from strobe.serve.encode import Encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import (
@@ -446,7 +446,7 @@ class Hub:
                 continue
             if encoder is None or generation != channel.generation:
                 height, width = frame.pixels.shape[:2]
-                encoder, generation = new_encoder(channel.codec, width, height, self.fps), channel.generation
+                encoder, generation = Encoder(channel.codec, width, height, self.fps), channel.generation
             began, made_us = monotonic(), time.time_ns() // 1000
             data, key = await self.loop.run_in_executor(self._pool, encoder.encode, frame.pixels)
             spent = monotonic() - began
