@@ -7,8 +7,9 @@ everything on a CPU, takes plain PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 
 import torch
@@ -26,34 +27,33 @@ SCORES_BYTES = 64 * 2**20
 """What the scores of one step may take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visibility:
-    """The rule by which a query sees a key, with the global positions of both.
+Hidden = Callable[[int, int], Tensor | None]
+"""`hidden_keys` of a part: where its queries `start..stop` do not see its keys."""
+Rows = tuple[Tensor, Tensor, Tensor]
+"""What a query's gradient needs of the whole result, whoever owns its keys: gradient of out `[B, S_q, H, Dv]`; lse `[B, H, S_q]`;
+delta, `rowsum(d_out * out) - d_lse`, `[B, H, S_q]`."""
+
+
+def hidden_keys(mask: Mask, first_query: int, keys: Tensor, start: int, stop: int) -> Tensor | None:
+    """Return True where query `start..stop` does not see a key, `[stop - start, S_kv]`; None if nothing can be hidden.
 
     Args:
         mask: the rule.
         first_query: global position of query 0.
         keys: global positions of the keys, int64 `[S_kv]`.
     """
-
-    mask: Mask
-    first_query: int
-    keys: Tensor
-
-    def hidden(self, start: int, stop: int) -> Tensor | None:
-        """Return True where query `start..stop` does not see a key, `[stop - start, S_kv]`; None if nothing can be hidden."""
-        if not self.mask.hides:
-            return None
-        position = torch.arange(self.first_query + start, self.first_query + stop, device=self.keys.device).unsqueeze(1)
-        hidden = torch.zeros(stop - start, len(self.keys), dtype=torch.bool, device=self.keys.device)
-        if self.mask.causal:
-            hidden |= self.keys > position
-        if self.mask.window is not None:
-            hidden |= ((self.keys - position).abs() >= self.mask.window) & (self.keys >= self.mask.sinks)
-        return hidden
+    if not mask.hides:
+        return None
+    position = torch.arange(first_query + start, first_query + stop, device=keys.device).unsqueeze(1)
+    hidden = torch.zeros(stop - start, len(keys), dtype=torch.bool, device=keys.device)
+    if mask.causal:
+        hidden |= keys > position
+    if mask.window is not None:
+        hidden |= ((keys - position).abs() >= mask.window) & (keys >= mask.sinks)
+    return hidden
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, softmax_scale: float) -> AttentionOutput:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, softmax_scale: float) -> AttentionOutput:
     """Attend with hidden keys; a query that sees none has out 0 and lse -inf.
 
     Args:
@@ -71,9 +71,9 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, so
     for start, stop in _chunks(q, k):
         queries = _query_rows(q[:, start:stop], k.shape[2]) * softmax_scale  # [B, Hk, G * n, D]
         scores = queries @ keys.transpose(-1, -2)
-        hidden = visibility.hidden(start, stop)
-        if hidden is not None:
-            scores.unflatten(2, (-1, stop - start)).masked_fill_(hidden, float("-inf"))
+        unseen = hidden(start, stop)
+        if unseen is not None:
+            scores.unflatten(2, (-1, stop - start)).masked_fill_(unseen, float("-inf"))
         top = scores.amax(dim=-1, keepdim=True)
         weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
         total = weights.sum(dim=-1, keepdim=True)  # 0 where no key is seen
@@ -82,24 +82,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, so
     return AttentionOutput(out=out, lse=lse)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowGradients:
-    """The parts of the whole result that a query's gradient needs, whoever owns its keys.
-
-    Args:
-        d_out: gradient of out, `[B, S_q, H, Dv]`.
-        lse: of the whole, `[B, H, S_q]`.
-        delta: `rowsum(d_out * out) - d_lse` of the whole, `[B, H, S_q]`.
-    """
-
-    d_out: Tensor
-    lse: Tensor
-    delta: Tensor
-
-
-def gradients(
-    q: Tensor, k: Tensor, v: Tensor, rows: RowGradients, visibility: Visibility, softmax_scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(q: Tensor, k: Tensor, v: Tensor, rows: Rows, hidden: Hidden, softmax_scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients from one part of the keys: of all queries (to be summed over parts), and of these keys and values.
 
     `P = exp(s q k^T - L)`, `dV = P^T dO`, `dS = P * (dO V^T - delta)`, `dQ = s dS K`, `dK = s dS^T Q`.
@@ -111,12 +94,12 @@ def gradients(
     if k.shape[1] == 0:
         return d_q, torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in _chunks(q, k):
-        queries, d_out = _query_rows(q[:, start:stop], num_kv_heads), _query_rows(rows.d_out[:, start:stop], num_kv_heads)
-        lse, delta = (each[:, :, start:stop].reshape(*queries.shape[:3], 1).to(wide.dtype) for each in (rows.lse, rows.delta))
+        queries, d_out = _query_rows(q[:, start:stop], num_kv_heads), _query_rows(rows[0][:, start:stop], num_kv_heads)
+        lse, delta = (each[:, :, start:stop].reshape(*queries.shape[:3], 1).to(wide.dtype) for each in rows[1:])
         weights = torch.exp(queries @ keys.transpose(-1, -2) * softmax_scale - lse.masked_fill(lse.isneginf(), 0))
-        hidden = visibility.hidden(start, stop)
-        if hidden is not None:
-            weights.unflatten(2, (-1, stop - start)).masked_fill_(hidden, 0)
+        unseen = hidden(start, stop)
+        if unseen is not None:
+            weights.unflatten(2, (-1, stop - start)).masked_fill_(unseen, 0)
         d_values += weights.transpose(-1, -2) @ d_out
         d_scores = weights * (d_out @ values.transpose(-1, -2) - delta) * softmax_scale
         d_q[:, start:stop] = _unrows(d_scores @ keys, stop - start)
@@ -245,7 +228,7 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
         if kind == "all" and not few:  # two matrix products beat a fused kernel for few rows for each key head
             parts.append(_dense(q, k, v, softmax_scale))
         else:
-            parts.append(masked_attention(q, k, v, _visibility(chosen, mask, queries, q.device), softmax_scale))
+            parts.append(masked_attention(q, k, v, _hidden(chosen, mask, queries, q.device), softmax_scale))
     if not parts:
         return empty_state(q, shard.v.shape[3])
     if len(parts) == 1:
@@ -263,15 +246,15 @@ def empty_state(q: Tensor, head_dim_v: int) -> AttentionOutput:
 
 
 def local_gradients(
-    q: Tensor, shard: Shard, rows: RowGradients, mask: Mask, queries: Span, softmax_scale: float
+    q: Tensor, shard: Shard, rows: Rows, mask: Mask, queries: Span, softmax_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute this shard's part of dQ (wide), and its dK and dV: 0 in rows that no query sees."""
     d_k, d_v = torch.zeros_like(shard.k), torch.zeros_like(shard.v)
     seen = list(pieces(shard.segments, mask, queries))
     if not seen or q.numel() == 0:
         return q.new_zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32)), d_k, d_v
-    visibility = _visibility(seen, mask, queries, q.device)
-    d_q, d_seen_k, d_seen_v = gradients(q, _rows(shard.k, seen), _rows(shard.v, seen), rows, visibility, softmax_scale)
+    hidden = _hidden(seen, mask, queries, q.device)
+    d_q, d_seen_k, d_seen_v = gradients(q, _rows(shard.k, seen), _rows(shard.v, seen), rows, hidden, softmax_scale)
     start = 0
     for piece in seen:
         d_k[:, piece.row : piece.row + piece.length] = d_seen_k[:, start : start + piece.length]
@@ -302,6 +285,6 @@ def _rows(tensor: Tensor, chosen: Sequence[BufferRun]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _visibility(chosen: Sequence[BufferRun], mask: Mask, queries: Span, device: torch.device) -> Visibility:
+def _hidden(chosen: Sequence[BufferRun], mask: Mask, queries: Span, device: torch.device) -> Hidden:
     positions = [torch.arange(piece.start, piece.start + piece.length, device=device) for piece in chosen]
-    return Visibility(mask=mask, first_query=mask.q_start + queries[0], keys=torch.cat(positions))
+    return partial(hidden_keys, mask, mask.q_start + queries[0], torch.cat(positions))

@@ -21,7 +21,6 @@ from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.state import merge
 from strobe.attention.tree.comm import CollectiveCall, Exchange, gather_symmetric
 from strobe.attention.tree.local import (
-    RowGradients,
     Shard,
     empty_state,
     local_attention,
@@ -256,7 +255,7 @@ def backward(
     delta = (d_state.out.to(wide) * state.out.to(wide)).sum(-1).transpose(1, 2) - d_state.lse
     packed = _whole(flow, pack(d_state.out, state.lse, delta.float()), spec.out_placement, of_result=True)
     whole_d_out, lse, whole_delta = unpack(packed, spec.head_dim_v, 2)
-    rows = RowGradients(d_out=whole_d_out, lse=lse, delta=whole_delta)
+    rows = whole_d_out, lse, whole_delta
     d_q, d_k, d_v = local_gradients(queries, shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
     d_q = flow.tree.all_reduce(d_q).to(spec.dtype)
     if spec.q_placement == "replicated":
