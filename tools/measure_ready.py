@@ -33,7 +33,7 @@ from strobe.models.vae import taew
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import key_names, random_wan_vae
 from strobe.models.wan.config import SIZES
-from strobe.models.wan.dit import PromptNoise, random_transformer
+from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
 
 FILE: Final = "diffusion_pytorch_model.safetensors"

@@ -29,7 +29,8 @@ from strobe.engine.session import Session
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig
-from strobe.models.wan.dit import CausalWan, PromptNoise, random_transformer
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
 from strobe.quality.fidelity import COMPARED
 

@@ -28,7 +28,7 @@ from strobe.core.spans import KV_CLONE, KV_ROLL, KV_SINK, KV_UPDATE, span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RollingStep:
+class _RollingStep:
     """One pass over a `RollingCache`; `keep_sink` protects the sink slots from the pass.
 
     It reads indices back from the device, so that it has no signature and cannot be recorded.
@@ -68,7 +68,7 @@ class _Move:
         buffer[:, first : self.stop] = new[:, first - self.start :]
 
 
-class RollingCache(SlotRing[RollingStep]):
+class RollingCache(SlotRing[_RollingStep]):
     """Keys and values in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
 
     As in the official code each layer of each pass reads its two end indices back from the device, works on full clones of
@@ -150,8 +150,8 @@ class RollingCache(SlotRing[RollingStep]):
     def _held(self) -> tuple[Tensor, ...]:
         return self.keys, self.values
 
-    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> RollingStep:
-        return RollingStep(cache=self, positions=tuple(range(first_frame, first_frame + num_frames)), keep_sink=skip > 0)
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> _RollingStep:
+        return _RollingStep(cache=self, positions=tuple(range(first_frame, first_frame + num_frames)), keep_sink=skip > 0)
 
     def _turn_sink(self, before: int, after: int) -> None:
         """Do nothing: every layer turns them in its next pass."""
@@ -180,7 +180,7 @@ class RollingCache(SlotRing[RollingStep]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AheadStep:
+class _AheadStep:
     """A pass over frames that are not finished: they see some of the cache and each other, and nothing is stored.
 
     Args:
@@ -216,7 +216,7 @@ class AheadStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LocalStep(StepAround):
+class _LocalStep(StepAround):
     """A pass of a ring that stores its frames and does not see the sink."""
 
     step: RingStep
@@ -264,17 +264,17 @@ class AheadRing(RingCache):
         self._turn = rotate
         self._seen = TokenRows(shape.tokens_per_frame, device)
 
-    def finish(self, first_frame: int, num_frames: int) -> RingStep | LocalStep:
+    def finish(self, first_frame: int, num_frames: int) -> RingStep | _LocalStep:
         """Open the next finished frames: they see the frames that fit behind the sink, itself only where it is one of those."""
         step = self.at(first_frame, num_frames)
         assert isinstance(step, RingStep)
-        return step if self.end <= self.policy.local else LocalStep(step=step, skipped=self._sink_rows)
+        return step if self.end <= self.policy.local else _LocalStep(step=step, skipped=self._sink_rows)
 
     def take_back(self, end: int) -> None:
         """Forget the frames from `end` on, which a frame block that was given up has written."""
         self._go_to(self._origin, end)
 
-    def look(self, num_frames: int, window: int) -> AheadStep:
+    def look(self, num_frames: int, window: int) -> _AheadStep:
         """Open the frames behind the last finished one for a look back within `window` latent frames, themselves included.
 
         Raises:
@@ -292,7 +292,7 @@ class AheadRing(RingCache):
             if (shift := max(0, end - window)) and self._turn is not None:
                 self._turn(kept, shift, turned)
         rows = self._seen.fill(self.policy, recent.start if recent else 0, len(recent))  # which is empty
-        return AheadStep(cache=self, positions=tuple(range(first, first + num_frames)), sink=turned, rows=rows)
+        return _AheadStep(cache=self, positions=tuple(range(first, first + num_frames)), sink=turned, rows=rows)
 
 
 class ShotRing:

@@ -31,7 +31,7 @@ from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
 from strobe.models.wan.config import SIZES, WIDE, WanConfig
-from strobe.models.wan.dit import PromptNoise, empty_transformer, random_transformer
+from strobe.models.wan.random_init import PromptNoise, empty_transformer, random_transformer
 from strobe.models.wan.recipes import RECIPES, Recipe, find_recipe, named_recipe
 from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
 from strobe.models.wan.weights.checkpoint import find_files, find_lora
