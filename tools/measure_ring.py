@@ -30,6 +30,7 @@ from strobe.attention.sparse.video import _call_of
 from strobe.attention.sparse.video_plan import VideoOptions
 from strobe.attention.tree import measure_links
 from strobe.attention.tree.placement import split
+from strobe.attention.tree.plan import _slowest, _time
 from strobe.attention.tree.redistribute import pass_on
 from strobe.bench.tree.rank import MarkRecorder
 from strobe.core.tolerances import tolerance
@@ -129,8 +130,8 @@ def _milliseconds(device: torch.device, run: Callable[[], object], queued: int) 
     return first.elapsed_time(last) / queued
 
 
-def messages(call: Call, rounds: int) -> list[dict[str, Any]]:
-    """Time every message of a forward pass alone, and predict it."""
+def messages(call: Call) -> list[dict[str, Any]]:
+    """Time every message of a forward pass alone on the device, as `measure_links` times its own, and predict it."""
     q, k, v, gate, _ = call.share
     ring, comm = module.planned(_call_of(q, k, v, gate, None, VideoOptions(**call.options)), dist.group.WORLD, call.shards)
     links, flow = measure_links(device=call.device, timeout=20), ring.begin(comm)
@@ -141,11 +142,10 @@ def messages(call: Call, rounds: int) -> list[dict[str, Any]]:
         "gather": lambda: flow.gather(means, shapes),
         "exchange": lambda: pass_on(flow, held, ring.shapes, ring.rank).wait(),
     }
-    measured = timed(call, runs, rounds)
+    measured = dict(zip(runs, _slowest(flow, [_time(run, call.device)[0] for run in runs.values()], call.device), strict=True))
     found = []
     for what, kind, size in ring.sent():
-        predicted = (links.rate(kind).seconds(size) + links.rate(kind).host_s) * 1e3
-        took = measured[kind]
+        predicted, took = links.rate(kind).seconds(size) * 1e3, measured[kind] * 1e3
         found.append({"what": what, "bytes": size, "predicted ms": predicted, "measured ms": took})
         say(f"{what}: {size / 1e6:.2f} MB, predicted {predicted:.3f} ms, measured {took:.3f} ({predicted / took - 1:+.0%})")
     say(f"links: {links}")
@@ -160,7 +160,7 @@ def regions(call: Call, rounds: int) -> dict[str, float]:
         with torch.no_grad():
             found = recorder.take(lambda: call.run(call.share, shared=True))
         sums: defaultdict[str, float] = defaultdict(float)
-        for mark in found.marks:
+        for mark in found.regions:
             sums[f"{mark.name} {mark.part}".strip()] += mark.value_ns / 1e6
         for name, value in {**sums, "whole call": found.total_ns / 1e6}.items():
             if turn >= 2:
@@ -195,7 +195,7 @@ def main() -> int:
     with torch.no_grad():
         times = {
             "forward": timed(call, forward, options.rounds),
-            "forward, four queued": timed(call, forward, options.rounds // 2, queued=4),
+            "forward, eight queued": timed(call, forward, options.rounds // 2, queued=8),
         }
     times["forward and backward"] = timed(call, both, options.rounds // 3)
     for what, taken in times.items():
@@ -204,7 +204,7 @@ def main() -> int:
             f"{what}: one device {taken['one']:.2f} ms, {ranks} devices {taken['all']:.2f} ms: {taken['one'] / taken['all']:.2f}x"
         )
     found = {"size": size, "errors": errors, "ms": times}
-    found |= {"messages": messages(call, options.rounds), "regions ms": regions(call, options.rounds)}
+    found |= {"messages": messages(call), "regions ms": regions(call, options.rounds)}
     if options.out is not None and dist.get_rank() == 0:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "ring.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -39,12 +39,14 @@ FEW = 4
 
 
 def moved(impl: Impl[Any], card: Card, gates: Sequence[GateRun]) -> bool:
-    """Whether the package's record of a gate on such a card is missing, red, or of other sources than these."""
+    """Whether the package's record of a gate on such a card is missing, red, or of other sources or cases than these."""
     if not impl.kernel:
         return False  # it needs no gate
     held = [gate for gate in gates if gate.architecture == card.architecture] if card.vendor else gates  # here is no GPU: of any
     return not any(
-        (gate.operator, gate.impl, gate.kernel, gate.failed) == (impl.operator, impl.name, impl.kernel, "") for gate in held
+        (gate.operator, gate.impl, gate.kernel, gate.cases, gate.failed)
+        == (impl.operator, impl.name, impl.kernel, run.cases_hash(impl.operator), "")
+        for gate in held
     )
 
 
@@ -136,6 +138,7 @@ def test_a_gate_whose_sources_moved_runs_whole() -> None:
     for worse in (
         [],
         [replace(held, kernel="0" * 16)],
+        [replace(held, cases="0" * 16)],
         [replace(held, failed="it is wrong")],
         [replace(held, architecture="sm_80")],
     ):

@@ -138,11 +138,12 @@ def test_the_marker_is_found_wherever_it_stands(suite: dict[str, set[str]]) -> N
 
 
 @pytest.mark.rest
-def test_tests_that_run_on_a_gpu_alone_name_what_exists() -> None:
-    """A type checker reads them for names and attributes: what was renamed would else be noticed where there is a GPU."""
+def test_what_seldom_runs_names_what_exists() -> None:
+    """A type checker reads tests of a GPU and tools for names and attributes: what was renamed would else be noticed there."""
     how = ("--follow-imports=silent", "--explicit-package-bases", "--implicit-reexport")
     places = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support", "tools"))
-    words, environment = [sys.executable, "-m", "mypy", *how, *gpu_tests()], {**os.environ, "MYPYPATH": places}
+    tools = map(str, sorted((ROOT / "tools").rglob("*.py")))
+    words, environment = [sys.executable, "-m", "mypy", *how, *gpu_tests(), *tools], {**os.environ, "MYPYPATH": places}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert not [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[name-defined]"))]

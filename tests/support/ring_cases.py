@@ -150,12 +150,13 @@ def check_ring(
         assert torch.equal(mine.indices[used], whole.indices[:, :, tiles][used]), where
         pairs = [(mine.out, whole.out), *zip(mine.gradients, whole.gradients, strict=True)]
         for number, (each, expected) in enumerate(pairs):
+            name = ("out", "dq", "dk", "dv", "dgate")[number]
             atol = limit * max(1.0, expected.abs().max().item())
-            torch.testing.assert_close(each, expected[:, rows], atol=atol, rtol=limit, msg=where)
+            torch.testing.assert_close(each, expected[:, rows], atol=atol, rtol=limit, msg=f"{name}, {where}".__add__)
             if number == 0 and rows.numel():
                 worst = max(worst, (each.double() - expected[:, rows].double()).abs().max().item())
         lse_limit = max(1e-5, limit if case.dtype.itemsize == 2 else 0.0)
-        torch.testing.assert_close(mine.lse, whole.lse[:, :, rows], atol=lse_limit, rtol=0, msg=where)
+        torch.testing.assert_close(mine.lse, whole.lse[:, :, rows], atol=lse_limit, rtol=0, msg=f"lse, {where}".__add__)
     return worst / (limit * max(1.0, whole.out.abs().max().item())), worst
 
 

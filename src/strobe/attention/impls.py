@@ -215,6 +215,7 @@ class GateRun:
         tests: cases that passed.
         kernel: hash of the implementation's sources; empty in a record from before it was kept, which stands for any.
         failed: the first case that failed and why; empty if none did.
+        cases: hash of the sources of the cases; the tests run a gate again whose cases are others now.
     """
 
     operator: str
@@ -227,6 +228,7 @@ class GateRun:
     tests: int
     kernel: str = ""
     failed: str = ""
+    cases: str = ""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())

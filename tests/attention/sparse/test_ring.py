@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -20,7 +21,7 @@ import ring_cases as cases
 import strobe
 from ring_cases import RingCase
 from strobe.attention.sparse.coarse import Forced
-from strobe.attention.sparse.selection import BlockSelection, shard_lists
+from strobe.attention.sparse.selection import BlockSelection, shard_cuts, shard_list
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from tree_ranks import Outcome, Processes
@@ -74,7 +75,15 @@ FUSED = RingCase(
 
 @pytest.mark.rest
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("case", [FUSED, replace(FUSED, shards=(8, 0), topk=(3, 2), rope=False, layout="tiled")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        FUSED,
+        replace(FUSED, shards=(8, 0), topk=(3, 2), rope=False, layout="tiled"),
+        replace(FUSED, shards=(2, 6), topk=2, rope=False, impl="triton", graded=True),
+    ],
+    ids=["fused", "all on one rank", "gradients of the kernel, rows without a tile of a rank"],
+)
 def test_fused_stages_in_the_interpreter(case: RingCase) -> None:
     with Processes(2) as two:
         cases.check_ring(case, two.run(interpreted, case))
@@ -83,7 +92,8 @@ def test_fused_stages_in_the_interpreter(case: RingCase) -> None:
 def interpreted(rank: int, case: RingCase) -> cases.Found:
     os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton yet
     found = cases.attend(rank, case)
-    assert "strobe.attention.sparse.stages.impl.triton" in sys.modules or not case.shards[rank]
+    kernels = "impl.triton" if case.graded else "stages.impl.triton"  # the stages with gradients are PyTorch's
+    assert f"strobe.attention.sparse.{kernels}" in sys.modules or not case.shards[rank]
     return found
 
 
@@ -213,10 +223,22 @@ def test_lists_of_shards_are_the_columns_of_the_mask() -> None:
     mask = torch.rand(2, 3, 5, 9, generator=torch.Generator().manual_seed(0)) < 0.4
     whole = BlockSelection.from_mask(mask, block=64)
     ascending = whole.indices.masked_fill(~whole.used(9), 1 << 29).sort(dim=-1).values
-    for start, stop in ((0, 9), (0, 4), (4, 4), (4, 9)):
-        indices, counts = shard_lists(ascending, whole.counts, start, stop)
+    bounds = (0, 4, 4, 9)
+    cuts = shard_cuts(ascending, whole.counts, torch.tensor(bounds, dtype=torch.int32))
+    for shard, (start, stop) in enumerate(pairwise(bounds)):
+        indices, counts = shard_list(ascending, cuts, bounds, shard)
         part = BlockSelection(indices=indices, counts=counts, block=64, known_bound=stop - start)
         assert torch.equal(part.mask(stop - start), mask[..., start:stop])
+
+
+def test_lists_of_shards_need_no_counts_where_every_entry_is_used() -> None:
+    indices = torch.tensor([[0, 3, 5], [6, 7, 8]], dtype=torch.int32)[None, None]
+    bounds = (0, 6, 9)
+    cuts = shard_cuts(indices, None, torch.tensor(bounds, dtype=torch.int32))
+    found = [shard_list(indices, cuts, bounds, shard) for shard in (0, 1)]
+    assert [counts.tolist() for _, counts in found] == [[[[3, 0]]], [[[0, 3]]]]
+    assert found[0][0][0, 0, 0].tolist() == [0, 3, 5]
+    assert found[1][0][0, 0, 1].tolist() == [0, 1, 2]
 
 
 def compiled(rank: int, case: RingCase) -> tuple[int, list[torch.Tensor], list[torch.Tensor]]:

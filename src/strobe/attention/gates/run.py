@@ -25,7 +25,7 @@ from strobe.attention.dense.api import PLUGGED as DENSE
 from strobe.attention.explain import plain_calls
 from strobe.attention.gates import dense, eightbit, sparse
 from strobe.attention.gates.case import CaseRefusedError, GateCase
-from strobe.attention.impls import GateRun, Impl, parse_gates
+from strobe.attention.impls import GateRun, Impl, hash_of, parse_gates
 from strobe.attention.sparse.impls import PLUGGED as SPARSE
 from strobe.core.device import card_of
 from strobe.core.errors import DataError
@@ -52,6 +52,11 @@ _LONGEST: Final = 200
 
 Find = Callable[[str, str, torch.device], Sequence[GateCase]]
 Advance = Callable[[int, int, str], None]
+
+
+def cases_hash(operator: str) -> str:
+    """Hash the sources of an operator's cases."""
+    return hash_of(*(f"gates/{name}.py" for name in (operator, "case", "operands")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +126,7 @@ def run_gates(
             tests=passed,
             kernel=impl.kernel,
             failed=failed,
+            cases=cases_hash(impl.operator),
         )
         yield Outcome(operator=impl.operator, impl=impl.name, gate=gate, refused=f"{refused} cases that it does not take")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Final
 
 import torch
@@ -17,7 +17,7 @@ from strobe.attention.gates.operands import POISON, PORTABLE, SHAPES, Operands, 
 from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.custom_ops import DIFFERENTIABLE, gradients
 from strobe.attention.sparse.packed import block_sparse_attention_varlen
-from strobe.attention.sparse.selection import BlockSelection, shard_lists
+from strobe.attention.sparse.selection import BlockSelection, shard_cuts, shard_list
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError
@@ -244,9 +244,10 @@ def _shards(of: _Of, block: int) -> None:
     of.takes((q, k, v, selection), needs_grad=of.impl in DIFFERENTIABLE, return_lse=False)
     whole = BlockSelection.from_mask(mask, block=block)
     whole = replace(whole, indices=whole.indices.masked_fill(~whole.used(9), 9).sort(dim=-1).values)
-    parts = []
-    for start, stop in ((0, 4), (4, 5), (5, 9)):
-        indices, counts = shard_lists(whole.indices, whole.counts, start, stop)
+    parts, bounds = [], (0, 4, 5, 9)
+    cuts = shard_cuts(whole.indices, whole.counts, torch.tensor(bounds, dtype=torch.int32, device=of.device))
+    for shard, (start, stop) in enumerate(pairwise(bounds)):
+        indices, counts = shard_list(whole.indices, cuts, bounds, shard)
         rows = slice(start * block, stop * block)
         parts.append(
             (rows, BlockSelection(indices=indices, counts=counts, block=block, finite_padding=True, known_bound=stop - start))

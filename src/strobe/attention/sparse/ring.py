@@ -28,7 +28,7 @@ from strobe.attention.impls import announce
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
-from strobe.attention.sparse.selection import BlockSelection, shard_lists
+from strobe.attention.sparse.selection import BlockSelection, shard_cuts, shard_list
 from strobe.attention.sparse.stages.types import Grid, Rope, Selected, Tiled
 from strobe.attention.sparse.tiled import Attended, Plan, chosen_impl, selection_of, stages_of
 from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoOptions, plan_of
@@ -56,6 +56,7 @@ class Ring:
     Args:
         tiles: of the whole sequence.
         bounds: the first tile of each rank, and the number of all tiles.
+        edges: the same on the device, int32.
         rank: this one.
         q_rows: where the rows of this rank's queries are.
         kv_rows: likewise of its keys and values.
@@ -68,6 +69,7 @@ class Ring:
 
     tiles: TileLayout
     bounds: tuple[int, ...]
+    edges: Tensor
     rank: int
     q_rows: Grid
     kv_rows: Grid
@@ -109,10 +111,13 @@ class Ring:
         call.first = Agreement(call, digest, None, (spec.num_kv_heads, spec.head_dim), spec.device).wait
         return call
 
-    def selection(self, indices: Tensor, counts: Tensor, source: int) -> BlockSelection:
+    def cuts(self, indices: Tensor, counts: Tensor) -> Tensor:
+        """Return where the tiles of each rank begin in the lists of this rank's queries."""
+        return shard_cuts(indices, None if self.plan.spec.uniform else counts, self.edges)
+
+    def selection(self, indices: Tensor, cuts: Tensor, source: int) -> BlockSelection:
         """Return what this rank's queries select among the tiles of `source`."""
-        start, stop = self.bounds[source], self.bounds[source + 1]
-        indices, counts = shard_lists(indices, counts, start, stop)
+        indices, counts = shard_list(indices, cuts, self.bounds, source)
         masked = not self.plan.fused or self.q_rows.tiled  # else what padding queries give is dropped in the end
         return BlockSelection(
             indices=indices,
@@ -121,7 +126,7 @@ class Ring:
             q_sizes=self.q_rows.ragged_sizes if masked else None,
             kv_sizes=self.kv_sizes[source],
             finite_padding=True,
-            known_bound=stop - start,
+            known_bound=self.numbers[source],
         )
 
 
@@ -244,12 +249,12 @@ def _forward(
     ring: Ring, flow: CollectiveCall, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, counts: Tensor
 ) -> AttentionOutput:
     """Attend to the shards one after the other."""
-    impl, state = announce(ring.plan.choice).impl, None
+    impl, state, cuts = announce(ring.plan.choice).impl, None, ring.cuts(indices, counts)
     wide = torch.promote_types(q.dtype, torch.float32)
     for source, k_there, v_there in _shards(ring, flow, k, v):
         if not ring.meets(source):
             continue
-        selection = ring.selection(indices, counts, source)
+        selection = ring.selection(indices, cuts, source)
         spec = replace(ring.plan.spec, kv_len=k_there.shape[1], return_lse=True, needs_grad=False)
         with span(ATTENTION_KERNEL):
             part = impl.run(q, k_there, v_there, selection, spec)
@@ -267,11 +272,11 @@ def _backward(ring: Ring, flow: CollectiveCall, saved: tuple[Tensor, ...], d_sta
     q, k, v, indices, counts, *state = saved
     wide, size, shapes = torch.promote_types(q.dtype, torch.float32), flow.size, ring.shapes
     d_q, d_mine = torch.zeros_like(q, dtype=wide), q.new_zeros(shapes[ring.rank], dtype=wide)
-    arriving = None
+    arriving, cuts = None, ring.cuts(indices, counts)
     for step, (source, k_there, v_there) in enumerate(_shards(ring, flow, k, v)):
         d_there = q.new_zeros(shapes[source])
         if ring.meets(source):
-            selection = ring.selection(indices, counts, source)
+            selection = ring.selection(indices, cuts, source)
             with span(ATTENTION_KERNEL):
                 d_rows, *d_keys = _gradients(ring, d_state, (q, k_there, v_there), (state[0], state[1]), selection)
             d_q, d_there = d_q + d_rows, torch.stack(d_keys)
@@ -291,13 +296,21 @@ def _backward(ring: Ring, flow: CollectiveCall, saved: tuple[Tensor, ...], d_sta
 
 def _shards(ring: Ring, flow: CollectiveCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield keys and values of every rank and whose they are, this rank's first; the next ones travel meanwhile."""
-    held = torch.stack([k, v])
+    held = _in_one(k, v)
     for step in range(flow.size):
         source = (ring.rank - step) % flow.size
         travelling = pass_on(flow, held, ring.shapes, source) if step + 1 < flow.size else None
         yield source, held[0], held[1]
         if travelling is not None:
             held = travelling.wait()[(ring.rank - 1) % flow.size]
+
+
+def _in_one(k: Tensor, v: Tensor) -> Tensor:
+    """Return keys and values as one message `[2, ...]`: a view of what the fused stages leave behind each other."""
+    one = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and v.data_ptr() - k.data_ptr() == k.nbytes
+    if one and k.is_contiguous() and v.is_contiguous():
+        return k.as_strided((2, *k.shape), (k.numel(), *k.stride()))
+    return torch.stack([k, v])
 
 
 def _gradients(
@@ -368,6 +381,7 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     return Ring(
         tiles=tiles,
         bounds=bounds,
+        edges=torch.tensor(bounds, dtype=torch.int32, device=faces[0].device),
         rank=rank,
         q_rows=_cut(whole.q_rows, start, stop),
         kv_rows=_cut(whole.kv_rows, start, stop),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 import torch
@@ -87,19 +88,30 @@ class BlockSelection:
         return found.scatter_(-1, target, True)[..., :num_kv_blocks]
 
 
-def shard_lists(indices: Tensor, counts: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the entries from `start` to below `stop` of ascending lists, numbered from `start`, and how many they are.
+def shard_cuts(indices: Tensor, counts: Tensor | None, bounds: Tensor) -> Tensor:
+    """Return where the entries of each shard of the key blocks begin in ascending lists, int64 `[B, H, N_q, P + 1]`.
 
     Args:
         indices: int32 `[B, H, N_q, K]`, ascending in each row up to its count.
-        counts: int32 `[B, H, N_q]`.
+        counts: int32 `[B, H, N_q]`; None where all K entries of every row are used.
+        bounds: the first key block of each shard and the number of all, int32 `[P + 1]`.
     """
-    most = indices.shape[-1]
-    used = torch.arange(most, device=indices.device) < counts.unsqueeze(-1)
-    before = (used & (indices < start)).sum(dim=-1, keepdim=True)
-    inside = (used & (indices >= start) & (indices < stop)).sum(dim=-1, dtype=torch.int32)
-    at = before + torch.arange(min(most, stop - start), device=indices.device)
-    return indices.gather(-1, at.clamp(max=most - 1)) - start, inside
+    if counts is not None:
+        used = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
+        indices = torch.where(used, indices, bounds[-1])
+    return torch.searchsorted(indices.contiguous(), bounds.expand(*indices.shape[:3], -1).contiguous())
+
+
+def shard_list(indices: Tensor, cuts: Tensor, bounds: Sequence[int], shard: int) -> tuple[Tensor, Tensor]:
+    """Return the entries of one shard, numbered from its first block, `[B, H, N_q, K']`, and how many they are.
+
+    Args:
+        cuts: of these lists and bounds, from `shard_cuts`.
+    """
+    (start, stop), most = bounds[shard : shard + 2], indices.shape[-1]
+    first, after = cuts[..., shard], cuts[..., shard + 1]
+    at = first.unsqueeze(-1) + torch.arange(min(most, stop - start), device=indices.device)
+    return indices.gather(-1, at.clamp_(max=most - 1)) - start, (after - first).to(torch.int32)
 
 
 def check_selection(selection: BlockSelection, q: Tensor, k: Tensor) -> tuple[int, int]:

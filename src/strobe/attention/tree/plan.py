@@ -130,7 +130,7 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     if comm.size > 1 and comm.backend(device.type) == "none":
         raise ConfigError(f"device {device.type}: the group sends no tensors of it; give a device of the group, or another group")
     call = comm.begin("measure_links", 0, timeout_s)
-    sizes = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, *((1 << 25,) if device.type == "cuda" else ()))
+    sizes = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, *((1 << 25, 1 << 28) if device.type == "cuda" else ()))
     elements = [max(1, size // 4 // call.size) * call.size for size in sizes]
     runs: list[tuple[Kind, int, Callable[[], object]]] = []
     for number in elements:

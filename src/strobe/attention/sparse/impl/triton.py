@@ -194,7 +194,8 @@ def _d_query_kernel(
         )
         acc = tl.dot(d_scores, keys, acc, input_precision=precision)
 
-    live = valid & (lse != float("inf"))
+    # a row that sees none of these keys may have the lse of others; what the first step read is not its own
+    live = valid & (lse != float("inf")) & (count > 0)
     d_q = tl.where(live[:, None], acc * scale, 0.0).to(q.dtype)
     d_q_desc.store([batch, run * rows, head, 0], d_q.reshape([1, rows, 1, width]))
 

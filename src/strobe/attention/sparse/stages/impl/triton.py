@@ -276,10 +276,13 @@ def tile(
     """Reorder and rotate as `reference.tile`, and compute the means of the tiles in the same pass."""
     pooled = wish.parts == 1 or wish.pools_values
     q, k, v, (batch, _, heads, width), kv_heads = _rows(q), _rows(k), _rows(v), q.shape, k.shape[2]
+    keys, values = k, v
+    if not kv_grid.tiled:  # behind each other: one message to another rank
+        keys, values = torch.empty((2, batch, kv_grid.num_tiles * kv_grid.block, kv_heads, width), dtype=k.dtype, device=k.device)
     tiled = Tiled(
         q=_like_tiles(q, q_grid),
-        k=_like_tiles(k, kv_grid),
-        v=_like_tiles(v, kv_grid),
+        k=keys,
+        v=values,
         means=(
             _means(q, (batch, heads, q_grid.num_tiles, width)),
             _means(k, (batch, kv_heads, kv_grid.num_tiles, width)),
