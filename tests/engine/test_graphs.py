@@ -225,7 +225,7 @@ def test_static_inputs_are_predicted(make: Callable[..., Session], tiny: Model) 
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
         session._stream.rehearse()
         config = replace(session.config, knobs=replace_knobs(session.config.knobs, cuda_graphs=True))
-        (found,) = (part for part in predict(tiny.parts, config, len(samples)) if part.name == "inputs of graphs")
+        (found,) = (part for part in predict(tiny, config, len(samples)) if part.name == "inputs of graphs")
         assert found.num_bytes == session._stream._dit.runner.num_bytes
 
 

@@ -236,8 +236,8 @@ def test_frames_are_never_late_and_memory_is_counted(model: Model) -> None:
     assert not state.on
     assert "derived from the frames" in state.reason
     kept = resolve(preset("speed"), replace(model.defaults, past="kept", past_weight=1.0), torch.device("cpu"))
-    names = {part.name: part.num_bytes for part in predict(model.parts, config)}
-    assert names.keys() - {part.name for part in predict(model.parts, kept)} == {"frames to encode again"}
+    names = {part.name: part.num_bytes for part in predict(model, config)}
+    assert names.keys() - {part.name for part in predict(model, kept)} == {"frames to encode again"}
     assert names["frames to encode again"] == 3 * 3 * 32 * 32 * 4
     assert config.pass_frames == {3} and kept.pass_frames == {3, 6}
 

@@ -222,7 +222,7 @@ def test_memory_and_calls(model: Model) -> None:
     config = resolve(EngineConfig(), model.defaults, torch.device("cpu"))
     assert config.calls_per_block == {"denoise_step": 1, "commit": 1}
     assert config.pass_frames == {3, 6, 9, 12, 15, 24}
-    names = {part.name: part.num_bytes for part in predict(model.parts, config)}
+    names = {part.name: part.num_bytes for part in predict(model, config)}
     dit = model.dit.config
     assert names["modulation tables"] == (6 + 45) * (6 * dit.num_layers + 2) * dit.dim * 4
 

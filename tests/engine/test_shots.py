@@ -264,7 +264,7 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
         found.append(streamed(ahead, 1))
         assert ahead.next_block == at + 1
     assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])
-    predicted = {part.name: part.num_bytes for part in predict(model.parts, plain.config)}
+    predicted = {part.name: part.num_bytes for part in predict(model, plain.config)}
     assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
 
 

@@ -57,7 +57,7 @@ def _load(name: str, given: Weights) -> Model:
 
 def _parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     assert frame_size is None
-    return well_read_model().parts
+    return well_read_model()
 
 
 def _no_folder(folder: Path) -> bool:

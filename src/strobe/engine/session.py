@@ -97,13 +97,13 @@ class Session:
         if given is not None:
             asked = with_first_block(asked, given.shape[1], loaded.defaults)
         config = resolve(asked, loaded.defaults, where)
-        share, parts = None, loaded.parts
+        share = None
         if isinstance(device, DeviceGroup):
             config = on_several(config)
-            share = RankContext.of(device, parts, config)
+            share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
-        check_room(parts, config, share.layout if share else None, len(samples), there=there)
-        arena = new_arena(config, plan_arena(parts, config, len(samples)))
+        check_room(loaded, config, share.layout if share else None, len(samples), there=there)
+        arena = new_arena(config, plan_arena(loaded, config, len(samples)))
         self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
         loaded.text.place(where)
         if prompt is not None:

@@ -134,7 +134,7 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
         WeightsError: no such file, damaged, shorter than it says, or with numbers of a type that is not known.
     """
     check_whole(path)
-    entries = _entries(path)
+    entries, _ = _header(path)
     strange = sorted({entry.dtype for entry in entries.values()} - DTYPES.keys())
     if strange:
         raise WeightsError(f"{path} holds numbers of a type that is not known here: {', '.join(strange)}; fetch it in bfloat16")
@@ -159,7 +159,7 @@ def check_whole(path: Path) -> None:
     if first == LFS_POINTER:
         raise WeightsError(f"{path} is a pointer that Git LFS left in its place; run git lfs pull in its folder")
     if path.suffix == SAFE:
-        _entries(path)
+        _header(path)
     elif first.startswith(b"PK") and not _is_zip(path):
         size = path.stat().st_size
         raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
@@ -170,15 +170,6 @@ def _is_zip(path: Path) -> bool:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:  # of several disks, as damaged bytes may say
         return False
-
-
-def _entries(path: Path) -> dict[str, _Entry]:
-    """Read the tensors in the header of a `.safetensors`.
-
-    Raises:
-        WeightsError: it is none, or the file ends before its last tensor.
-    """
-    return _header(path)[0]
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -192,7 +183,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description."""
+    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description.
+
+    Raises:
+        WeightsError: it is none, or the file ends before its last tensor.
+    """
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")

@@ -264,10 +264,6 @@ class Hub:
         """
         return await asyncio.shield(asyncio.wrap_future(self.worker.submit(work)))
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Run a function on a thread of the encoders, and await its result."""
-        return await self.loop.run_in_executor(self._pool, work)
-
     async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
         """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
 

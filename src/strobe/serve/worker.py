@@ -167,7 +167,7 @@ class Worker:
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
-                stream_bytes=sum(part.num_bytes for part in predict(self.model.parts, resolved)),
+                stream_bytes=sum(part.num_bytes for part in predict(self.model, resolved)),
             )
         if found:
             measured_cost = replace(self.costs[self.default], stream_bytes=int(found["stream_bytes"]))

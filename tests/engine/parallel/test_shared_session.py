@@ -173,12 +173,12 @@ def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None
         with Session("red circle", preset=CONFIG, model=model, device=group) as session:
             share, cache = session._stream.share, session._stream._cache
             assert share is not None and isinstance(cache, SharedCache)
-            (parts,) = predict_ranks(model.parts, session.config, [share.layout])
+            (parts,) = predict_ranks(model, session.config, [share.layout])
             held = cache._cache
             assert isinstance(held, RingCache)
             return {part.name: part.num_bytes for part in parts}, held.num_bytes
 
-    alone = {part.name: part.num_bytes for part in predict(model.parts, resolve(CONFIG, model.defaults, torch.device("cpu")))}
+    alone = {part.name: part.num_bytes for part in predict(model, resolve(CONFIG, model.defaults, torch.device("cpu")))}
     found = ranks(4, work)
     for rank, (parts, held) in enumerate(found):
         assert parts["keys and values"] == held

@@ -211,7 +211,7 @@ class StreamCase:
             attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
-            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded.parts, config)),
+            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded, config)),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
@@ -248,7 +248,7 @@ class StreamCase:
         claims = {}
         for name, asked in self._configs.items():
             config = resolve(asked, self._loaded.defaults, self.device)
-            claims[name] = claim_of(predict(self._loaded.parts, config), config)
+            claims[name] = claim_of(predict(self._loaded, config), config)
         check_together(claims, free_bytes(self.device), self.device)
 
     def _session(self, name: str) -> Session:
