@@ -34,7 +34,7 @@ FURTHER: Final = (
     ("strobe.integrations.diffusers", "calibrate"),
     ("strobe.integrations.diffusers.fastwan", "FastWanPipeline"),
     ("strobe.engine.load", "load"),
-    ("strobe.engine.weights", "Weights"),
+    ("strobe.engine.family", "Weights"),
     ("strobe.serve.client", "watch"),
 )
 """What is imported from a module of its own, because it needs an extra or few use it."""

@@ -17,9 +17,9 @@ import threading
 import time
 
 import strobe
+from strobe.engine.family import Weights
 from strobe.engine.load import load
-from strobe.engine.prompting import PromptAck
-from strobe.engine.weights import Weights
+from strobe.engine.prompts import PromptAck
 
 SHAPES = ["a red circle moving left", "a blue square moving up", "a green star moving right quickly"]
 BUFFER = 1

@@ -26,9 +26,9 @@ import torch
 from safetensors.torch import save_file
 
 from strobe.cli.model import parse_size
-from strobe.engine import load, wan_family
+from strobe.engine import load
+from strobe.engine.family import Weights
 from strobe.engine.session import Session
-from strobe.engine.weights import Weights
 from strobe.models.vae import taew
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import key_names, random_wan_vae
@@ -94,7 +94,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     named = options.model in RECIPES
     recipe, size = (options.model, RECIPES[options.model].size) if named else ("causal-wan", options.model)
     weights = Weights(path=folder, vae=str(folder / VAES[options.vae]), frame_size=parse_size(options.size), recipe=recipe)
-    with patch.object(load, "text_encoder", lambda *_: PromptNoise(SIZES[size])), patch.object(wan_family, "Umt5Files"):
+    with patch.object(load, "text_encoder", lambda *_: PromptNoise(SIZES[size])), patch.object(load, "Umt5Files"):
         model = load.load(options.model, weights)
     at["loaded"] = since_start()
     with Session(PROMPT, preset=options.preset, model=model, device=options.device) as session:

@@ -29,9 +29,9 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.video import _call_of
 from strobe.attention.sparse.video_plan import VideoOptions
 from strobe.attention.tree import measure_links
-from strobe.attention.tree.links import _slowest, _time
 from strobe.attention.tree.placement import split
-from strobe.attention.tree.strategies import pass_on
+from strobe.attention.tree.plan import _slowest, _time
+from strobe.attention.tree.redistribute import pass_on
 from strobe.bench.tree.rank import MarkRecorder
 from strobe.core.tolerances import tolerance
 

@@ -29,10 +29,9 @@ from live_server import serving
 from strobe.engine.load import load
 from strobe.engine.model import Model
 from strobe.perf.measure.stats import percentile
-from strobe.serve.block import Block
 from strobe.serve.protocol import PromptEntry
 from strobe.serve.scheduler import StreamCost
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Block, LiveStream
 from strobe.serve.worker import Worker
 
 HEIGHT, WIDTH, FPS = 480, 832, 16

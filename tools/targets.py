@@ -182,7 +182,7 @@ def _snapshots() -> Target:
     from strobe.engine import snapshot
     from strobe.engine.presets import baseline
     from strobe.engine.prompts import Blend, Change
-    from strobe.engine.state import Identity, StreamState
+    from strobe.engine.snapshot import Identity, StreamState
 
     identity = Identity(model="m", weights_hash="0" * 64, config=replace(baseline(), window=4, sink=1), seed=1, samples=(0,))
     early = StreamState(

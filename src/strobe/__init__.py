@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
     from strobe.attention.tree.api import tree_attention
-    from strobe.attention.tree.faults import CollectiveError
+    from strobe.attention.tree.comm import CollectiveError
     from strobe.attention.tree.placement import KVShards
     from strobe.attention.types import AttentionOutput
     from strobe.bench.probe import probe
@@ -134,7 +134,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
     "strobe.attention.tree.api": ("tree_attention",),
-    "strobe.attention.tree.faults": ("CollectiveError",),
+    "strobe.attention.tree.comm": ("CollectiveError",),
     "strobe.attention.tree.placement": ("KVShards",),
     "strobe.attention.types": ("AttentionOutput",),
     "strobe.core.errors": (

@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from strobe.bench.operations import RunnableOperation, StepParts, cache_copies, decoder_operations, steady_pass, transformer_shape
 from strobe.core.costs import total, transformer_pass
 from strobe.core.tolerances import tolerance
+from strobe.engine.denoise import correction, prediction
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.resolve import resolve
-from strobe.engine.unipc import correction, prediction
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST
 
 CPU = torch.device("cpu")

@@ -80,7 +80,7 @@ def test_settings_are_what_ran(case: StreamCase, tiny: Model) -> None:
     assert found["ultra"].arena_reserved_bytes is None is found["ultra"].arena_used_bytes  # on a CPU
     assert (found["ultra"].linear_format, found["ultra"].kv_format) == ("fp8, simulated", "native")
     assert found["baseline"].linear_format == "native"
-    predicted = predict(tiny.parts, resolve(replace(preset("ultra"), simulate=True), tiny.defaults, torch.device("cpu")))
+    predicted = predict(tiny, resolve(replace(preset("ultra"), simulate=True), tiny.defaults, torch.device("cpu")))
     assert found["ultra"].predicted_bytes == sum(part.num_bytes for part in predicted)
     assert (case.workload.frames, case.workload.frames_first_block, case.workload.frames_per_block) == (93, 9, 12)
     assert [(prompt.frame_block, prompt.mode) for prompt in case.workload.prompts] == [(0, "start"), (4, "recache")]
@@ -101,7 +101,7 @@ def test_all_sessions_must_fit_together(tiny: Model, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("strobe.bench.cases.stream.resolve_device", lambda _: torch.device("cuda", 0))
     once = [replace(preset("baseline"), name=name) for name in ("a", "b")]
     config = resolve(once[0], tiny.defaults, torch.device("cuda", 0))
-    claim = claim_of(predict(tiny.parts, config), config)
+    claim = claim_of(predict(tiny, config), config)
     free = claim.held_bytes + claim.passing_bytes
     monkeypatch.setattr("strobe.bench.cases.stream.free_bytes", lambda device: free)
     assert StreamCase(once[:1], script=SCRIPT, model=tiny).candidates == ()

@@ -12,9 +12,9 @@ from torch import Tensor
 from ring_frames import SHAPE, content, turn_into, turned_content
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
-from strobe.cache.eightbit_ring import ROOM, EightBitRing, EightBitStep, ring_bytes
 from strobe.cache.kv import RingCache, RingStep
 from strobe.cache.policy import RingPolicy
+from strobe.cache.quantized import ROOM, EightBitRing, EightBitStep, eightbit_ring_bytes
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.impl.rounding import places
@@ -199,7 +199,7 @@ def test_bytes_are_those_held(positions: Any, dtype: torch.dtype) -> None:
     tensors = [*eight._held(), *(value for value in vars(eight).values() if isinstance(value, Tensor))]
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
     assert eight.num_bytes == sum(stored.values())
-    assert eight.num_bytes == ring_bytes(SHAPE, eight.policy, dtype, positions)
+    assert eight.num_bytes == eightbit_ring_bytes(SHAPE, eight.policy, dtype, positions)
 
 
 def test_misuse_is_refused_and_nothing_changes() -> None:

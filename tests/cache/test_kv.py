@@ -16,7 +16,7 @@ from ring_frames import SHAPE, content, frame_set, turn, turn_into, turned_conte
 from strobe.cache.kv import CacheState, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.quantized import QuantizedRing
-from strobe.cache.rolling import RollingCache
+from strobe.cache.rings import RollingCache
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ring_frames import SHAPE, content, frame_set, turn_into, turned_content, write
-from strobe.cache.kv import RingCache
+from strobe.cache.kv import HistoryTiles, RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 

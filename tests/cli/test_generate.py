@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import shapes_defaults
 from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
 from strobe.engine.video import read_image
 from terminal import Strobe
 

@@ -12,8 +12,7 @@ import torch
 from strobe.engine.load import load
 from strobe.engine.presets import preset
 from strobe.serve.protocol import write
-from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import LiveStream, Origin
+from strobe.serve.streams import LiveStream, Origin, SpareSessions
 from terminal import Strobe
 
 

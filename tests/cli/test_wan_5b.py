@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.engine import wan_family
+from strobe.engine import load as loading
 from strobe.models.vae.wan.config import WAN22
 from strobe.models.wan.config import SIZES
 from strobe.quality.files import read_clip
@@ -20,7 +20,7 @@ RED = "a red circle moving left on a black background"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = replace(SIZES["wan-5b"], dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=8, num_heads=2, num_layers=2)
     monkeypatch.setitem(SIZES, "wan-5b", sizes)
-    monkeypatch.setattr(wan_family, "WAN22", replace(WAN22, width=2, decoder_width=2))
+    monkeypatch.setattr(loading, "WAN22", replace(WAN22, width=2, decoder_width=2))
 
 
 @pytest.mark.usefixtures("small")

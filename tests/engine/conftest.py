@@ -30,4 +30,4 @@ def make(tiny: Model) -> Callable[..., Session]:
 @pytest.fixture(autouse=True)
 def overlap_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode beside the commit pass on one core too, so that the worker is tested everywhere."""
-    monkeypatch.setattr("strobe.engine.knob_states.OVERLAP_CORES", 1)
+    monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 1)

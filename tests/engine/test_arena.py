@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from strobe.attention.sparse.layout import _kept as tables_of_tiles
 from strobe.core.errors import StrobeError
 from strobe.engine.arena import (
     POOLS,
-    Anywhere,
     Arena,
     ArenaPlan,
     ArenaUse,
@@ -37,7 +36,7 @@ from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.graphs import WARM_UPS, CudaGraphs, Recorded
 from strobe.engine.model import Model
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
@@ -99,7 +98,7 @@ class Watched:
     def reserve(self, num_bytes: int, stream: object) -> None:
         self.reserved.append(num_bytes)
 
-    def fresh(self) -> Self:
+    def fresh(self) -> Arena:
         return type(self)(self.everyone)
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ def test_an_arena_changes_no_bit(make: Callable[..., Session], arenas: list[Watc
     session = make()
     monkeypatch.undo()
     plain = make()
-    assert plain.arena is None and isinstance(plain._stream.arena, Anywhere)
+    assert plain.arena is None and type(plain._stream.arena) is Arena
     for found, expected in zip(session.stream(5, switches=SWITCHES), plain.stream(5, switches=SWITCHES), strict=True):
         assert torch.equal(found.latents, expected.latents) and torch.equal(found.samples, expected.samples)
 
@@ -192,7 +191,7 @@ def test_closing_lets_everything_in_it_go(make: Callable[..., Session], arenas: 
         assert len(list(session.stream(5))) == 5
     del error
     assert arenas[0].closed and session.arena is None
-    assert cache() is None and not memories(session) and getattr(stream._now.decoding, "pieces", None) is None
+    assert cache() is None and not memories(session) and getattr(stream._decoding, "pieces", None) is None
     session.close()
 
 
@@ -227,7 +226,7 @@ def test_on_a_cpu_there_is_none(tiny: Model) -> None:
     asked = EngineConfig(knobs=Knobs(memory_pool=True))
     config = resolve(asked, tiny.defaults, torch.device("cpu"))
     (state,) = (each for each in config.knob_states if each.name == "memory_pool")
-    assert not state.on and state.reason == "used on CUDA only" and isinstance(new_arena(config, PLAN), Anywhere)
+    assert not state.on and state.reason == "used on CUDA only" and type(new_arena(config, PLAN)) is Arena
     assert resolve(asked, tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
 
 

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from strobe.attention.dense.eight.api import IMPLS
 from strobe.attention.impls import MISSING, GateRun
-from strobe.cache.eightbit_ring import EightBitRing
+from strobe.cache.quantized import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.engine.attention_format import without_kernel
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
-from strobe.engine.resolve import check_device, lacking, resolve
+from strobe.engine.resolve import check_device, lacking, resolve, without_kernel
 from strobe.engine.session import Session
 from strobe.models.wan.dit import CausalWan
 
@@ -120,16 +119,14 @@ def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
 def test_a_gpu_without_kernels_or_gate_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine there is no such GPU: its card has no name."""
     config, device = preset("balanced_int8"), torch.device("cuda")
-    monkeypatch.setattr(
-        "strobe.engine.attention_format.card_of", lambda _: replace(card_of(CPU), vendor="nvidia", capability=(8, 9))
-    )
+    monkeypatch.setattr("strobe.engine.resolve.card_of", lambda _: replace(card_of(CPU), vendor="nvidia", capability=(8, 9)))
     with pytest.raises(
         ImplUnavailableError, match=r"preset 'balanced_int8' cannot run: it attends in eight bits, which does not"
     ) as caught:
         check_device(config, device)
     assert "compute capability 9.x, cuda has 8.9" in str(caught.value) and "\n" not in str(caught.value)
     hopper = replace(card_of(CPU), vendor="nvidia", architecture="sm_90", capability=(9, 0), name="some card")
-    monkeypatch.setattr("strobe.engine.attention_format.card_of", lambda _: hopper)
+    monkeypatch.setattr("strobe.engine.resolve.card_of", lambda _: hopper)
     monkeypatch.setattr("strobe.attention.impls.GATES", ())
     for name in ("gluon", "triton"):
         monkeypatch.setitem(MISSING, name, None)

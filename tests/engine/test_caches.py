@@ -1,19 +1,32 @@
-"""How the sink of a configuration's cache is turned."""
+"""Caches as configurations ask for them, and streams that leave out some of their past."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from strobe.cache.kv import CacheStep
-from strobe.engine.caches import new_cache
+from strobe.attention.sparse import history
+from strobe.attention.sparse.layout import tile_layout
+from strobe.cache.kv import CacheStep, RingCache
+from strobe.core.errors import ConfigError
+from strobe.core.shapes import TokenGrid
+from strobe.core.tolerances import tolerance
+from strobe.engine.caches import attended_keys, frame_tiles, new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model, latent_shape
+from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
+from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
 from strobe.models.wan.kernels import custom_ops
+from strobe.models.wan.layers import WanLayer
 
 
 class Kernels:
@@ -56,3 +69,140 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
     plain, fused_state = states
     assert torch.equal(plain.keys, fused_state.keys) and torch.equal(plain.sink_keys, fused_state.sink_keys)
     assert not torch.equal(plain.keys[:, :, : plain.sink_keys.shape[2]], plain.sink_keys)
+
+
+CPU = torch.device("cpu")
+BASE = EngineConfig(timesteps=(1000, 500), window=9, sink=2)
+SWITCHES = [Switch(frame_block=3, prompt="blue square"), Switch(frame_block=6, prompt="green circle")]
+
+
+@pytest.fixture
+def wide(tiny: Model) -> Model:
+    """Latent frames of 6 x 12 tokens: two tiles of 36."""
+    return replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+
+
+@pytest.fixture
+def film(make: Callable[..., Session], wide: Model) -> Callable[..., list[FrameBlock]]:
+    def run(config: EngineConfig, num_blocks: int = 8, **options: Any) -> list[FrameBlock]:
+        return list(make(preset=config, model=wide, **options).stream(num_blocks, switches=SWITCHES))
+
+    return run
+
+
+def latents(blocks: list[FrameBlock]) -> Tensor:
+    return torch.cat([block.latents for block in blocks], dim=1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(BASE, marks=pytest.mark.rest),
+        replace(BASE, keep_sink=False),
+        pytest.param(replace(BASE, positions="absolute"), marks=pytest.mark.rest),
+        replace(BASE, sink=0, window=7),
+        replace(BASE, window=5),  # nothing but the sink and the frame block: no history
+        replace(BASE, first_block=1, sink=3),
+    ],
+    ids=["plain", "sink not kept", "absolute", "no sink", "no history", "first block of one"],
+)
+def test_a_share_too_small_to_skip_a_tile_changes_nothing(film: Callable[..., list[FrameBlock]], config: EngineConfig) -> None:
+    dense, sparse = (latents(film(replace(config, sparsity=share), samples=(0, 1))) for share in (0.0, 0.01))
+    torch.testing.assert_close(sparse, dense, rtol=0, atol=tolerance("stream", "float32"))
+
+
+def test_what_is_skipped_matters_and_only_once_there_is_history(film: Callable[..., list[FrameBlock]]) -> None:
+    dense, sparse = (latents(film(replace(BASE, sparsity=share))) for share in (0.0, 0.8))
+    torch.testing.assert_close(sparse[:, :3], dense[:, :3], rtol=0, atol=tolerance("element", "float32"))
+    assert (sparse[:, 6:] - dense[:, 6:]).abs().max() > 1e-3
+
+
+def test_without_sparsity_the_cache_is_the_plain_ring(make: Callable[..., Session], wide: Model) -> None:
+    plain, tiled = (make(preset=replace(BASE, sparsity=share), model=wide)._stream._cache for share in (0.0, 0.5))
+    assert isinstance(plain, RingCache) and plain.at(0, 3).reach is None and plain.keys.shape[2] == 9 * 72
+    assert isinstance(tiled, RingCache) and tiled.keys.shape[2] == (2 + 3) * 72 + 7 * 2 * 64
+
+
+def test_each_query_tile_sees_the_tiles_of_its_budget(
+    film: Callable[..., list[FrameBlock]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against attention under a mask over the keys of the whole window, built from the tiles' means."""
+    checked = []
+    attend = WanLayer.attend_kept
+
+    def compared(layer: WanLayer, q: Tensor, new: Any, kept: Any, reach: Any, index: int) -> Tensor:
+        out = attend(layer, q, new, kept, reach, index)
+        if reach.num_tiles and not checked:
+            checked.append((out, _masked(q, new, kept, reach)))
+        return out
+
+    monkeypatch.setattr(WanLayer, "attend_kept", compared)
+    film(replace(BASE, sparsity=0.6))
+    torch.testing.assert_close(*checked[0], rtol=0, atol=tolerance("element", "float32"))
+
+
+def _masked(q: Tensor, new: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], reach: Any) -> Tensor:
+    tiles = frame_tiles(TokenGrid(frames=1, height=6, width=12))
+    rows = tiles.rows()
+    held = [slot for slot in range(reach.sizes.shape[0] // 2) if reach.sizes[2 * slot]]
+    frames = [[each[:, reach.tiled_from + 128 * slot :][:, rows] for slot in held] for each in kept]  # raster, [B, 72, H, D]
+    member = rows // 64  # tile of each token
+    means = torch.stack([frame[:, member == tile].mean(dim=1) for frame in frames[0] for tile in (0, 1)], dim=1)
+    q_tiles = tile_layout((q.shape[1] // 72, 6, 12), "auto", 64)
+    of_query = q_tiles.rows() // 64
+    assert reach.whole_rows == (2 + 3) * 72 and reach.covered == new[0].shape[1]
+    whole = [torch.cat((each[:, : 2 * 72], own), dim=1) for each, own in zip(kept, new, strict=True)]  # the sink, its own frames
+    mask = torch.ones(1, q.shape[2], q.shape[1], whole[0].shape[1] + 72 * len(held), dtype=torch.bool)
+    topk = max(1, -(-4 * 2 * len(held) // 10))  # 40 % of the tiles
+    for head in range(q.shape[2]):
+        for tile in range(q_tiles.num_tiles):
+            scores = means[0, :, head] @ q[0, of_query == tile, head].mean(dim=0)
+            taken = scores.topk(topk).indices.tolist()
+            seen = torch.cat([torch.tensor([2 * at + each in taken for each in (0, 1)])[member] for at in range(len(held))])
+            mask[0, head, of_query == tile, whole[0].shape[1] :] = seen
+    parts = [torch.cat([whole[i], *frames[i]], dim=1).transpose(1, 2) for i in (0, 1)]
+    return F.scaled_dot_product_attention(q.transpose(1, 2), *parts, attn_mask=mask).transpose(1, 2)
+
+
+@pytest.mark.parametrize("first_block", [1, 3, 5])
+def test_what_is_seen_whole_is_one_call(
+    make: Callable[..., Session], wide: Model, monkeypatch: pytest.MonkeyPatch, first_block: int
+) -> None:
+    """Of every pass but a recache: the sink and its own frames lie side by side, while the sink fills too."""
+    keys, dense = [], history.dense_attention
+    monkeypatch.setattr(history, "dense_attention", lambda q, k, v, **how: keys.append(k.shape[1]) or dense(q, k, v, **how))
+    session = make(preset=replace(BASE, sparsity=0.6, first_block=first_block), model=wide)
+    list(session.stream(4))
+    passes = 2 * 2 + 1  # two layers, two denoise steps; a commit stops before the last layer's attention
+    assert keys == [72 * (min(2, first) + size) for first, size in frames_of(first_block) for _ in range(passes)]
+
+
+def frames_of(first_block: int) -> list[tuple[int, int]]:
+    return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
+
+
+def test_snapshots_and_forks_go_on_bit_equal(make: Callable[..., Session], wide: Model, tmp_path: Path) -> None:
+    session = make(preset=replace(BASE, sparsity=0.7), model=wide)
+    list(session.stream(5))
+    snapshot = session.snapshot()
+    snapshot.save(tmp_path / "there")
+    fork = session.fork()
+    expected = latents(list(session.stream(4)))
+    session.restore(snapshot)
+    resumed = Session.resume(tmp_path / "there", model=wide, device="cpu")
+    for other in (session, fork, resumed):
+        assert torch.equal(latents(list(other.stream(4))), expected)
+
+
+def test_a_frame_that_fills_no_tile_is_refused(make: Callable[..., Session]) -> None:
+    with pytest.raises(ConfigError, match=r"2x2 tokens and fills less than half of a tile of 64; set sparsity to 0"):
+        make(preset="sparse")
+
+
+def test_keys_attended_of_the_full_size(wide: Model) -> None:
+    """480 x 832: 1560 tokens in 26 tiles; of 6 frames of history 156 tiles, a fifth of which is 32."""
+    grid = TokenGrid(frames=3, height=30, width=52)
+    config = resolve(EngineConfig(sparsity=0.8), wide.defaults, CPU)
+    assert frame_tiles(grid).num_tiles == 26 and attended_keys(grid, config) == 6 * 1560 + 32 * 60
+    assert attended_keys(grid, resolve(EngineConfig(), wide.defaults, CPU)) == 12 * 1560
+    assert attended_keys(grid, resolve(EngineConfig(sparsity=0.8, window=6), wide.defaults, CPU)) == 6 * 1560

@@ -119,7 +119,7 @@ def test_a_pool_is_reserved_before_the_first_frame_block(make: Callable[..., Ses
     session = make(preset=pooled(), device="cuda")
     stream: Any = session._stream
     plan, found = stream.arena.plan, segments(stream.arena.pool_id)
-    assert plan == plan_arena(tiny.parts, session.config) and plan.total_bytes <= session.arena.reserved_bytes  # type: ignore[union-attr]
+    assert plan == plan_arena(tiny, session.config) and plan.total_bytes <= session.arena.reserved_bytes  # type: ignore[union-attr]
     for side, num_bytes in ((stream._dit.runner._side, plan.passes_bytes), (stream._decoder._side, plan.decoder_bytes)):
         assert max(each["total_size"] for each in found if each["stream"] == side.cuda_stream) >= num_bytes
     session.close()

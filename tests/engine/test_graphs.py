@@ -25,8 +25,7 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.lora import Lora, LoraPair
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.transformer import Modulation, TextKV
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills
@@ -226,7 +225,7 @@ def test_static_inputs_are_predicted(make: Callable[..., Session], tiny: Model) 
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
         session._stream.rehearse()
         config = replace(session.config, knobs=replace_knobs(session.config.knobs, cuda_graphs=True))
-        (found,) = (part for part in predict(tiny.parts, config, len(samples)) if part.name == "inputs of graphs")
+        (found,) = (part for part in predict(tiny, config, len(samples)) if part.name == "inputs of graphs")
         assert found.num_bytes == session._stream._dit.runner.num_bytes
 
 

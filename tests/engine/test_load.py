@@ -1,18 +1,27 @@
-"""Models by name or folder."""
+"""Models by name or folder, the places of their weights, and families that other packages register."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from fake_hub import MAIN, OLD, Hub, serving
+from strobe.core import libraries as plugins
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
-from strobe.engine import wan_family
-from strobe.engine.load import load
-from strobe.engine.weights import Weights
+from strobe.engine import load as loading
+from strobe.engine.family import Family, Weights
+from strobe.engine.load import load, model_parts, names
+from strobe.engine.model import Model, ModelParts
+from strobe.engine.session import Session
 from strobe.models.shapes import weights
 from strobe.models.text.umt5 import ORIGINAL
 from strobe.models.wan.config import SIZES, WanConfig
@@ -125,7 +134,7 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
 
     def test_the_main_memory(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         size = 4 * sum(tensor.numel() for tensor in CausalWan(SMALL).parameters())
-        monkeypatch.setattr(wan_family, "available_bytes", lambda: 0)
+        monkeypatch.setattr(loading, "available_bytes", lambda: 0)
         with pytest.raises(TouchedError, match="was read"):  # a file that is mapped needs none
             load("wan-1.3b", Weights(path=folder))
         tensors = CausalWan(SMALL).state_dict()
@@ -134,13 +143,106 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
         with pytest.raises(WeightsError, match=r"in eight bits, is put together in main memory in float32, .* free memory"):
             load("wan-1.3b", Weights(path=folder))
         with pytest.raises(WeightsError, match=r"wan-1.3b with random weights is put together in main memory in bfloat16"):
-            monkeypatch.setattr(wan_family, "available_bytes", lambda: size // 2 - 1)
+            monkeypatch.setattr(loading, "available_bytes", lambda: size // 2 - 1)
             load("wan-1.3b", Weights(random=True))
         for free in (size, None):
-            monkeypatch.setattr(wan_family, "available_bytes", lambda free=free: free)
+            monkeypatch.setattr(loading, "available_bytes", lambda free=free: free)
             with pytest.raises(TouchedError, match="was read"):
                 load("wan-1.3b", Weights(path=folder))
 
     def test_the_frame_size_of_a_model_by_folder(self, folder: Path) -> None:
         with pytest.raises(ShapeError, match="the nearest is 256x384"):
             load(folder, Weights(frame_size=(248, 384)))
+
+
+DIT, VAE, TEXT = "diffusion_pytorch_model.safetensors", "Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"
+FILES = {DIT: b"1", VAE: b"2", TEXT: b"3", "tokenizer/words.json": b"4", "vae/diffusion_pytorch_model.safetensors": b"5"}
+CODE = """
+import json
+from strobe.engine.family import Weights, fetched
+found = []
+for given in (
+    Weights(path="hf:owner/wan", loras=(("hf:owner/style@v1/style.safetensors", 0.5),)),
+    Weights(path="hf:owner/tuned", release="hf:owner/wan@v1", vae="hf:owner/wan/vae/diffusion_pytorch_model.safetensors"),
+):
+    local, sources = fetched(given)
+    found.append([sources, local.path.name, local.loras[0][0].read_text() if local.loras else local.release.name, local.vae])
+print(json.dumps(found))
+"""
+
+
+def test_each_part_may_be_on_the_hub_and_only_what_it_needs_is_fetched(tmp_path: Path) -> None:
+    hub = Hub(
+        repositories={"owner/wan": FILES, "owner/tuned": {DIT: b"6", VAE: b"7"}, "owner/style": {"style.safetensors": b"8"}}
+    )
+    with serving(hub):
+        first, second = json.loads(hub.run(CODE, tmp_path))
+    assert first == [[f"hf:owner/wan@{MAIN}", f"hf:owner/style@{OLD}/style.safetensors"], MAIN, "8", None]
+    vae = f"hf:owner/wan@{MAIN}/vae/{DIT}"
+    assert second[:3] == [[f"hf:owner/wan@{OLD}", f"hf:owner/tuned@{MAIN}", vae], MAIN, OLD]
+    assert Path(second[3]).read_bytes() == b"5"
+    assert f"{MAIN}/{DIT}" in hub.fetched and VAE in str(hub.fetched)
+    assert sum(name.endswith(VAE) for name in hub.fetched) == 1, "the tuned model's own is not needed beside a release"
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install entry points for the length of a test: `register(name=object)`."""
+
+    def install(**found: object) -> None:
+        module = types.ModuleType("another_package")
+        vars(module).update(found)
+        monkeypatch.setitem(__import__("sys").modules, "another_package", module)
+        entries = [EntryPoint(name=name, value=f"another_package:{name}", group=plugins.FAMILIES) for name in found]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group == plugins.FAMILIES else [])
+
+    return install
+
+
+def made(tiny: Model, asked: list[tuple[str, Weights]], *models: str) -> Family:
+    def make(name: str, given: Weights) -> Model:
+        asked.append((name, given))
+        return replace(tiny, name=f"mine: {name}")
+
+    return Family(
+        name="mine",
+        models=models,
+        holds=lambda folder: (folder / "mine.json").is_file(),
+        load=make,
+        parts=lambda name, size: ModelParts(dit=tiny.dit, vae=tiny.vae, defaults=tiny.defaults),
+    )
+
+
+def test_it_is_found_by_name_and_by_its_checkpoint(tiny: Model, register: Callable[..., None], tmp_path: Path) -> None:
+    asked: list[tuple[str, Weights]] = []
+    register(mine=made(tiny, asked, "mine-1b", "mine-7b"))
+    given = Weights(frame_size=(32, 32))
+    with Session("red circle", model=load("mine-1b", given), device="cpu") as session:
+        assert session.model.name == "mine: mine-1b" and len([*session.stream(2)]) == 2
+    (tmp_path / "mine.json").write_text("{}")
+    assert load(tmp_path).name == f"mine: {tmp_path}" and asked == [("mine-1b", given), (str(tmp_path), Weights())]
+    assert names()[-2:] == ("mine-1b", "mine-7b") and model_parts("mine-7b").dit is tiny.dit
+    with pytest.raises(ConfigError, match=r"did you mean 'mine-7b'\?.*mine-1b, mine-7b"):
+        load("mine-7")
+
+
+def test_ours_are_never_taken(tiny: Model, register: Callable[..., None]) -> None:
+    asked: list[tuple[str, Weights]] = []
+    register(mine=made(tiny, asked, "shapes"))
+    assert load("shapes").name == "shapes" and not asked
+
+
+def test_what_is_registered_wrongly_is_named(tiny: Model, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    register(broken=3)
+    with pytest.raises(
+        ConfigError, match=r"no model .*; family 'broken' \(another_package:broken of .*\) is broken: it is a int"
+    ):
+        load("broken-1b")
+    register(mine=made(tiny, [], "mine-1b"), yours=made(tiny, [], "mine-1b"))
+    with pytest.raises(ConfigError, match=r"family 'yours' .* is broken: it has a model 'mine-1b', as 'mine' .* has; unins"):
+        load("yours-1b")
+    assert load("mine-1b").name == "mine: mine-1b" and load("shapes").name == "shapes"
+    entries = [EntryPoint(name="gone", value="no_such_package:FAMILY", group=plugins.FAMILIES)]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    with pytest.raises(ConfigError, match=r"family 'gone' .* cannot be imported: ModuleNotFoundError: No module named 'no_s"):
+        load("mine-1b")

@@ -48,13 +48,13 @@ def test_what_is_counted_is_what_is_held(
     session = make(preset=config, samples=samples, model=tiny)
     [*session.stream(5 if preset == "baseline" else 3)]  # a sink is turned once the window has moved
     stream: Any = session._stream
-    predicted = predict(tiny.parts, session.config, len(samples))
+    predicted = predict(tiny, session.config, len(samples))
     found = {part.name: part.num_bytes for part in predicted if part.exact}
     rows = stream._dit._rows.values()
     assert found == {
         "transformer weights": held(stream._dit.dit.state_dict().values()),
         "keys and values": stream._cache.num_bytes,
-        "text keys and values": held(stream._now.text[1].kept.kv.tensors),
+        "text keys and values": held(stream._text[1].kept.kv.tensors),
         "modulation tables": held(tensor for row in rows for tensor in (row.layers, row.head)),
         "autoencoder weights": held(stream._decoder._vae.state_dict().values()),
         "decoder memories": held(stream.state.decoder[1]),
@@ -65,7 +65,7 @@ def test_what_is_counted_is_what_is_held(
 def test_absolute_positions_turn_no_sink(make: Callable[..., Session], tiny: Model) -> None:
     session = make(preset=replace(PRESETS["baseline"](), positions="absolute"))
     [*session.stream(5)]
-    (found,) = (part.num_bytes for part in predict(tiny.parts, session.config) if part.name == "keys and values")
+    (found,) = (part.num_bytes for part in predict(tiny, session.config) if part.name == "keys and values")
     cache: Any = session._stream._cache
     assert found == cache.num_bytes == held((cache.keys, cache.values))
 

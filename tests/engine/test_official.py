@@ -22,11 +22,10 @@ from stand_ins import stands_in_for
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.denoise import BlockNoise
 from strobe.engine.model import Model
-from strobe.engine.noise import BlockNoise
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Switch, TextEncoder
 from strobe.engine.session import Session
-from strobe.engine.texts import TextEncoder
 from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig

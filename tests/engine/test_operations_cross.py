@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from fault_snapshots import numbers, tensors
 from strobe.core.errors import SessionError
 from strobe.engine.config import EngineConfig, Knobs
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot, read_snapshot
+from strobe.engine.stream import FrameBlock
 from strobe.models.lora import Lora, LoraPair
 
 FAST = EngineConfig(timesteps=(1000, 500), window=6, sink=2)

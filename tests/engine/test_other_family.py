@@ -24,7 +24,7 @@ from strobe.engine.family import Family
 from strobe.engine.model import Model, ModelParts
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import TextKV
 from strobe.models.wan.transformer import CausalTransformer, Modulation
 
 CONFIG = WanConfig(dim=12, ffn_dim=4, freq_dim=4, text_dim=2, text_len=3, latent_channels=4, num_heads=1, num_layers=1)

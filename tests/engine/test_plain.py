@@ -18,12 +18,12 @@ from plain_wan import Weights, attend, gelu, linear, norm, rms, silu, turn
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.denoise import draw
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
 from strobe.engine.prompts import Switch, blocks_for, parse_switch
 from strobe.engine.session import Session
 from strobe.engine.start import fitted
+from strobe.engine.stream import FrameBlock
 
 
 @dataclass(kw_only=True)

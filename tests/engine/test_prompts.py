@@ -1,14 +1,39 @@
-"""Prompt switches: reading them, and when they take effect."""
+"""Prompts over time: what they mean, their weights, files of them, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
-from strobe.core.errors import ConfigError
+from stand_ins import stands_in_for
+from strobe.core.errors import ConfigError, SessionError, WeightsError
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import ModelDefaults
-from strobe.engine.prompts import Blend, Switch, blocks_for, check_switches, parse_switch
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults
+from strobe.engine.load import load
+from strobe.engine.model import Model
+from strobe.engine.prompts import (
+    Blend,
+    Switch,
+    TextEncoder,
+    blocks_for,
+    check_switches,
+    encode_prompts,
+    parse_switch,
+    prompts_ready,
+    read_prompts,
+    read_weights,
+    switches_of,
+)
+from strobe.engine.session import Session
+from strobe.models.shapes import oracle
+from strobe.models.shapes.grammar import CHOICES
+from strobe.models.text.cache import PromptEncoder, PromptMemory
+from strobe.models.text.umt5 import Umt5
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
 
@@ -89,3 +114,399 @@ def test_a_blend_gives_ever_more_denoise_steps_to_the_target(total: int, num_ste
         last, blend = blend, blend.advance()
     assert found == steps and nearer == [2 * done >= total for done in range(1, total + 1)]
     assert last.finished and blend == last
+
+
+BOTH = "(red circle:3) (blue square:1)"
+
+
+@stands_in_for(Umt5)
+class Rows:
+    """An embedder of bfloat16 rows, one for each word; counts what it embeds."""
+
+    identity, dtype, length = "rows", torch.bfloat16, 7
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def clean(self, prompt: str) -> str:
+        return " ".join(prompt.split())
+
+    def check(self, prompt: str) -> None:
+        if not prompt:
+            raise ConfigError("the prompt is empty")
+
+    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
+        self.asked += prompts
+        return [
+            torch.randn(len(each.split()), 5, generator=torch.Generator().manual_seed(len(each))).bfloat16() for each in prompts
+        ]
+
+    def place(self, device: torch.device) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("a cat (asleep) on 10:30", (("a cat (asleep) on 10:30", 1.0),)),
+        (r"a sign \(open:24\)", (("a sign (open:24)", 1.0),)),
+        ("(a:1) (b:3)", (("a", 0.25), ("b", 0.75))),
+        (" ( a cat, awake :1.5),\n(b: .5)", (("a cat, awake", 0.75), ("b", 0.25))),
+        (r"(a \(b\):2)(c: d:2)", (("a (b)", 0.5), ("c: d", 0.5))),
+        ("(a:0) (b:0.2)", (("b", 1.0),)),
+        ("(a:1e1) (b:30)", (("a", 0.25), ("b", 0.75))),
+    ],
+)
+def test_weights_are_read_as_shares(prompt: str, parts: tuple[tuple[str, float], ...]) -> None:
+    assert read_weights(prompt) == parts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("a (red:1.4) circle", r"weighs some of its words.*\(a red circle moving left:0.7\).*write \\\( and \\\)"),
+        ("((a:2) b:1) (c:1)", "weighs some of its words"),
+        ("(a:1.4)", "is one with a weight"),
+        ("(a:1) (:2)", "has an empty part"),
+        ("(a:1) (blurry:-1)", "gives 'blurry' the weight -1: nothing is steered away from.*without guidance"),
+        ("(a:0) (b:0)", "sum to 0"),
+        ("(a:1e308) (b:1e308)", "sum to inf"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Callable[..., Session]) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_weights(prompt)
+    with make() as session, pytest.raises(ConfigError, match=words):
+        session.prompt(prompt)
+    with pytest.raises(ConfigError, match=f"p.txt, line 2: .*{words}"):
+        read_prompts(f"0s: red circle\nblock=2: {prompt}", "p.txt")
+
+
+def test_a_part_is_checked_like_a_prompt(make: Callable[..., Session]) -> None:
+    with pytest.raises(ConfigError, match="unknown word 'rad' in prompt 'rad circle'.*did you mean 'red'"):
+        make("(rad circle:1) (blue square:1)")
+
+
+def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None:
+    """Rows of prompts of different lengths; what is shorter adds zeros behind its end."""
+    embedder = Rows()
+    encoder = PromptEncoder(embedder, None, PromptMemory())
+    assert not prompts_ready(encoder, [BOTH])
+    found = encode_prompts(encoder, [BOTH, "red circle", "(green circle moving:0.3) (red circle:0.5)"])
+    assert sorted(embedder.asked) == ["blue square", "green circle moving", "red circle"] and found.dtype == torch.bfloat16
+    alone = [encoder.encode([text])[0].double() for text in ("red circle", "blue square", "green circle moving")]
+    red, blue, green = alone
+    expected = torch.stack([(3 * red + blue) / 4, red, (3 * green + 5 * red) / 8])
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)  # one rounding to bfloat16
+    assert torch.equal(found[2, 2], (0.375 * green[2]).bfloat16()) and not found[:, 3:].any()
+    assert prompts_ready(encoder, [BOTH]) and torch.equal(encode_prompts(encoder, ["(a:0) (red circle:2)"])[0].double(), red)
+
+
+def test_a_stream_follows_the_blend_wherever_it_is_said(make: Callable[..., Session], tiny: Model) -> None:
+    """First prompt, prompt, switch and file make the film of a model whose encoder knows the blend as a word of its own."""
+
+    @stands_in_for(TextEncoder)
+    class Told:
+        """Encodes "blend" as the blend that was worked out by hand."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(tiny.text, name)
+
+        def check(self, prompts: Sequence[str]) -> None: ...
+
+        def encode(self, prompts: Sequence[str]) -> Tensor:
+            red, blue = tiny.text.encode(["red circle", "blue square"]).double()
+            blend = ((3 * red + blue) / 4).float()
+            return torch.stack([blend if each == "blend" else tiny.text.encode([each])[0] for each in prompts])
+
+    def film(session: Session, switches: Sequence[Switch] = ()) -> Tensor:
+        with session:
+            return torch.cat([block.latents for block in session.stream(4, switches=switches)], dim=1)
+
+    other = replace(tiny, text=Told())
+    assert torch.equal(film(make(BOTH)), film(make("blend", model=other)))
+    expected = film(make(model=other), [Switch(frame_block=2, prompt="blend")])
+    assert not torch.equal(expected, film(make(), [Switch(frame_block=2, prompt="red circle")]))
+    assert torch.equal(film(make(), [Switch(frame_block=2, prompt=BOTH)]), expected)
+    switches = switches_of(read_prompts(f"block=2: {BOTH}", "p.txt"), "p.txt", tiny.defaults)
+    assert torch.equal(film(make(), switches), expected)
+    with make() as session:
+        stream = session.stream(4)
+        first = [next(stream).latents, next(stream).latents]
+        session.prompt(BOTH)
+        assert torch.equal(torch.cat([*first, *(block.latents for block in stream)], dim=1), expected)
+
+
+def test_the_bundled_model_shows_a_colour_between_two() -> None:
+    """Green of the object: 40 under red, 225 under yellow; under half of each, between them, and the oracle calls it orange."""
+    prompt = "(a red circle moving left:{}) (a yellow circle moving left:{})"
+    found = {}
+    model = load()
+    for share in (1, 0.5, 0):
+        with Session(prompt.format(share, 1 - share), model=model, preset="quality", seed=0, device="cpu") as session:
+            frames = torch.cat([block.frames for block in session.stream(2)])[9:]
+        seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255)
+        assert seen.valid.all() and (seen.labels[..., 1] == CHOICES["shape"].index("circle")).all()
+        found[share] = {CHOICES["colour"][number] for number in seen.labels[..., 0].flatten().tolist()}
+    assert found == {1: {"red"}, 0.5: {"orange"}, 0: {"yellow"}}
+
+
+FILE = """
+# what happens
+
+0s: a red circle: large
+2s : a blue square
+block=9 soft: a green star
+ 12.5s interpolate 6:   a white cross
+block = 40 interpolate: a red star
+"""
+
+
+def test_lines_become_switches_at_the_next_frame_block() -> None:
+    prompts = read_prompts(FILE, "f")
+    assert [each.line for each in prompts] == [4, 5, 6, 7, 8] and prompts[0].first and not any(each.first for each in prompts[1:])
+    assert prompts[0].prompt == "a red circle: large"
+    # frame block n begins with frame 9 + 12 (n - 1); 2 s are 32 frames, 12.5 s 200: the first that begins there or later
+    starts = [0, *range(9, 999, 12)]
+    after = [next(number for number, start in enumerate(starts) if start >= frames) for frames in (32, 200)]
+    assert switches_of(prompts, "f", DEFAULTS) == (
+        Switch(frame_block=after[0], prompt="a blue square"),
+        Switch(frame_block=9, prompt="a green star", mode="soft"),
+        Switch(frame_block=after[1], prompt="a white cross", mode="interpolate", over=6),
+        Switch(frame_block=40, prompt="a red star", mode="interpolate"),
+    )
+    assert {each.mode for each in switches_of(read_prompts(FILE, "f", mode="soft"), "f", DEFAULTS)} == {
+        "soft",
+        "interpolate",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "f holds no prompt; write a line for each"),
+        ("# only this\n\n", "f holds no prompt"),
+        ("0s: a\nlater: b", "f, line 2: cannot read 'later: b'; write for example '4.5s: a blue square moving up'"),
+        ("0s:", "f, line 1: cannot read '0s:'"),
+        ("-1s: a", "f, line 1: cannot read"),
+        ("0s: a\n2s harsh: b", "f, line 2: unknown switch mode 'harsh'"),
+        ("2s soft 4: b", "f, line 1: soft takes no number of frame blocks; leave the 4 out"),
+        ("2s interpolate 0: b", "f, line 1: a prompt cannot change over 0 frame blocks"),
+    ],
+)
+def test_a_wrong_line_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_prompts(text, "f")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_two_prompts_of_one_frame_block_are_refused_with_the_file() -> None:
+    with pytest.raises(ConfigError, match="f: two prompt switches take effect at frame block 3"):
+        switches_of(read_prompts("block=3: a\n2.4s: c\nblock=3 soft: b", "f"), "f", DEFAULTS)
+
+
+LONG_S = 60.0
+"""More than anything here takes; a test that waits so long has failed."""
+
+
+@stands_in_for(TextEncoder)
+class SlowEncoder:
+    """An encoder that takes until it is let go, once for each prompt."""
+
+    def __init__(self, inner: TextEncoder) -> None:
+        self.inner = inner
+        self.known: dict[str, Tensor] = {}
+        self.begun: dict[str, threading.Event] = {}
+        self.go: dict[str, threading.Event] = {}
+        self.threads: list[str] = []
+        self.fails: set[str] = set()
+
+    def check(self, prompts: Sequence[str]) -> None:
+        self.inner.check(prompts)
+
+    def ready(self, prompts: Sequence[str]) -> bool:
+        return all(prompt in self.known for prompt in prompts)
+
+    def place(self, device: torch.device) -> None:
+        pass
+
+    def event(self, events: dict[str, threading.Event], prompt: str) -> threading.Event:
+        return events.setdefault(prompt, threading.Event())
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        for prompt in prompts:
+            if prompt not in self.known:
+                self.threads.append(threading.current_thread().name)
+                self.event(self.begun, prompt).set()
+                assert self.event(self.go, prompt).wait(LONG_S)
+                if prompt in self.fails:
+                    raise WeightsError(f"no text for {prompt}")
+                self.known[prompt] = self.inner.encode([prompt])
+        return torch.cat([self.known[prompt] for prompt in prompts])
+
+    def let(self, *prompts: str) -> None:
+        for prompt in prompts:
+            self.event(self.go, prompt).set()
+
+
+@pytest.fixture
+def slow(tiny: Model) -> SlowEncoder:
+    encoder = SlowEncoder(tiny.text)
+    encoder.let("red circle")
+    return encoder
+
+
+@pytest.fixture
+def session(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> Iterator[Session]:
+    opened = make(model=replace(tiny, text=slow))
+    yield opened
+    opened.close()
+    for go in (*slow.go.values(),):
+        go.set()
+
+
+def told(make: Callable[..., Session], frame_block: int, prompt: str, blocks: int, **options: object) -> Tensor:
+    """Latents of a stream that follows a prompt from a frame block on, by an encoder that takes no time."""
+    switches = [Switch(frame_block=frame_block, prompt=prompt)]
+    return torch.cat([block.latents for block in make(**options).stream(blocks, switches=switches)], dim=1)
+
+
+def test_the_stream_goes_on_and_the_answer_says_from_where(
+    make: Callable[..., Session], session: Session, slow: SlowEncoder
+) -> None:
+    stream = session.stream(8)
+    blocks = [next(stream), next(stream)]
+    ack = session.prompt("blue square")
+    assert slow.event(slow.begun, "blue square").wait(LONG_S) and ack.frame_block is None
+    blocks += [next(stream), next(stream), next(stream)]  # under the old prompt
+    assert {block.prompt for block in blocks} == {"red circle"} and ack.frame_block is None
+    slow.let("blue square")
+    assert ack.wait(LONG_S) == ack.frame_block == 5
+    blocks += [*stream]
+    assert [block.prompt for block in blocks] == ["red circle"] * 5 + ["blue square"] * 3
+    assert torch.equal(torch.cat([block.latents for block in blocks], dim=1), told(make, 5, "blue square", 8))
+    assert slow.threads[-1].startswith("prompts")
+
+
+def test_a_text_that_is_known_is_followed_at_once(session: Session, slow: SlowEncoder) -> None:
+    stream = session.stream(3)
+    next(stream)
+    slow.let("blue square")
+    session.prompt("blue square", wait=True)
+    next(stream)
+    ack = session.prompt("red circle")
+    assert ack.frame_block == ack.wait() == 2 and next(stream).prompt == "red circle"
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), Knobs(late_frames=True)], ids=["at once", "late"])
+def test_scheduled_switches_are_exact(make: Callable[..., Session], tiny: Model, slow: SlowEncoder, knobs: Knobs) -> None:
+    """Their texts are encoded beside the stream from the start, and their frame block waits for them."""
+    config = EngineConfig(knobs=knobs)
+    with make(model=replace(tiny, text=slow), preset=config) as session:
+        stream = session.stream(6, switches=[Switch(frame_block=3, prompt="blue square")])
+        assert slow.event(slow.begun, "blue square").wait(LONG_S)  # before the first frame block is asked for
+        first = next(stream)
+        slow.let("blue square")
+        found = torch.cat([first.latents, *(block.latents for block in stream)], dim=1)
+    assert torch.equal(found, told(make, 3, "blue square", 6, preset=config))
+    assert all(name.startswith("prompts") for name in slow.threads[1:])
+
+
+def test_waiting_is_exact(make: Callable[..., Session], session: Session, slow: SlowEncoder) -> None:
+    slow.let("blue square")
+    stream = session.stream(5)
+    blocks = [next(stream), next(stream)]
+    assert session.prompt("blue square", wait=True).frame_block == 2
+    blocks += [*stream]
+    assert torch.equal(torch.cat([block.latents for block in blocks], dim=1), told(make, 2, "blue square", 5))
+
+
+def test_the_first_prompt_is_waited_for(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> None:
+    slow.go.clear()
+    with make(model=replace(tiny, text=slow)) as session:
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(next(session.stream(1)).prompt))
+        thread.start()
+        assert slow.event(slow.begun, "red circle").wait(LONG_S) and not found
+        slow.let("red circle")
+        thread.join(LONG_S)
+        assert found == ["red circle"]
+
+
+def test_the_last_prompt_counts(session: Session, slow: SlowEncoder) -> None:
+    stream = session.stream(4)
+    next(stream)
+    first = session.prompt("blue square")
+    assert slow.event(slow.begun, "blue square").wait(LONG_S)
+    second = session.prompt("green circle")
+    slow.let("green circle", "blue square")
+    assert second.wait(LONG_S) == 1
+    with pytest.raises(SessionError, match="'blue square' takes no effect: another one came"):
+        first.wait(LONG_S)
+    with pytest.raises(SessionError, match="takes no effect"):
+        _ = first.frame_block
+    assert [block.prompt for block in stream] == ["green circle"] * 3
+
+
+def test_an_encoder_that_fails_leaves_the_old_prompt(session: Session, slow: SlowEncoder) -> None:
+    slow.fails = {"blue square"}
+    stream = session.stream(3)
+    next(stream)
+    ack = session.prompt("blue square")
+    slow.let("blue square")
+    with pytest.raises(WeightsError, match="no text for blue square"):
+        ack.wait(LONG_S)
+    assert [block.prompt for block in stream] == ["red circle"] * 2
+
+
+def test_prepare_snapshot_and_fork_wait_for_the_text(make: Callable[..., Session], session: Session, slow: SlowEncoder) -> None:
+    blocks = [*session.stream(2)]
+    session.prompt("blue square")
+    slow.let("blue square")
+    session.prepare()
+    snapshot, fork = session.snapshot(), session.fork()
+    assert snapshot.pending is not None and snapshot.pending.prompts == ("blue square",)
+    after = [*session.stream(3)]
+    forked = torch.cat([block.latents for block in fork.stream(3)], dim=1)
+    fork.close()
+    found = torch.cat([block.latents for block in (*blocks, *after)], dim=1)
+    assert torch.equal(found, told(make, 2, "blue square", 5)) and torch.equal(forked, found[:, 6:])
+    session.restore(snapshot)
+    assert torch.equal(torch.cat([block.latents for block in session.stream(3)], dim=1), forked)
+
+
+def test_closing_lets_a_text_that_is_encoded_go(session: Session, slow: SlowEncoder) -> None:
+    next(session.stream(1))
+    ack = session.prompt("blue square")
+    assert slow.event(slow.begun, "blue square").wait(LONG_S)
+    session.close()
+    slow.let("blue square")
+    with pytest.raises(SessionError, match="takes no effect"):
+        ack.wait(LONG_S)
+
+
+def test_prompts_of_two_threads_while_a_third_streams(session: Session, slow: SlowEncoder) -> None:
+    prompts = ["blue square", "green circle", "blue circle", "green square"]
+    slow.let(*prompts)
+    acks = []
+
+    def ask(own: list[str]) -> None:
+        for prompt in own:
+            acks.append(session.prompt(prompt))
+
+    stream = session.stream(12)
+    next(stream)
+    threads = [threading.Thread(target=ask, args=(own,)) for own in (prompts[:2], prompts[2:])]
+    for thread in threads:
+        thread.start()
+    blocks = [next(stream) for _ in range(4)]
+    for thread in threads:
+        thread.join(LONG_S)
+    session.prepare()  # nothing is being encoded any more
+    blocks += [*stream]
+    followed = {}
+    for ack in acks:
+        error = ack.found.exception(LONG_S)
+        assert error is None or isinstance(error, SessionError)
+        if error is None:
+            followed[ack.wait()] = ack.prompts[0]
+    assert blocks[-1].prompt == followed[max(followed)] and len({block.prompt for block in blocks[-4:]}) == 1

@@ -22,15 +22,15 @@ from plain_wan import attend, embed_text, passed, turn
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
+from strobe.engine.load import check_past
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.engine.wan_family import check_past
 from strobe.models.vae.taew import TaewConfig, random_taew
 
 SHAPE = (4, 4, 4)
@@ -236,8 +236,8 @@ def test_frames_are_never_late_and_memory_is_counted(model: Model) -> None:
     assert not state.on
     assert "derived from the frames" in state.reason
     kept = resolve(preset("speed"), replace(model.defaults, past="kept", past_weight=1.0), torch.device("cpu"))
-    names = {part.name: part.num_bytes for part in predict(model.parts, config)}
-    assert names.keys() - {part.name for part in predict(model.parts, kept)} == {"frames to encode again"}
+    names = {part.name: part.num_bytes for part in predict(model, config)}
+    assert names.keys() - {part.name for part in predict(model, kept)} == {"frames to encode again"}
     assert names["frames to encode again"] == 3 * 3 * 32 * 32 * 4
     assert config.pass_frames == {3} and kept.pass_frames == {3, 6}
 

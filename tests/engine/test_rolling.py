@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from plain_wan import attend, embed_text, passed, turn
-from strobe.cache.ahead import AheadRing
+from strobe.cache.rings import AheadRing
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
@@ -222,7 +222,7 @@ def test_memory_and_calls(model: Model) -> None:
     config = resolve(EngineConfig(), model.defaults, torch.device("cpu"))
     assert config.calls_per_block == {"denoise_step": 1, "commit": 1}
     assert config.pass_frames == {3, 6, 9, 12, 15, 24}
-    names = {part.name: part.num_bytes for part in predict(model.parts, config)}
+    names = {part.name: part.num_bytes for part in predict(model, config)}
     dit = model.dit.config
     assert names["modulation tables"] == (6 + 45) * (6 * dit.num_layers + 2) * dit.dim * 4
 

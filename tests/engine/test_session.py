@@ -1,9 +1,11 @@
-"""Steering, stopping, copying and breaking a stream."""
+"""A session: prompts in, frames out, at once or one frame block late."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from stand_ins import stands_in_for
+from strobe.core import spans
 from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch
+from strobe.engine.prompts import Mode, Switch
 from strobe.engine.session import Session
+from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 
 
 def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:
@@ -384,3 +389,375 @@ class TestTrouble:
         leave.set()
         thread.join(120)
         assert [block.prompt for block in got] == ["red circle", "blue square"]
+
+
+Make = Callable[..., Session]
+SETTINGS = EngineConfig(window=9, sink=3, timesteps=(1000, 500))
+CONFIGS = {late: replace(SETTINGS, knobs=Knobs(late_frames=late)) for late in (False, True)}
+SWITCHES = (
+    Switch(frame_block=2, prompt="blue square"),
+    Switch(frame_block=4, prompt="green circle", mode="interpolate", over=2),
+    Switch(frame_block=6, prompt="moving red"),
+)
+
+
+def both(make: Make, **options: Any) -> tuple[Session, Session]:
+    """The same session with frames at once, and late."""
+    at_once, late = (make(preset=config, **options) for config in CONFIGS.values())
+    assert late.config.knobs.late_frames and not at_once.config.knobs.late_frames
+    return at_once, late
+
+
+def same_blocks(first: Sequence[FrameBlock], second: Sequence[FrameBlock]) -> bool:
+    return len(first) == len(second) and all(
+        (one.index, one.prompts) == (other.index, other.prompts)
+        and torch.equal(one.latents, other.latents)
+        and torch.equal(one.samples, other.samples)
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def alike(first: Snapshot, second: Snapshot) -> bool:
+    """Equal but for what was not handed out."""
+    pairs: list[tuple[Tensor, Tensor]] = [(first.state.history, second.state.history)]
+    pairs += [(getattr(first.cache, name), getattr(second.cache, name)) for name in ("keys", "values", "sink_keys")]
+    (started, memories), (other_started, other_memories) = first.state.decoder, second.state.decoder
+    assert started == other_started and len(memories) == len(other_memories)
+    pairs += [(one, other) for one, other in zip(memories, other_memories, strict=True) if one is not None and other is not None]
+    assert len(pairs) == 4 + len(memories)  # each stream has begun
+    numbers = [(each.state.next_block, each.state.prompts, each.cache.origin, each.cache.end) for each in (first, second)]
+    blends = [each.state.blend for each in (first, second)]
+    assert blends[0] is not None and blends[1] is not None
+    return (
+        numbers[0] == numbers[1]
+        and (blends[0].done, blends[0].total) == (blends[1].done, blends[1].total)
+        and torch.equal(blends[0].text, blends[1].text)
+        and all(torch.equal(*pair) for pair in pairs)
+    )
+
+
+class TestFrames:
+    @pytest.mark.parametrize("options", [{}, {"prompt": ("red circle", "blue circle"), "samples": (0, 3)}], ids=["one", "two"])
+    def test_they_are_those_that_come_at_once(self, make: Make, options: dict[str, Any]) -> None:
+        at_once, late = both(make, **options)
+        expected, got = (list(each.stream(8, switches=SWITCHES)) for each in (at_once, late))
+        assert same_blocks(expected, got) and len({block.prompt for block in got}) == 4
+
+    def test_several_calls_are_one_stream(self, make: Make) -> None:
+        at_once, late = both(make)
+        expected, got = list(at_once.stream(9)), []
+        got += late.stream(1)
+        for block in late.stream():
+            got.append(block)
+            if block.index == 3:
+                break
+        assert late.next_block == 4 and late._stream.state.next_block == 5
+        got += late.stream(2)
+        assert late.next_block == 6 and late._stream.state.next_block == 6  # the last of so many makes none ahead
+        got += [next(iter(late.stream())), *late.stream(2)]
+        assert same_blocks(expected, got)
+
+    def test_given_first_frames(self, make: Make) -> None:
+        start = torch.randn(4, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+        at_once, late = both(make, start=start)
+        assert same_blocks(list(at_once.stream(5)), list(late.stream(5)))
+
+    def test_seconds_count_from_what_comes_next(self, make: Make) -> None:
+        _, late = both(make)
+        next(iter(late.stream()))
+        assert [block.index for block in late.stream(seconds=1.5)] == [1, 2]
+
+    def test_work_is_counted_once(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a clock that only the transformer moves, by 1000 ns a pass: two a frame block."""
+        _, late = both(make)
+        flow, passes = late._stream._dit.flow, []
+
+        def counted(*arguments: Any) -> Tensor:
+            passes.append(1000)
+            return flow(*arguments)
+
+        late._stream._dit.flow = counted  # type: ignore[method-assign]
+        monkeypatch.setattr("strobe.engine.stream.perf_counter_ns", lambda: sum(passes))
+        times = [block.elapsed_ns for block in late.stream(6)]
+        assert times == [4000, 2000, 2000, 2000, 2000, 0]  # first two frame blocks, at last nothing but the wait for frames
+
+
+class TestOrder:
+    def watched(self, session: Session) -> list[str]:
+        """What happens in the stream, in order; a decode ends when its frames are there."""
+        events: list[str] = []
+        stream, decoder = session._stream, session._stream._decoder
+        flow, start = stream._dit.flow, decoder.start
+        may_end = threading.Event()
+
+        def noted_flow(*arguments: Any) -> Tensor:
+            events.append(f"flow {stream.state.next_block}")
+            may_end.set()
+            return flow(*arguments)
+
+        def noted_start(*arguments: Any) -> Any:
+            number = stream.state.next_block
+            events.append(f"decode {number}")
+            pieces = start(*arguments)
+
+            def wait() -> Any:
+                events.append(f"frames {number}")
+                yield from pieces
+
+            return wait()
+
+        stream._dit.flow, decoder.start = noted_flow, noted_start  # type: ignore[method-assign]
+        return events
+
+    def test_a_frame_block_is_decoded_while_the_next_is_made(self, make: Make) -> None:
+        at_once, late = both(make)
+        events = [self.watched(each) for each in (at_once, late)]
+        for each in (at_once, late):
+            list(each.stream(3))
+        made = [["flow 0", "flow 0"], ["flow 1", "flow 1"], ["flow 2", "flow 2"]]
+        assert events[0] == [event for number in range(3) for event in (*made[number], f"decode {number}", f"frames {number}")]
+        assert events[1] == [
+            *(*made[0], "decode 0"),
+            *(*made[1], "frames 0", "decode 1"),  # never two at a time
+            *(*made[2], "frames 1", "decode 2", "frames 2"),
+        ]
+
+    def test_a_prompt_acts_one_frame_block_later(self, make: Make) -> None:
+        at_once, late = both(make)
+        for session, expected in ((at_once, 3), (late, 4)):
+            prompts = []
+            for block in session.stream(6):
+                if block.index == 2:
+                    assert session.prompt("blue square").frame_block == expected
+                prompts.append(block.prompt)
+            assert prompts == ["red circle"] * expected + ["blue square"] * (6 - expected)
+
+    def test_a_switch_of_a_frame_block_that_was_made_is_refused(self, make: Make) -> None:
+        _, late = both(make)
+        for block in late.stream():
+            if block.index == 2:
+                break
+        with pytest.raises(ConfigError, match=r"never take effect: this stream makes frame blocks 4\.\.5"):
+            late.stream(3, switches=[Switch(frame_block=3, prompt="blue square")])
+        blocks = list(late.stream(3, switches=[Switch(frame_block=4, prompt="blue square")]))
+        assert [(block.index, block.prompt) for block in blocks] == [(3, "red circle"), (4, "blue square"), (5, "blue square")]
+
+
+@pytest.mark.parametrize("block_decode", [True, False])
+@pytest.mark.parametrize("overlap_decode", [True, False])
+def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool, overlap_decode: bool) -> None:
+    names: list[str] = []
+
+    @stands_in_for(spans.Recorder)
+    class Names:
+        def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+            names.append(name)
+            return nullcontext()
+
+    session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=overlap_decode)))
+    with spans.recording(Names()):
+        list(session.stream(3))
+    assert names.count(spans.VAE_DECODE) == names.count(spans.FRAME_BLOCK) == 3
+
+
+class TestLateSnapshots:
+    def test_they_are_those_of_a_stream_at_once(self, make: Make) -> None:
+        """After every frame block: equal to the snapshot when as many were made, and the frames not handed out with it."""
+        at_once, late = both(make)
+        expected, frames = [], []
+        for block in at_once.stream(9, switches=SWITCHES):
+            frames.append(block.samples)
+            expected.append(at_once.snapshot())
+        for block in late.stream(9, switches=SWITCHES):
+            made = min(block.index + 1, 8)
+            snapshot = late.snapshot()
+            assert alike(expected[made], snapshot)
+            undelivered = snapshot.state.undelivered
+            assert undelivered is None if block.index == 8 else undelivered is not None and torch.equal(undelivered, frames[made])
+        assert all(each.state.undelivered is None for each in expected)
+
+    @pytest.mark.parametrize(("after", "mode"), [(0, "recache"), (4, "interpolate")])
+    def test_replay_fork_and_resume_go_on_with_what_was_not_handed_out(
+        self, make: Make, tiny: Model, tmp_path: Path, after: int, mode: Mode
+    ) -> None:
+        _, session = both(make)
+        for block in session.stream():
+            block.samples.fill_(0)  # its owner may
+            if block.index == after:
+                break
+        session.prompt("green square", mode=mode)
+        snapshot, fork = session.snapshot(), session.fork()
+        snapshot.save(tmp_path / "state.safetensors")
+        played = list(session.stream(4))
+        expected = [replace(block, samples=block.samples.clone()) for block in played]
+        played[0].samples.fill_(0)
+        assert [block.index for block in expected] == list(range(after + 1, after + 5))
+        next(iter(session.stream()))
+        session.restore(snapshot)
+        again = Session.resume(tmp_path / "state.safetensors", model=tiny, device="cpu")
+        for other in (session, fork, again):
+            assert other.next_block == after + 1
+            got = list(other.stream(4))
+            assert same_blocks(expected, got)
+            got[0].samples.fill_(0)
+        session.restore(snapshot)
+        assert same_blocks(expected, list(session.stream(4)))
+
+    def test_a_machine_that_overlaps_nothing_goes_on_too(
+        self, make: Make, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, late = both(make)
+        next(iter(late.stream()))
+        late.snapshot().save(tmp_path / "s")
+        expected = list(late.stream(4))
+        monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 1000)
+        resumed = Session.resume(tmp_path / "s", model=tiny, device="cpu")
+        assert not resumed.config.knobs.late_frames
+        assert same_blocks(expected, list(resumed.stream(4)))
+
+
+class TestLateTrouble:
+    @pytest.mark.parametrize("late", [False, True])
+    @pytest.mark.parametrize("block", [0, 2, 5])
+    def test_frames_that_fail_are_decoded_again(self, make: Make, late: bool, block: int) -> None:
+        switches = [Switch(frame_block=2, prompt="blue square")]
+        expected = list(make(preset=CONFIGS[late]).stream(6, switches=switches))
+        session, got, failures = make(preset=CONFIGS[late]), [], []
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
+        calls: list[int] = []
+
+        def fail(latents: Tensor, state: Any) -> Any:
+            if torch.equal(latents, expected[block].latents) and len(calls) < 2:
+                calls.append(block)
+                raise MemoryError
+            return decode(latents, state)
+
+        decoder._push = fail  # type: ignore[method-assign]
+        while len(got) < 6:
+            try:
+                left = [switch for switch in switches if switch.frame_block >= session._stream.state.next_block]
+                for each in session.stream(6 - len(got), switches=left):
+                    got.append(each)
+            except MemoryError:
+                failures.append(len(got))
+                assert session.next_block == block  # made, and still to come
+        assert failures == [block, block] and same_blocks(expected, got)
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_frame_by_frame_it_goes_on_where_it_failed(self, make: Make, failing: int) -> None:
+        config = replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False))
+        expected, session = list(make(preset=config).stream(4)), make(preset=config)
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
+        calls: list[Tensor] = []
+
+        def fail(latents: Tensor, state: Any) -> Any:
+            calls.append(latents)
+            if len(calls) == 4 + failing:  # of frame block 1
+                raise MemoryError
+            return decode(latents, state)
+
+        decoder._push = fail  # type: ignore[method-assign]
+        got = []
+        with pytest.raises(MemoryError):
+            got.extend(session.stream(4))
+        assert session.next_block == len(got) == 1
+        session.restore(session.snapshot())  # which decodes the rest
+        got.extend(session.stream(3))
+        assert same_blocks(expected, got) and [len(each[0]) for each in calls] == [1] * 13
+
+    @pytest.mark.parametrize("block_decode", [True, False])
+    def test_frames_that_cannot_be_joined_are_joined_later(
+        self, make: Make, block_decode: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=False))
+        expected, session, got = list(make(preset=config).stream(3)), make(preset=config), []
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise MemoryError
+
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            for block in session.stream(3):
+                got.append(block)
+                patch.setattr("strobe.engine.stream.FrameBlock", fail)
+        assert session.next_block == 1
+        assert same_blocks(expected, [*got, *session.stream(2)])
+
+    @pytest.mark.parametrize("block_decode", [True, False])
+    @pytest.mark.parametrize("overlap_decode", [True, False])
+    def test_frames_are_their_owners(self, make: Make, block_decode: bool, overlap_decode: bool) -> None:
+        session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=block_decode, overlap_decode=overlap_decode)))
+        for block in session.stream(2):
+            block.frames[:] = 0
+            assert not block.samples.is_inference() and not block.frames.any()
+
+    def test_frame_by_frame_a_state_is_let_go_for_the_next(self, make: Make) -> None:
+        """What a decoder remembers is held twice while it is made anew, and once between."""
+        session = make(preset=replace(SETTINGS, knobs=Knobs(block_decode=False, overlap_decode=False)))
+        decoder, decode = session._stream._decoder, session._stream._decoder._push
+        states: list[list[weakref.ref[Tensor]]] = []
+        held = []
+
+        def watched(latents: Tensor, state: Any) -> Any:
+            decoded = decode(latents, state)
+            states.append([weakref.ref(memory) for memory in decoded.state[1] if memory is not None])
+            held.append([any(memory() is not None for memory in each) for each in states].count(True))
+            return decoded
+
+        decoder._push = watched  # type: ignore[method-assign]
+        list(session.stream(3))
+        assert held == [1, *[2] * 8] and all(len(each) == len(states[0]) > 0 for each in states)
+
+    @pytest.mark.parametrize("stage", ["flow", "write"])
+    def test_the_next_frame_block_may_fail(self, make: Make, stage: str) -> None:
+        at_once, late = both(make)
+        expected, got, failures = list(at_once.stream(6)), [], []
+        work = getattr(late._stream._dit, stage)
+
+        def fail(*arguments: Any) -> Any:
+            result = work(*arguments)
+            if late._stream.state.next_block == 3 and len(failures) < 2:
+                failures.append(len(got))
+                raise KeyboardInterrupt
+            return result
+
+        setattr(late._stream._dit, stage, fail)
+        while len(got) < 6:
+            try:
+                for block in late.stream(6 - len(got)):
+                    got.append(block)
+            except KeyboardInterrupt:
+                assert late.next_block == 2  # made, and still to come
+                with pytest.raises(SessionError, match="frame block 3 was given up half-way"):
+                    late.snapshot()
+        assert failures == [2, 2] and same_blocks(expected, got)
+
+    def test_cancel_keeps_what_was_made(self, make: Make) -> None:
+        at_once, late = both(make)
+        got = []
+        for block in late.stream():
+            got.append(block)
+            if block.index == 2:
+                late.cancel()
+        assert same_blocks(list(at_once.stream(5)), [*got, *late.stream(2)])
+
+    def test_closing_amid_a_frame_block_makes_no_further_one(self, make: Make) -> None:
+        at_once, late = both(make)
+        flow, calls = late._stream._dit.flow, []
+
+        def close_amid(*arguments: Any) -> Any:
+            calls.append(late._stream.state.next_block)
+            late.close()
+            return flow(*arguments)
+
+        late._stream._dit.flow = close_amid  # type: ignore[method-assign]
+        assert same_blocks(list(at_once.stream(1)), list(late.stream()))
+        worker = late._stream._decoder._worker
+        assert set(calls) == {0} and worker is not None and worker._shutdown
+
+    def test_closing_lets_go_of_what_is_being_decoded(self, make: Make) -> None:
+        with both(make)[1] as late:
+            running = late.stream()
+            next(running)
+        assert list(running) == []
+        worker = late._stream._decoder._worker
+        assert worker is not None and worker._shutdown

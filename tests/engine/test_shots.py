@@ -24,16 +24,15 @@ from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.policy import ShotPolicy
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig
+from strobe.engine.config import EngineConfig, NoiseSchedule
+from strobe.engine.denoise import draw
 from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.noise import draw
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.resolve import resolve
-from strobe.engine.schedule import NoiseSchedule
 from strobe.engine.session import Session
 
 SHAPE, SIZE, SINK, WINDOW = (4, 4, 4), 3, 3, 12
@@ -261,11 +260,11 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
     for at, prompt in {3: "blue square", 4: "red square"}.items():
         ahead.prompt(prompt, mode="shot")
         ahead.prepare()
-        assert ahead._stream._now.ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
+        assert ahead._stream._ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
         found.append(streamed(ahead, 1))
         assert ahead.next_block == at + 1
     assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])
-    predicted = {part.name: part.num_bytes for part in predict(model.parts, plain.config)}
+    predicted = {part.name: part.num_bytes for part in predict(model, plain.config)}
     assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
 
 

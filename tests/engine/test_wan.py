@@ -20,14 +20,12 @@ from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ShapeError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine import load as loading
-from strobe.engine import wan_family
 from strobe.engine.config import EngineConfig
-from strobe.engine.load import load
+from strobe.engine.family import Weights
+from strobe.engine.load import load, wan_defaults
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.engine.wan_family import wan_defaults
-from strobe.engine.weights import Weights
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig
@@ -45,8 +43,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """`wan-1.3b` is a small model with a small autoencoder and a text encoder that knows no language."""
     vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
     monkeypatch.setitem(SIZES, "wan-1.3b", SMALL)
-    monkeypatch.setattr(wan_family, "random_wan_vae", lambda config, seed: vae)
-    monkeypatch.setattr(wan_family, "load_wan_vae", lambda path: vae)
+    monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
     monkeypatch.setattr(loading, "text_encoder", lambda folder, given: PromptNoise(SMALL))
     monkeypatch.setattr(loading, "check_there", lambda folder, given, loras: None)
 
@@ -125,8 +123,8 @@ class TestCheckpoints:
         asked: list[Any] = []
         vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
         monkeypatch.setattr(loading, "text_encoder", lambda where, given: asked.append((where, given.prompt_cache)))
-        monkeypatch.setattr(wan_family, "load_wan_vae", lambda where: asked.append(where) or vae)
-        monkeypatch.setattr(wan_family, "load_taew", lambda where: asked.append(where) or vae)
+        monkeypatch.setattr(loading, "load_wan_vae", lambda where: asked.append(where) or vae)
+        monkeypatch.setattr(loading, "load_taew", lambda where: asked.append(where) or vae)
         release, cache, file = tmp_path / "release", tmp_path / "cache", folder / "diffusion_pytorch_model.safetensors"
         load("wan-1.3b", Weights(path=file))
         load("wan-1.3b", Weights(path=file, release=release, prompt_cache=cache))
@@ -278,7 +276,7 @@ def test_an_autoencoder_of_other_latents_is_told_before_the_transformer_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = TinyVAE(TinyVAEConfig(latent_channels=8, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
-    monkeypatch.setattr(wan_family, "load_wan_vae", lambda path: other)
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: other)
     monkeypatch.setattr("strobe.models.checkpoint.load_file", lambda path: pytest.fail(f"{path} was read"))
     with pytest.raises(WeightsError, match="takes latents of 16 channels, and the autoencoder gives 8; give --vae"):
         load("wan-1.3b", Weights(path=folder, frame_size=SIZE))

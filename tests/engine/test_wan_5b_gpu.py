@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from strobe.core.tolerances import tolerance
+from strobe.engine.family import Weights
 from strobe.engine.load import load
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.engine.weights import Weights
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.wan.config import WAN22
 from strobe.models.vae.wan.weights import random_wan_vae
@@ -67,7 +67,7 @@ def test_memory_at_full_size(full: Model, name: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with Session("x", model=full, preset=name, device="cuda") as session:
-        predicted = sum(part.num_bytes for part in predict(full.parts, session.config))
+        predicted = sum(part.num_bytes for part in predict(full, session.config))
         for _ in session.stream(6):
             pass
     peak = torch.cuda.max_memory_allocated() - before

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from strobe.cli.recipe import read_recipe
 from strobe.core.errors import StrobeError
 from strobe.engine.snapshot import read_snapshot
-from strobe.models.wan.weights.files import read_json
+from strobe.models.wan.weights.checkpoint import read_json
 from strobe.perf.analysis.runs.timeline import read_passes
 from strobe.perf.logs.patterns import load_patterns
 from strobe.perf.logs.reader import read_log

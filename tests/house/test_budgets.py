@@ -75,7 +75,7 @@ def uses(tree: ast.Module, name: str) -> list[int]:
     ]
 
 
-CATCHES_ALL = ("cli/main.py", "serve/worker.py", "core/plugins.py")
+CATCHES_ALL = ("cli/main.py", "serve/worker.py", "core/libraries.py")
 """Where whatever ends a piece of work is told to whoever waits for it: the command line, the thread that owns a device, and what
 other packages wrote."""
 

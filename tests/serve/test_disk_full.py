@@ -17,12 +17,12 @@ import pytest
 
 from fault_disks import small_disk
 from live_server import Running, serving
-from strobe.serve import protocol, recordings
+from strobe.serve import hub as hub_module
+from strobe.serve import protocol
 from strobe.serve.client import RefusedError, watch
-from strobe.serve.hub import Hub
+from strobe.serve.hub import Hub, Recordings
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture
-from strobe.serve.recordings import Recordings
 
 Run = Callable[[Any], Any]
 FPS = 16
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_when_the_clip_ends_keeps_all_of_it(disk: Path) -> N
 
 
 def test_a_clip_that_is_as_long_as_it_may_be_ends_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "LONGEST_CLIP_S", 1)
+    monkeypatch.setattr(hub_module, "LONGEST_CLIP_S", 1)
     clip, told, plays = ended([noise(12)] * 3)
     assert told == [clip] and "at most 1 s" in clip.why and clip.frames == plays == FPS
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from strobe.serve.encode import KEY_EVERY_S, new_encoder
+from strobe.serve.encode import KEY_EVERY_S, Encoder
 from strobe.serve.protocol import Codec
 
 
@@ -22,7 +22,7 @@ def moving(count: int, height: int = 64, width: int = 96) -> list[NDArray[np.uin
 
 @pytest.mark.parametrize("codec", ["h264", "jpeg"])
 def test_a_picture_decodes_at_once_to_its_frame(codec: Codec) -> None:
-    encoder = new_encoder(codec, 96, 64, 16)
+    encoder = Encoder(codec, 96, 64, 16)
     decoder = av.CodecContext.create("h264" if codec == "h264" else "mjpeg", "r")
     assert isinstance(decoder, av.VideoCodecContext)
     decoder.flags |= av.codec.context.Flags.low_delay
@@ -40,6 +40,6 @@ def test_a_picture_decodes_at_once_to_its_frame(codec: Codec) -> None:
 
 def test_a_key_picture_names_its_codec() -> None:
     """The page reads profile and level from the sequence parameter set of a key picture."""
-    data, key = new_encoder("h264", 96, 64, 16).encode(moving(1)[0])
+    data, key = Encoder("h264", 96, 64, 16).encode(moving(1)[0])
     at = data.index(b"\x00\x00\x01\x67") + 4
     assert key and data[at] in (66, 77) and data[:3] in (b"\x00\x00\x00", b"\x00\x00\x01")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,13 +17,12 @@ import httpx
 import pytest
 
 from junk_viewers import CIRCLE, Crowd
-from live_server import Running, serving
+from live_server import Running, serving, until
 from strobe.engine.session import Session
 from strobe.serve import protocol
-from strobe.serve.channel import Channel
 from strobe.serve.client import watch
 from strobe.serve.connection import OUTBOX, Connection
-from strobe.serve.hub import PICTURES_UNDER_WAY
+from strobe.serve.hub import PICTURES_UNDER_WAY, Channel
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import LiveStream
 
@@ -35,14 +33,6 @@ Run = Callable[[Any], Any]
 def here() -> Iterator[Running]:
     with serving(suspend_s=0.5, resume_s=1.0) as running:
         yield running
-
-
-def until(what: str, check: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if check():
-            return
-        time.sleep(0.1)
-    raise AssertionError(what)
 
 
 def sockets() -> int:

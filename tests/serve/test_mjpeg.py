@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import Running
+from live_server import Running, until
 from strobe.serve.mjpeg import Mjpeg
-from strobe.serve.prompt_log import Origin
+from strobe.serve.streams import Origin
 
 CIRCLE = "a red circle moving left"
 Run = Callable[[Any], Any]
@@ -28,14 +28,6 @@ def figures(running: Running, start: str) -> dict[str, float]:
 
 def events(said: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-
-
-def until(what: str, check: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if check():
-            return
-        time.sleep(0.1)
-    raise AssertionError(what)
 
 
 def watched(running: Running, frames: int, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -14,18 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 import strobe
+from live_server import jpegs
 from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
 from strobe.serve.app import StreamServer
 from strobe.serve.client import LoadViewer, watch
-from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.replicas import ReplicaApp, Replicas, start
 from strobe.serve.settings import ServeSettings
@@ -182,14 +181,6 @@ async def resumed(url: str, before: LoadViewer, count: int) -> tuple[protocol.We
             await asyncio.sleep(0.5)
 
 
-def jpegs(blocks: int, *switches: strobe.Switch) -> list[bytes]:
-    """The pictures of the stream that is never interrupted."""
-    with strobe.Session(CIRCLE, preset="turbo", device="cpu") as session:
-        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
-    encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
-    return [encoder.encode(frame)[0] for frame in frames]
-
-
 @pytest.mark.rest
 def test_a_killed_replica_loses_no_stream_and_not_a_bit(served: tuple[subprocess.Popen[str], str]) -> None:
     _, url = served
@@ -213,7 +204,7 @@ def test_a_killed_replica_loses_no_stream_and_not_a_bit(served: tuple[subprocess
     found, at, welcome = asyncio.run(stream())
     assert welcome.bit_equal and welcome.resumed_at_frame == len(found) - 40
     assert [picture.frame for picture in found] == list(range(len(found)))
-    expected = jpegs(len(found) // 12 + 2, strobe.Switch(frame_block=at, prompt=SQUARE))
+    expected = jpegs(len(found) // 12 + 2, strobe.Switch(frame_block=at, prompt=SQUARE), model="shapes")
     assert [picture.data for picture in found] == expected[: len(found)]
 
 

@@ -11,21 +11,19 @@ from typing import Any
 
 import av
 import httpx
-import numpy as np
 import pytest
 import torch
 
 import strobe
-from live_server import Running, serving
+from live_server import Running, jpegs, serving
 from strobe.core.errors import SessionError
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import SIZE, render
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
-from strobe.serve.encode import new_encoder
+from strobe.serve.encode import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
-from tiny_model import well_read_model
 
 CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
@@ -52,14 +50,6 @@ async def answer(viewer: LoadViewer, kind: type) -> Any:
         if isinstance(message, Picture):
             await viewer.seen(message)
         assert not isinstance(message, protocol.Error), message
-
-
-def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0) -> list[bytes]:
-    """The pictures that a stream of the same prompts comes to."""
-    with strobe.Session(CIRCLE, preset="turbo", model=well_read_model(), seed=seed, device="cpu") as session:
-        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
-    encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
-    return [encoder.encode(frame)[0] for frame in frames]
 
 
 def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running, run: Run) -> None:
@@ -272,7 +262,7 @@ def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> N
 
     scene = torch.tensor([[parse("a green square moving up on a forest background").attributes]])
     green = render(scene, torch.zeros(1, 1, 2), torch.zeros(1, 2), torch.tensor([28.0]))[0, 0]
-    data, _ = new_encoder("jpeg", SIZE, SIZE, 16).encode((255 * green.permute(1, 2, 0)).to(torch.uint8).numpy())
+    data, _ = Encoder("jpeg", SIZE, SIZE, 16).encode((255 * green.permute(1, 2, 0)).to(torch.uint8).numpy())
     picture = run(opened(base64.b64encode(data).decode()))
     decoder = av.CodecContext.create("mjpeg", "r")
     assert isinstance(decoder, av.VideoCodecContext)

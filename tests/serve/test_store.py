@@ -19,11 +19,9 @@ from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
-from strobe.serve.prompt_log import Origin, text_hash
 from strobe.serve.protocol import PromptEntry
-from strobe.serve.spares import SpareSessions
 from strobe.serve.store import SavedStream, Store, StreamFolder
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import LiveStream, Origin, SpareSessions, text_hash
 from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
@@ -53,7 +51,8 @@ def opened(model: Model) -> LiveStream:
 
 def worker_of(stream: LiveStream, painted: int = 0) -> Any:
     """As much of a worker as a keeper asks for."""
-    return SimpleNamespace(stream=lambda name: stream, painted_of=lambda name: painted)
+    stream.painted = painted
+    return SimpleNamespace(stream=lambda name: stream)
 
 
 def frames(stream: LiveStream, count: int) -> np.ndarray:

@@ -15,10 +15,8 @@ from live_server import in_shots
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.serve.block import GpuClock
 from strobe.serve.protocol import MARKS
-from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import LiveStream, Origin
+from strobe.serve.streams import GpuClock, LiveStream, Origin, SpareSessions
 from tiny_model import well_read_model
 
 CPU = torch.device("cpu")

@@ -9,17 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 import strobe
-from live_server import Running, serving
+from live_server import Running, jpegs, serving
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
-from strobe.serve.encode import new_encoder
 from strobe.serve.protocol import Picture
-from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 Run = Callable[[Any], Any]
@@ -59,14 +56,6 @@ async def answer(viewer: LoadViewer, kind: type, found: list[Picture] | None = N
             with suppress(ConnectionClosed):  # what came before can still be read
                 await viewer.seen(message)
         assert not isinstance(message, protocol.Error), message
-
-
-def jpegs(blocks: int, *switches: strobe.Switch, seed: int = 0, first: str = CIRCLE) -> list[bytes]:
-    """The pictures of the stream that is never interrupted."""
-    with strobe.Session(first, preset="turbo", model=well_read_model(), seed=seed, device="cpu") as session:
-        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
-    encoder = new_encoder("jpeg", frames.shape[2], frames.shape[1], 16)
-    return [encoder.encode(frame)[0] for frame in frames]
 
 
 def heads(folder: Path) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ import pytest
 
 from live_server import Running
 from strobe.serve import protocol
-from strobe.serve.channel import Channel, WaitingFrame
 from strobe.serve.client import LoadViewer, watch
-from strobe.serve.hub import Hub
+from strobe.serve.hub import Channel, Hub, WaitingFrame
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received

@@ -6,21 +6,24 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import torch
 
+import strobe
 from strobe.engine.load import load
 from strobe.engine.model import Model
-from strobe.serve.app import StreamServer
-from strobe.serve.listen import Listening
+from strobe.serve.app import Listening, StreamServer
+from strobe.serve.encode import Encoder
 from strobe.serve.settings import ServeSettings
 from tiny_model import well_read_model
 
+CIRCLE = "a red circle moving left"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -80,3 +83,22 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
         running.should_exit = True
         thread.join(30)
         listening.close()
+
+
+def until(what: str, check: Callable[[], bool]) -> None:
+    """Wait for a minute at most."""
+    for _ in range(600):
+        if check():
+            return
+        time.sleep(0.1)
+    raise AssertionError(what)
+
+
+def jpegs(
+    blocks: int, *switches: strobe.Switch, model: str | Model | None = None, seed: int = 0, first: str = CIRCLE
+) -> list[bytes]:
+    """The pictures of a stream that is never interrupted, or that one of the same prompts comes to."""
+    with strobe.Session(first or CIRCLE, preset="turbo", model=model or well_read_model(), seed=seed, device="cpu") as session:
+        frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
+    encoder = Encoder("jpeg", frames.shape[2], frames.shape[1], 16)
+    return [encoder.encode(frame)[0] for frame in frames]

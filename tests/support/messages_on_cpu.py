@@ -12,7 +12,7 @@ from torch import Tensor
 
 from strobe.attention.state import merge
 from strobe.attention.tree.impl import triton
-from strobe.attention.tree.packing import merge_messages, pack, row_elements, unpack_state
+from strobe.attention.tree.local import merge_messages, pack, row_elements, unpack_state
 from strobe.attention.types import AttentionOutput
 from strobe.core.tolerances import tolerance
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strobe.models.wan.config import WanConfig
+from strobe.models.wan.weights import open_checkpoint
 
 WAN = WanConfig(dim=48, ffn_dim=128, freq_dim=32, text_dim=24, text_len=12, num_heads=2, num_layers=2, latent_channels=16)
 Tensors = dict[str, Tensor]
@@ -193,3 +195,10 @@ WRITERS: dict[str, Callable[[Path, Tensors], Path]] = {
     "longlive": write_longlive,
     "krea": write_krea,
 }
+
+
+def read_checkpoint(path: Path, config: WanConfig | None = None) -> SimpleNamespace:
+    """A checkpoint's transformer in float32, what was taken of its files, and their hash."""
+    opened = open_checkpoint(path, config)
+    source = opened.source
+    return SimpleNamespace(dit=opened.read().float(), part=source.part, files=source.files, weights_hash=source.sha256())

@@ -13,9 +13,8 @@ import torch
 
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
-from strobe.engine.family import Family
+from strobe.engine.family import Family, Weights
 from strobe.engine.model import Model, ModelParts
-from strobe.engine.weights import Weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
@@ -58,7 +57,7 @@ def _load(name: str, given: Weights) -> Model:
 
 def _parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     assert frame_size is None
-    return well_read_model().parts
+    return well_read_model()
 
 
 def _no_folder(folder: Path) -> bool:

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from strobe.attention.tree.comm import group as group_module
-from strobe.attention.tree.comm.rank_store import RankStore
+from strobe.attention.tree.comm import CollectiveCall, RankStore
 
 Runner = Callable[[int, Callable[[int], Any]], list[Any]]
 
@@ -161,8 +160,8 @@ class Processes:
 
 def _be_patient() -> None:
     """Lengthen the waits of a failing rank for ended processes and notes, because a busy machine takes longer than 0.4 s."""
-    dead, notes = group_module._dead, RankStore.notes
-    group_module._dead = lambda comm, patience_s: dead(comm, 20 * patience_s)
+    ended, notes = CollectiveCall._ended, RankStore.notes
+    CollectiveCall._ended = lambda call, patience_s: ended(call, 20 * patience_s)  # type: ignore[method-assign]
     RankStore.notes = lambda board, ranks, patience_s: notes(board, ranks, 3 * patience_s)  # type: ignore[method-assign]
 
 

@@ -17,9 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tree_cases
 from strobe.attention.tree import KVShards, Links, deadline, explain, measure_links, redistribute, tree_attention
-from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import comm_of
-from strobe.attention.tree.links import assumed_links
+from strobe.attention.tree.comm import UNKNOWN, Agreement, comm_of
+from strobe.attention.tree.plan import assumed_links
 from strobe.attention.types import AttentionOutput
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.errors import ConfigError, ImplUnavailableError

@@ -28,9 +28,8 @@ from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
-from strobe.models.wan.rope import rotate_temporal
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.layers import rotate_temporal
+from strobe.models.wan.transformer import Modulation, TextKV
 from train_shapes.state import Progress, Trainer
 from train_shapes.teacher import POLICIES, compile_for_training
 from train_shapes.world import (

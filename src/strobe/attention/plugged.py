@@ -17,7 +17,7 @@ from typing import Any, Final
 from strobe.attention.impls import Impl
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ImplUnavailableError
-from strobe.core.plugins import ATTENTION, Plugin, entries, open_plugin, plugins
+from strobe.core.libraries import ATTENTION, Plugin, entries, open_plugin, plugins
 
 _OPENED: Final[dict[tuple[str, str], Plugin]] = {}
 """Those that were asked about, by operator and name."""

@@ -24,13 +24,13 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.caches import new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.decode import FrameDecoder
+from strobe.engine.denoise import draw_block
 from strobe.engine.model import Model, latent_shape
-from strobe.engine.noise import draw_block
 from strobe.engine.presets import quality
+from strobe.engine.prompts import check_prompts, encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.transformer import CLEAN, Transformer
-from strobe.engine.weighted import check_prompts, encode_prompts
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
 from strobe.models.wan.flow import add_noise, to_x0

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
-from strobe.cache.eightbit_ring import EightBitStep
 from strobe.cache.kv import CacheStep, KVCache
+from strobe.cache.quantized import EightBitStep
 from strobe.core import costs
 from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
@@ -37,25 +37,22 @@ from strobe.core.spans import (
     recording,
 )
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
-from strobe.engine.caches import new_cache
+from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.denoise import draw_block, onward
 from strobe.engine.model import Model, latent_shape
-from strobe.engine.noise import draw_block
+from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
-from strobe.engine.sparsity import attended_keys
+from strobe.engine.stream import FrameBlock
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.engine.unipc import onward
-from strobe.engine.weighted import encode_prompts
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, to_x0
 from strobe.models.wan.layers import WanLayer, add_gated, modulate
-from strobe.models.wan.text import TextKV, distinct_rows
-from strobe.models.wan.transformer import Modulation
+from strobe.models.wan.transformer import Modulation, TextKV, distinct_rows
 from strobe.perf.analysis.runs.breakdown import (
     CACHE,
     DECODER,
@@ -148,7 +145,7 @@ _SECTIONS: Final = {
 def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -> int | None:
     """Return the rows that a pass attends under the longest of some prompts; None: all of a text.
 
-    Fused kernels attend the distinct ones (`strobe.models.wan.text`).
+    Fused kernels attend the distinct ones (`strobe.models.wan.transformer`).
     """
     if not config.knobs.fused_kernels:
         return None

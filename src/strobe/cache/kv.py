@@ -5,16 +5,245 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from strobe.cache.policy import RingPolicy, ShotPolicy
-from strobe.cache.rows import Signature, TokenRows, graded, store
-from strobe.cache.tiled import HistoryTiles, Reach, TiledFrames
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.eightbit.rounded import RoundedKeys
+
+Signature = tuple[int, ...]
+"""Every Python value that a pass depends on besides its positions, and the identity of the cache whose tensors it uses."""
+
+
+class TokenRows:
+    """Cache rows of the tokens of a pass. A tensor per shape of pass is made once and filled again for every pass.
+
+    Args:
+        tokens_per_frame: rows of a slot.
+        device: where the rows live.
+        tiled: slots behind the sink begin at such a row and have so many rows each, in which a frame's tokens lie as this tensor
+            `[N]` says.
+    """
+
+    def __init__(self, tokens_per_frame: int, device: torch.device, tiled: tuple[int, int, Tensor] | None = None) -> None:
+        self._tokens, self._device = tokens_per_frame, device
+        self._tiled = tiled
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def fill(self, policy: RingPolicy, first: int, num_frames: int, skip: int = 0, *, staged: bool = False) -> Tensor:
+        """Fill in the rows of the frames from `first` on, counted from the sink's first: int64 `[F * N]`; -1 for `skip` frames.
+
+        `policy` says which slot a frame has. `staged` frames lie one after the other behind those of the sink that come before
+        them. Worked out on the device: plain ints go in, nothing is copied or waited for.
+        """
+        rows, tokens, sink = self._kept.get((num_frames, skip)), self._tokens, policy.sink
+        if rows is None:
+            with torch.inference_mode(False):  # later passes fill it again, in whatever mode
+                rows = torch.full((num_frames * tokens,), -1, device=self._device)
+            self._kept[num_frames, skip] = rows
+        if staged:
+            start = min(first, sink) * tokens
+            return torch.arange(start, start + num_frames * tokens, out=rows)
+        for source in range(skip, num_frames):
+            slot, frame = policy.slot(first + source), rows[source * tokens : (source + 1) * tokens]
+            if self._tiled is None or slot < sink:
+                torch.arange(slot * tokens, (slot + 1) * tokens, out=frame)
+            else:
+                start, size, order = self._tiled
+                torch.add(order, start + (slot - sink) * size, out=frame)
+        return rows
+
+
+def check_new(expected: tuple[int, ...], *tensors: Tensor) -> None:
+    """Check keys or values of a pass.
+
+    Raises:
+        ShapeError: they are not as many, or not as wide, as the cache expects.
+    """
+    for new in tensors:
+        if tuple(new.shape) != expected:
+            raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+
+
+def store(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> None:
+    """Write the tokens of a pass, except the first `skipped`, into their rows of a buffer `[B, rows, H, D]`; see `check_new`."""
+    check_new((buffer.shape[0], rows.shape[0], *buffer.shape[2:]), new)
+    buffer.index_copy_(1, rows[skipped:], new[:, skipped:])
+
+
+def graded(buffer: Tensor, rows: Tensor, new: Tensor, skipped: int) -> Tensor:
+    """Return the buffer into which `new` was stored; if `new` wants gradients, a copy through which it gets them."""
+    if not (torch.is_grad_enabled() and new.requires_grad):
+        return buffer
+    return buffer.index_copy(1, rows[skipped:].clone(), new[:, skipped:])
+
+
+_WIDE: Final = (torch.complex128, torch.complex64)
+"""Wider than the elements of most caches. On an H200 three frames of 30 layers take 230 us as complex128 and 706 as bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HistoryTiles:
+    """The tile layout of one latent frame in a ring, and the share of past tiles that a pass skips.
+
+    Args:
+        grid: tokens of a frame, height and width.
+        rows: row of each token in tile order, int64 `[N]`.
+        sizes: tokens of each tile, int32 `[T]`.
+        block: rows of a tile; those past its size are padding and stay 0.
+        whole: no tile has padding.
+        staged: frames behind the sink that a pass may stage; those of one with more go to their tiles at once.
+        sparsity: share of the history tiles that is left out.
+        pool: coarse keys of one frame, one per tile: `[B, T * block, H, D]` to float32 `[B, H, T, D]`.
+    """
+
+    grid: tuple[int, int]
+    rows: Tensor
+    sizes: Tensor
+    block: int
+    whole: bool
+    staged: int
+    sparsity: float
+    pool: Callable[[Tensor], Tensor]
+
+    @property
+    def num_tiles(self) -> int:
+        """Number of tiles of a frame."""
+        return self.sizes.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of a frame, padding included."""
+        return self.num_tiles * self.block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Reach:
+    """The part of the tensors of `strobe.cache.kv.TiledStep.write` that a pass attends to, and whether its own keys are in it.
+
+    Args:
+        tiles: how frames behind the sink lie.
+        whole_rows: leading rows that are seen whole, in raster order: frames of the sink that were there before this pass, and
+            those of the pass if they are staged.
+        covered: leading tokens of the pass that these rows stand for, so that their own keys are not attended apart: all if they
+            are staged, else those in whose place the sink stays.
+        tiled_from: first row of the frames in tiles.
+        sizes: tokens of each tile from there on if it is history, else 0, int32 `[local * T]`; the cache's, as `rows` are.
+        num_tiles: how many are history.
+        means: their coarse keys, float32 `[L, B, H, local * T, D]`.
+    """
+
+    tiles: HistoryTiles
+    whole_rows: int
+    covered: int
+    tiled_from: int
+    sizes: Tensor
+    num_tiles: int
+    means: Tensor
+
+
+class TiledFrames:
+    """The frames behind the sink of one ring, in tiles. Frames are counted from the sink's first.
+
+    Args:
+        tiles: how they lie.
+        policy: which slot a frame has.
+        tokens_per_frame: rows of a frame in raster order.
+        keys: of the ring, `[L, B, rows, H, D]`; the tiles are its last rows.
+        values: same.
+    """
+
+    def __init__(self, tiles: HistoryTiles, policy: RingPolicy, tokens_per_frame: int, keys: Tensor, values: Tensor) -> None:
+        self._tiles, self._policy, self._tokens = tiles, policy, tokens_per_frame
+        self._buffers = keys, values
+        self._tiled_from = keys.shape[2] - policy.local * tiles.num_rows
+        layers, batch, _, heads, width = keys.shape
+        number, wide = policy.local * tiles.num_tiles, torch.promote_types(keys.dtype, torch.float32)
+        self.means = torch.zeros(layers, batch, heads, number, width, device=keys.device, dtype=wide)
+        self._sizes = torch.zeros(number, device=keys.device, dtype=torch.int32)
+        self._staged = range(0)  # frames that are not in their tiles, the first of them first in the staging rows
+        self._pooled = 0  # frames before it have their coarse keys, as far as they are kept
+
+    def forget(self, first: int = 0) -> None:
+        """Forget staged frames, and pool frames from `first` on again later."""
+        self._staged, self._pooled = range(0), min(self._pooled, first)
+
+    def open(self, first: int, end: int, *, again: bool) -> bool:
+        """Open frames, which were written before if `again`; all before them become history. Return whether they are staged."""
+        behind = range(max(first, self._policy.sink), end)
+        fits = len(behind) <= self._tiles.staged
+        opened = behind if fits else range(0)
+        if opened != self._staged:
+            for buffer in self._buffers:
+                self.settle(buffer, buffer[:, :, self._tiled_from :], end)
+            self._staged = opened
+            if again:
+                self._stage()
+        self._pool(first, end)
+        return fits
+
+    def settle(self, buffer: Tensor, tiled: Tensor, end: int) -> None:
+        """Copy staged frames of a buffer into their tiles, if they are kept once frames up to `end` are written.
+
+        Args:
+            tiled: takes it, `[L, B, local * T * block, H, D]`: the frames in tiles of the same buffer, or of a copy.
+        """
+        for frame in range(max(self._staged.start, end - self._policy.local), self._staged.stop):
+            _wide(self._slot(tiled, frame)).index_copy_(2, self._tiles.rows, _wide(self._staging(buffer, frame)))
+
+    def reach(self, first: int, end: int, *, skip: int, staged: bool) -> Reach:
+        """Return the reach of a pass over frames `first` to `end`, of which the first `skip` are not kept."""
+        tiles, sink = self._tiles, self._policy.sink
+        held, covered = self._policy.history(first, end), end - first if staged else skip
+        open_slots = self._sizes.zero_().view(self._policy.local, tiles.num_tiles)
+        for frame in held:
+            open_slots[self._policy.slot(frame) - sink].copy_(tiles.sizes)
+        return Reach(
+            tiles=tiles,
+            whole_rows=(min(sink, first) + covered if staged else min(sink, first + skip)) * self._tokens,
+            covered=covered * self._tokens,
+            tiled_from=self._tiled_from,
+            sizes=self._sizes,
+            num_tiles=len(held) * tiles.num_tiles,
+            means=self.means,
+        )
+
+    def _stage(self) -> None:
+        """Copy the opened frames from their tiles to the staging rows, because a pass need not write them anew."""
+        for buffer in self._buffers:
+            for frame in self._staged:
+                slot = self._slot(buffer[:, :, self._tiled_from :], frame)
+                _wide(self._staging(buffer, frame)).copy_(_wide(slot).index_select(2, self._tiles.rows))
+
+    def _pool(self, first: int, end: int) -> None:
+        """Pool the coarse keys of the frames that became history: kept, behind the sink, before `first`."""
+        held, number, keys = self._policy.history(first, end), self._tiles.num_tiles, self._buffers[0]
+        for frame in range(max(held.start, self._pooled), held.stop):
+            tiled = self._slot(keys[:, :, self._tiled_from :], frame)
+            slot = self._policy.slot(frame) - self._policy.sink
+            means = self._tiles.pool(tiled.flatten(0, 1)).unflatten(0, tiled.shape[:2])
+            self.means[:, :, :, slot * number : (slot + 1) * number] = means
+        self._pooled = first
+
+    def _staging(self, buffer: Tensor, frame: int) -> Tensor:
+        """Return the rows of a staged frame."""
+        start = (self._policy.sink + frame - self._staged.start) * self._tokens
+        return buffer[:, :, start : start + self._tokens]
+
+    def _slot(self, tiled: Tensor, frame: int) -> Tensor:
+        """Return the rows of a frame in tiles."""
+        slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
+        return tiled[:, :, slot * rows : (slot + 1) * rows]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """View memory in the widest elements that the last dimension allows, because torch copies rows element by element."""
+    num_bytes = tensor.shape[-1] * tensor.element_size()
+    return tensor.view(next((dtype for dtype in _WIDE if num_bytes % dtype.itemsize == 0), tensor.dtype))
+
 
 Positions = Literal["absolute", "rebased"]
 Rotate = Callable[[Tensor, int, Tensor], None]
@@ -94,7 +323,7 @@ class CacheStep(Protocol):
 
 
 class KVCache(Protocol):
-    """The cache as a stream uses it: `RingCache`, `RollingCache`, or a ring of eight bits (`quantized`, `eightbit_ring`)."""
+    """The cache as a stream uses it: `RingCache`, `RollingCache`, or a ring of eight bits (`quantized`)."""
 
     @property
     def end(self) -> int:
@@ -123,8 +352,37 @@ class KVCache(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RingStep:
-    """One pass over a `RingCache`. Passes of the same `signature` differ only in the contents of their tensors.
+class StepAround:
+    """A pass over a cache that changes what another one writes or returns; all else is that one's."""
+
+    step: CacheStep
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Temporal RoPE index of each frame of the pass."""
+        return self.step.positions
+
+    @property
+    def reach(self) -> Reach | None:
+        """See `CacheStep`."""
+        return self.step.reach
+
+    @property
+    def signature(self) -> Signature | None:
+        """See `CacheStep`."""
+        return self.step.signature
+
+    def buffers(self, layer: int) -> tuple[Tensor, ...]:
+        """See `CacheStep`."""
+        return self.step.buffers(layer)
+
+
+Ring = TypeVar("Ring", bound="SlotRing[Any]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotStep(Generic[Ring]):
+    """One pass over a ring. Passes of the same `signature` differ only in the contents of their tensors.
 
     Args:
         cache: the ring.
@@ -135,7 +393,7 @@ class RingStep:
         skipped: leading tokens that are not kept.
     """
 
-    cache: RingCache
+    cache: Ring
     positions: tuple[int, ...]
     rows: Tensor
     attended: int
@@ -144,7 +402,13 @@ class RingStep:
 
     @property
     def signature(self) -> Signature:
+        """See `CacheStep`."""
         return id(self.cache), len(self.positions), self.attended, self.skipped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RingStep(SlotStep["RingCache"]):
+    """One pass over a `RingCache`."""
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
@@ -296,6 +560,17 @@ class SlotRing(ABC, Generic[Step]):
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> Step:
         """Return a pass over frames that were opened, of which the first `skip` are not kept."""
 
+    def _opened(self, first_frame: int, num_frames: int, skip: int) -> dict[str, Any]:
+        """Return the fields of a `SlotStep` over frames that were opened."""
+        tokens = self.shape.tokens_per_frame
+        return {
+            "cache": self,
+            "positions": tuple(range(first_frame, first_frame + num_frames)),
+            "rows": self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
+            "attended": self.policy.filled(self._end - self._origin) * tokens,
+            "skipped": skip * tokens,
+        }
+
     @abstractmethod
     def _turn_sink(self, before: int, after: int) -> None:
         """Turn the sink keys by `after` frames from their own positions; they were turned by `before`."""
@@ -318,7 +593,7 @@ class RingCache(SlotRing[RingStep | TiledStep]):
       ``i + max(0, end - window)``. Distances then never exceed the window and a stream may be endless.
 
     With `tiles` the frames behind the sink lie in tile order, with a coarse key per tile, pooled once, when the frames after it
-    are opened; until then those of the last pass are staged (see `strobe.cache.tiled`). Coarse keys follow from the keys: a frame
+    are opened; until then those of the last pass are staged (see `strobe.cache.kv`). Coarse keys follow from the keys: a frame
     derived again is pooled again, a snapshot does not hold them, and none of them ever turns, because only the sink does and its
     frames are attended whole. (A turn in time is the same linear map for all keys of a frame, so the mean of turned keys would be
     the turned mean.) A step writes where its frames lay when they were opened: after other frames, a rewrite or a restored
@@ -410,14 +685,12 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return copy
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int, staged: bool = False) -> RingStep | TiledStep:
-        first, end, tokens = first_frame - self._origin, self._end - self._origin, self.shape.tokens_per_frame
-        positions = tuple(range(first_frame, first_frame + num_frames))
-        rows, skipped = self._rows.fill(self.policy, first, num_frames, skip, staged=staged), skip * tokens
         if self._tiled is None:
-            attended = self.policy.filled(end) * tokens
-            return RingStep(cache=self, positions=positions, rows=rows, attended=attended, skipped=skipped)
-        reach = self._tiled.reach(first, end, skip=skip, staged=staged)
-        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skipped, reach=reach)
+            return RingStep(**self._opened(first_frame, num_frames, skip))
+        first, positions = first_frame - self._origin, tuple(range(first_frame, first_frame + num_frames))
+        rows = self._rows.fill(self.policy, first, num_frames, skip, staged=staged)
+        reach = self._tiled.reach(first, self._end - self._origin, skip=skip, staged=staged)
+        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skip * self.shape.tokens_per_frame, reach=reach)
 
     def _turn_sink(self, before: int, after: int) -> None:
         """See `SlotRing`. As long as they are rotated, the sink and its copy at their own positions are the same keys."""

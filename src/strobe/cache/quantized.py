@@ -1,18 +1,21 @@
-"""A ring with keys and values in eight bits; what a pass attends to is dequantised, one layer at a time."""
+"""Rings of keys and values in eight bits: dequantised one layer at a time, or as attention in eight bits reads them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, SlotRing, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, Signature, SlotRing, SlotStep, check_new, check_state
 from strobe.cache.policy import RingPolicy
-from strobe.cache.rows import Signature
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
+from strobe.eightbit.rounded import Arriving, RoundedKeys, RoundedQueries, constants, measured, padded
+from strobe.eightbit.rounding import round_queries, store
 from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, store_rows
 from strobe.eightbit.types import Quantized
 
@@ -23,20 +26,8 @@ _LAYERS_TURNED: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class QuantizedStep:
-    """One pass over a `QuantizedRing`. Args: see `RingStep`."""
-
-    cache: QuantizedRing
-    positions: tuple[int, ...]
-    rows: Tensor
-    attended: int
-    skipped: int
-    reach: None = None
-
-    @property
-    def signature(self) -> Signature:
-        """See `CacheStep.signature`."""
-        return id(self.cache), len(self.positions), self.attended, self.skipped
+class QuantizedStep(SlotStep["QuantizedRing"]):
+    """One pass over a `QuantizedRing`."""
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
         """Return eight-bit keys and values of a layer `[2, B, rows, H, D]` and their scales, float32 `[2, B, rows, H, 1]`."""
@@ -49,9 +40,7 @@ class QuantizedStep:
         """
         full = self.cache.full
         expected = (full.shape[1], self.rows.shape[0], *full.shape[3:])
-        for new in (k, v):
-            if tuple(new.shape) != expected:
-                raise ShapeError(f"keys and values of this pass have shape {tuple(new.shape)}; the cache expects {expected}")
+        check_new(expected, k, v)
         kept = Quantized(*self.buffers(layer))
         with span(QUANTISE):
             store_rows((k.detach(), v.detach()), self.rows, kept)
@@ -117,7 +106,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
-        shapes = (_packed_shape(held.shape) for held in (self.values[0], self._sink.values))
+        shapes = ((*held.shape[:-1], held.shape[-1] + SCALE_BYTES) for held in (self.values[0], self._sink.values))
         expected, sink = (torch.empty(shape, device="meta", dtype=torch.int8) for shape in shapes)
         check_state(state, expected, sink)
         for index, packed in enumerate((state.keys, state.values)):
@@ -126,14 +115,7 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         self._go_to(state.origin, state.end)
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> QuantizedStep:
-        tokens = self.shape.tokens_per_frame
-        return QuantizedStep(
-            cache=self,
-            positions=tuple(range(first_frame, first_frame + num_frames)),
-            rows=self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
-            attended=self.policy.filled(self._end - self._origin) * tokens,
-            skipped=skip * tokens,
-        )
+        return QuantizedStep(**self._opened(first_frame, num_frames, skip))
 
     def _held(self) -> tuple[Tensor, ...]:
         return self.values, self.scales, *self._sink
@@ -168,11 +150,198 @@ def _packed(rows: Quantized) -> Tensor:
     return torch.cat((rows.values.contiguous().view(torch.int8), rows.scale.contiguous().view(torch.int8)), dim=-1)
 
 
-def _packed_shape(shape: torch.Size) -> tuple[int, ...]:
-    return (*shape[:-1], shape[-1] + SCALE_BYTES)
-
-
 def _unpack(packed: Tensor, rows: Quantized) -> None:
     bits = packed.to(rows.values.device)
     rows.values.copy_(bits[..., :-SCALE_BYTES].contiguous().view(rows.values.dtype))
     rows.scale.copy_(bits[..., -SCALE_BYTES:].contiguous().view(torch.float32))
+
+
+ROOM: Final = 1.25
+"""How many times larger than the measured ones later keys and values may be."""
+_CONSTANTS: Final = 4
+"""Means and scales of keys and of values, float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EightBitStep(SlotStep["EightBitRing"]):
+    """One pass over an `EightBitRing`.
+
+    Args:
+        sink_from: the first row of the sink that the pass writes; -1: it writes none.
+    """
+
+    sink_from: int
+
+    @property
+    def signature(self) -> Signature:
+        """See `CacheStep.signature`."""
+        return id(self.cache), len(self.positions), self.attended, self.skipped, self.sink_from
+
+    @property
+    def measures(self) -> bool:
+        """Whether means and scales are measured on this pass: it writes everything that it attends to."""
+        return not self.skipped and self.attended == self.rows.shape[0]
+
+    def buffers(self, layer: int) -> tuple[Tensor, ...]:
+        """Return all rows of a layer in eight bits, keys `[B, H, rows, D]` and values `[B, H, D, W]`, means and scales."""
+        kept = self.cache.layer(layer)
+        return kept.keys, kept.values, *constants(kept)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> RoundedKeys:
+        """Store k (after RoPE) and v [B, F*N, H, D]; return all that is attended. Without gradients."""
+        kept, new = self._opened(layer, k, v)
+        with span(QUANTISE):
+            store(kept, new)
+        return self._attended(kept)
+
+    def write_beside(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[RoundedQueries, RoundedKeys]:
+        """Round queries [B, F*N, H, D] to attend with, and store k and v as `write` does: one launch on a GPU."""
+        kept, new = self._opened(layer, k, v)
+        with span(QUANTISE):
+            queries = round_queries(q, kept, q.shape[3] ** -0.5, new=new)
+        return queries, self._attended(kept)
+
+    def _opened(self, layer: int, k: Tensor, v: Tensor) -> tuple[RoundedKeys, Arriving]:
+        """Measure and keep what is needed of keys and values before they are rounded."""
+        kept, shape = self.cache.layer(layer), self.cache.shape
+        expected = (shape.batch, self.rows.shape[0], shape.num_heads, shape.head_dim)
+        check_new(expected, k, v)
+        k, v = k.detach(), v.detach()
+        if self.measures:
+            for held, found in zip(constants(kept), measured(k, v, ROOM), strict=True):
+                held.copy_(found)
+        if self.sink_from >= 0:
+            sink = self.cache.sink_keys[layer, :, self.sink_from :]
+            number = min(sink.shape[1], k.shape[1])
+            sink[:, :number].copy_(k[:, :number])
+        return kept, Arriving(k=k, v=v, rows=self.rows, run=shape.tokens_per_frame)
+
+    def _attended(self, kept: RoundedKeys) -> RoundedKeys:
+        return replace(kept, keys=kept.keys[:, :, : self.attended])
+
+
+class EightBitRing(SlotRing[EightBitStep]):
+    """A `RingCache` with int8 keys and FP8 values as attention in eight bits takes them; slots and positions are the same.
+
+    Means and scales are measured by passes that write all that they attend to, with room for larger numbers: those of a stream's
+    first frame block, the clean one last, and a rewrite of everything that is kept. All other passes round with those, so what is
+    kept never has to be rounded again, and every pass sees the same numbers of a frame.
+
+    Sink keys that move are turned from a copy that was not rounded, then rounded: nothing adds up.
+
+    Args:
+        shape, policy, device, positions, rotate: see `strobe.cache.kv.RingCache`.
+        dtype: of the copy of the sink keys.
+
+    Raises:
+        ConfigError: "rebased" with a sink but without `rotate`.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
+    ) -> None:
+        super().__init__(shape, policy, device, positions, rotate)
+        rows, heads = policy.window * shape.tokens_per_frame, (shape.num_layers, shape.batch, shape.num_heads)
+        channels = (*heads, shape.head_dim)
+        self._kept = RoundedKeys(
+            keys=torch.zeros((*heads, rows, shape.head_dim), dtype=torch.int8, device=device),
+            values=torch.zeros((*channels, padded(rows)), dtype=torch.int8, device=device).view(torch.float8_e4m3fn),
+            key_mean=torch.zeros(channels, device=device),
+            key_scale=torch.ones(heads, device=device),
+            value_mean=torch.zeros(channels, device=device),
+            value_scale=torch.ones(channels, device=device),
+        )
+        turns = 0 if self._rotate is None else policy.sink
+        self.sink_keys = torch.zeros(shape.buffer(turns), device=device, dtype=dtype)  # at their own positions
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values, means and scales, and the copy of the sink keys, bytes."""
+        return sum(tensor.nbytes for tensor in self._held())
+
+    def layer(self, layer: int) -> RoundedKeys:
+        """Return all rows of a layer."""
+        return _each(self._kept, lambda tensor: tensor[layer])
+
+    def snapshot(self) -> CacheState:
+        """Copy the whole cache: int8 keys `[L, B, rows, H, D]`, and values with the bytes of means and scales behind them."""
+        return CacheState(
+            keys=self._kept.keys.transpose(2, 3).contiguous(),
+            values=torch.cat((self._kept.values.view(torch.int8), *map(self._packed, constants(self._kept))), dim=-1),
+            sink_keys=self.sink_keys.clone(),
+            origin=self._origin,
+            end=self._end,
+        )
+
+    def restore(self, state: CacheState) -> None:
+        """Return to a snapshot of a cache of the same shape and format; addresses stay.
+
+        Raises:
+            ShapeError: the snapshot has another shape, or is of another kind of cache.
+        """
+        kept, size = self._kept, torch.float32.itemsize
+        keys = kept.keys.transpose(2, 3)
+        width = kept.values.shape[-1]
+        if state.values.shape != (*kept.values.shape[:-1], width + _CONSTANTS * size) or state.values.dtype != torch.int8:
+            raise ShapeError(
+                f"snapshot values have shape {tuple(state.values.shape)}; this cache holds {tuple(kept.values.shape)}"
+            )
+        check_state(replace(state, values=state.keys), keys, self.sink_keys)
+        keys.copy_(state.keys)
+        values, *packed = state.values.to(keys.device).split((width, *[size] * _CONSTANTS), dim=-1)
+        kept.values.view(torch.int8).copy_(values)
+        for held, found in zip(constants(kept), packed, strict=True):
+            numbers = found.contiguous().view(torch.float32)[..., 0]
+            held.copy_(numbers if held.dim() == numbers.dim() else numbers[..., 0])
+        self.sink_keys.copy_(state.sink_keys)
+        self._go_to(state.origin, state.end)
+
+    def _packed(self, numbers: Tensor) -> Tensor:
+        """Return numbers per head, or per head and channel, as bytes per head and channel."""
+        wide = numbers if numbers.dim() == 4 else numbers[..., None].expand(self._kept.key_mean.shape)
+        return wide.contiguous()[..., None].view(torch.int8)
+
+    def _held(self) -> tuple[Tensor, ...]:
+        return self._kept.keys, self._kept.values.view(torch.int8), *constants(self._kept), self.sink_keys
+
+    def _step(self, first_frame: int, num_frames: int, *, skip: int) -> EightBitStep:
+        first = first_frame - self._origin
+        into_sink = skip == 0 and self._rotate is not None and first < self.policy.sink
+        sink_from = first * self.shape.tokens_per_frame if into_sink else -1
+        return EightBitStep(**self._opened(first_frame, num_frames, skip), sink_from=sink_from)
+
+    def _turn_sink(self, before: int, after: int) -> None:
+        """See `SlotRing`."""
+        assert self._rotate is not None
+        number = self.sink_keys.shape[2]
+        rows = torch.arange(number, device=self.sink_keys.device)
+        for first in range(0, self.shape.num_layers, _LAYERS_TURNED):
+            keys = self.sink_keys[first : first + _LAYERS_TURNED].clone()
+            self._rotate(keys, after, keys)
+            some = _each(self._kept, partial(_samples, first=first))
+            store(some, Arriving(k=keys.flatten(0, 1), v=None, rows=rows, run=number))
+
+
+def eightbit_ring_bytes(shape: CacheShape, policy: RingPolicy, dtype: torch.dtype, positions: Positions) -> int:
+    """Predict `EightBitRing.num_bytes`, before anything is allocated."""
+    heads, rows = shape.num_layers * shape.batch * shape.num_heads, policy.window * shape.tokens_per_frame
+    turned = policy.sink * shape.tokens_per_frame if positions == "rebased" else 0
+    held = shape.head_dim * (rows + padded(rows) + 3 * torch.float32.itemsize + turned * dtype.itemsize) + torch.float32.itemsize
+    return heads * held
+
+
+def _samples(tensor: Tensor, first: int) -> Tensor:
+    """Return some layers as if they were samples of one."""
+    return tensor[first : first + _LAYERS_TURNED].flatten(0, 1)
+
+
+def _each(kept: RoundedKeys, change: Callable[[Tensor], Tensor]) -> RoundedKeys:
+    """Return the same with each tensor changed."""
+    return RoundedKeys(**{each.name: change(getattr(kept, each.name)) for each in fields(RoundedKeys)})

@@ -115,7 +115,7 @@ def attention(
         from strobe.bench.attention.contestant import SPARSITIES
         from strobe.bench.attention.run import Request, contestants, run_grid
         from strobe.core.device import resolve_device
-        from strobe.models.digest import sha256_of
+        from strobe.models.checkpoint import sha256_of
 
         chosen = _cells(grid)
         device = resolve_device(how.device)

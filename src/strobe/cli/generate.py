@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from strobe.engine.config import EngineConfig
-    from strobe.engine.frame_block import FrameBlock
     from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
     from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
+    from strobe.engine.stream import FrameBlock
     from strobe.serve.protocol import RecipeAnswer
 
 
@@ -261,8 +261,7 @@ def generate(
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         length.check()
         file.check()
-        from strobe.engine.prompts import read_switch
-        from strobe.engine.weighted import read_weights
+        from strobe.engine.prompts import read_switch, read_weights
 
         for text in switch:
             read_weights(read_switch(text)["prompt"])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from strobe.engine.config import EngineConfig, ModelDefaults
+    from strobe.engine.family import Weights
     from strobe.engine.model import Model
-    from strobe.engine.weights import Weights
 
 
 @Parameter(name="*")
@@ -131,8 +131,8 @@ class ModelFlags:
             WeightsError: there is no such file or folder.
         """
         from strobe.core.errors import WeightsError
+        from strobe.engine.family import Weights
         from strobe.engine.load import SHAPES, WAN, family_of
-        from strobe.engine.weights import Weights
         from strobe.models.hub import is_address
 
         family = None if is_address(self.model) else family_of(self.model)
@@ -155,7 +155,7 @@ class ModelFlags:
         for flag, folder in unused.items():
             if folder is not None:
                 raise ConfigError(f"{flag} {folder}: --random-weights has no text encoder that it is for; leave one of them out")
-        from strobe.engine.weights import Weights
+        from strobe.engine.family import Weights
 
         return Weights(
             path=self.weights,
@@ -175,9 +175,8 @@ class ModelFlags:
 
         Raises: as `strobe.engine.resolve.resolve`.
         """
-        from strobe.engine.load import SHORT, WAN, model_parts
+        from strobe.engine.load import SHORT, WAN, model_parts, recipe_defaults
         from strobe.engine.resolve import resolve
-        from strobe.engine.wan_family import recipe_defaults
         from strobe.models.wan.recipes import named_recipe
 
         if self.model in WAN.models and (self.random_weights or self.recipe or self.model in SHORT):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from strobe.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from strobe.engine.prompt_file import TimedPrompt
-    from strobe.engine.prompts import Mode, Switch
+    from strobe.engine.prompts import Mode, Switch, TimedPrompt
     from strobe.engine.session import Session
 
 
@@ -35,8 +34,7 @@ def switches_for(
     Raises:
         ConfigError: one does not read like one, or two take effect at one frame block.
     """
-    from strobe.engine.prompt_file import switches_of
-    from strobe.engine.prompts import check_switches, parse_switch
+    from strobe.engine.prompts import check_switches, parse_switch, switches_of
 
     defaults, first = session.model.defaults, session.config.first_block
     found = [parse_switch(text, defaults, mode=mode, first_block=first) for text in said]
@@ -50,7 +48,7 @@ def prompts_of(path: Path, mode: Mode) -> tuple[TimedPrompt, ...]:
         DataError: there is no such file, or it is no text.
         ConfigError: a line does not read like one.
     """
-    from strobe.engine.prompt_file import read_prompts
+    from strobe.engine.prompts import read_prompts
 
     try:
         text = path.read_text(encoding="utf-8")

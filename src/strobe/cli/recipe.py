@@ -73,7 +73,7 @@ def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:
     Raises:
         ConfigError: the model is another, so that nothing of the stream would come back.
     """
-    from strobe.engine.machine import device_name, versions
+    from strobe.engine.snapshot import device_name, versions
 
     model = session.model
     if model.weights_hash != recipe.weights:

@@ -73,8 +73,7 @@ def serve(
 
     found = resolve_device(device)
     check_device(model.config(preset), found)
-    from strobe.serve.app import StreamServer
-    from strobe.serve.listen import Listening
+    from strobe.serve.app import Listening, StreamServer
 
     def loaded() -> Model:
         read = model.load()

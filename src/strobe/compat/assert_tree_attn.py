@@ -24,8 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strobe.attention.tree.agreement import Agreement
-from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of
+from strobe.attention.tree.comm import Agreement, CollectiveCall, Comm, comm_of
 from strobe.attention.tree.local import Shard, empty_state, local_attention
 from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.spec import check_heads, check_tensors

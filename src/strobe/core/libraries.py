@@ -1,13 +1,86 @@
-"""Optional libraries: whether what is used of one can be imported, and how the extra that brings it is installed."""
+"""Optional libraries and plug-ins: whether what is used of one can be imported, and how an extra is installed."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from strobe.core.plugins import tried
+FAMILIES: Final = "strobe.families"
+ATTENTION: Final = {"dense": "strobe.attention.dense", "sparse": "strobe.attention.sparse"}
+"""By operator."""
+REPORT: Final = "strobe.report"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """One entry point.
+
+    Args:
+        group: such as `strobe.families`.
+        name: of the entry point.
+        place: module and name, such as `package.module:NAME`.
+        package: name and version of the package that has it.
+        found: what the place holds; None if it is broken.
+        broken: why it cannot be used; empty if it can.
+    """
+
+    group: str
+    name: str
+    place: str
+    package: str
+    found: Any
+    broken: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.place} of {self.package})"
+
+
+def plugins(group: str, fault: Callable[[object], str]) -> tuple[Plugin, ...]:
+    """Return what other packages register in a group, sorted by name; those that are broken say why.
+
+    Args:
+        fault: what is wrong with an object that an entry point names, such as that it is an int; empty if nothing is.
+    """
+    return tuple(open_plugin(entry, fault) for entry in entries(group))
+
+
+def entries(group: str) -> list[EntryPoint]:
+    """The entry points of a group, sorted by name; nothing is imported."""
+    return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+
+
+def open_plugin(entry: EntryPoint, fault: Callable[[object], str]) -> Plugin:
+    """Import what an entry point names."""
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package of no name"
+    found, broken = tried(entry.load)
+    broken = f"it cannot be imported: {broken}" if broken else fault(found)
+    return Plugin(
+        group=entry.group, name=entry.name, place=entry.value, package=package, found=None if broken else found, broken=broken
+    )
+
+
+def tried(call: Callable[[], Any]) -> tuple[Any, str]:
+    """Call what another package wrote.
+
+    Returns:
+        What it returned, and whatever it raised, in one line; empty if nothing.
+    """
+    try:
+        return call(), ""
+    except Exception as error:  # noqa: BLE001 - of code that is not ours
+        return None, " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def tell_broken(plugin: Plugin, why: str) -> None:
+    """Say in one line that a plug-in is left out."""
+    warnings.warn_explicit(f"plug-in {plugin} is left out: {why}; mend or uninstall {plugin.package}", UserWarning, "strobe", 0)
+
 
 DISTRIBUTION: Final = "strobe-video"
 """Name of this package in an index; there, `strobe` is another project's."""

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final
 
 import torch
 
@@ -76,34 +76,35 @@ class ArenaUse:
     used_bytes: int
 
 
-class Arena(Protocol):
-    """The allocator of what a session keeps."""
+class Arena:
+    """The allocator of what a session keeps. This one is no arena: torch's caching allocator is used as it is.
 
-    @property
-    def plan(self) -> ArenaPlan:
-        """Predicted sizes that it was made for."""
-        ...
+    Args:
+        plan: predicted sizes that it is made for.
+    """
+
+    def __init__(self, plan: ArenaPlan = ArenaPlan()) -> None:
+        self.plan = plan
 
     @property
     def pool_id(self) -> Any:
         """Pool for `torch.cuda.graph`; None: each graph has its own."""
-        ...
+        return None
 
     @property
     def use(self) -> ArenaUse | None:
-        """Bytes that it holds now; None: there is no arena."""
-        ...
+        """Bytes that it holds now; None: there is no arena, or it is closed."""
+        return None
 
     def open(self) -> AbstractContextManager[None]:
         """Return a context in which this thread allocates from the arena; not to be nested, nor entered around a capture.
 
         One thread at a time is in any arena; others wait.
         """
-        ...
+        return nullcontext()
 
     def make_room(self) -> None:
-        """Make torch release unused cached memory, because an arena does not trigger this. Not to be called inside `open`."""
-        ...
+        """Make torch release unused cached memory, which an arena does not trigger. Not to be called inside `open`."""
 
     def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
         """Reserve `num_bytes` of the device for allocations on a stream; None: the current one.
@@ -111,43 +112,16 @@ class Arena(Protocol):
         Raises:
             torch.OutOfMemoryError: the device has not so many.
         """
-        ...
 
-    def fresh(self) -> Self:
+    def fresh(self) -> Arena:
         """Return an empty one of the same kind and plan."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back that no tensor holds any more. Closing twice does nothing."""
-        ...
-
-
-class Anywhere:
-    """No arena: torch's caching allocator is used as it is."""
-
-    plan = ArenaPlan()
-    pool_id = None
-    use = None
-
-    def open(self) -> AbstractContextManager[None]:
-        """See `Arena.open`."""
-        return nullcontext()
-
-    def make_room(self) -> None:
-        """Do nothing: torch gives back unused memory by itself."""
-
-    def reserve(self, num_bytes: int, stream: torch.cuda.Stream | None) -> None:
-        """Reserve nothing."""
-
-    def fresh(self) -> Self:
-        """See `Arena.fresh`."""
         return self
 
     def close(self) -> None:
-        """Do nothing."""
+        """Give everything back that no tensor holds any more. Closing twice does nothing."""
 
 
-class CudaArena:
+class CudaArena(Arena):
     """A private pool of torch's caching allocator, in use from its creation until it is closed or garbage.
 
     No `torch.cuda.MemPool`: one that is collected as garbage while any thread captures a graph or has a pool open ends the
@@ -159,7 +133,7 @@ class CudaArena:
     """
 
     def __init__(self, device: torch.device, plan: ArenaPlan) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self._device = device
         self._key = device.index, torch.cuda.graph_pool_handle()
         with POOLS:
@@ -208,9 +182,9 @@ class CudaArena:
             with self.open():
                 torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
-    def fresh(self) -> Self:
+    def fresh(self) -> CudaArena:
         """See `Arena.fresh`."""
-        return type(self)(self._device, self.plan)
+        return CudaArena(self._device, self.plan)
 
     def close(self) -> None:
         """Close as `Arena.close`; memory of living tensors returns with `torch.cuda.empty_cache()` after they are gone."""
@@ -233,4 +207,4 @@ def end_capture(device: torch.device, pool_id: Any) -> None:
 
 def new_arena(config: ResolvedConfig, plan: ArenaPlan) -> Arena:
     """Create the arena that a configuration asks for."""
-    return CudaArena(config.device, plan) if config.knobs.memory_pool else Anywhere()
+    return CudaArena(config.device, plan) if config.knobs.memory_pool else Arena()

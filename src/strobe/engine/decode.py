@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strobe.core.errors import SessionError
 from strobe.core.spans import DECODE_WAIT, VAE_DECODE, span
-from strobe.engine.arena import Anywhere, Arena, decode_stream
+from strobe.engine.arena import Arena, decode_stream
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
@@ -83,7 +83,7 @@ class FrameDecoder:
         overlap = self._config.knobs.overlap_decode or device != self._config.device
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = decode_stream(device) if overlap and device.type == "cuda" else None
-        self._arena: Arena = Anywhere()
+        self._arena = Arena()
 
     @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:

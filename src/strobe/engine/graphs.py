@@ -20,9 +20,8 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import POOLS, Anywhere, Arena, capture_stream, end_capture
-from strobe.models.wan.text import TextKV
-from strobe.models.wan.transformer import Modulation
+from strobe.engine.arena import POOLS, Arena, capture_stream, end_capture
+from strobe.models.wan.transformer import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
 """What a pass is for: the flow of noisy latents, or keys and values of clean ones (a commit, or a recache over the window)."""
@@ -127,7 +126,7 @@ class Recorded:
         self._limit = limit
         self._replays: OrderedDict[tuple[object, ...], Replay] = OrderedDict()
         self._inputs: dict[tuple[object, ...], _Static] = {}
-        self._arena: Arena = Anywhere()
+        self._arena = Arena()
 
     def __len__(self) -> int:
         """Return the number of kept passes."""

@@ -1,8 +1,9 @@
-"""Loading of models by name or folder."""
+"""Loading of models by name or folder: the bundled model, and Wan with its settings, files and checks."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,32 +11,161 @@ from typing import Final
 import torch
 
 from strobe.attention.impls import import_ahead
-from strobe.core.errors import ConfigError, WeightsError, nearest
-from strobe.engine.config import ModelDefaults
-from strobe.engine.family import Family, broken, find, registered
+from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
+from strobe.core.main_memory import GIB, available_bytes
+from strobe.core.shapes import VaeStride
+from strobe.engine.config import DTYPES, ModelDefaults
+from strobe.engine.decode import VideoVAE
+from strobe.engine.family import Family, Weights, broken, fetched, find, registered
 from strobe.engine.model import Model, ModelParts
-from strobe.engine.texts import random_text, text_encoder
-from strobe.engine.wan_family import (
-    autoencoder,
-    check_latents,
-    check_memory,
-    check_past,
-    check_there,
-    empty_autoencoder,
-    random_autoencoder,
-    recipe_defaults,
-    wan_defaults,
-)
-from strobe.engine.weights import Weights, fetched
+from strobe.engine.prompts import TextEncoder
+from strobe.models.checkpoint import check_whole
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
-from strobe.models.wan.config import SIZES, WanConfig
-from strobe.models.wan.random_init import empty_transformer, random_transformer
-from strobe.models.wan.recipes import RECIPES, find_recipe, named_recipe
-from strobe.models.wan.weights import open_checkpoint, read_lora
-from strobe.models.wan.weights.files import find_files, find_lora
+from strobe.models.text.cache import PromptCache, PromptEncoder, PromptMemory
+from strobe.models.text.umt5 import RandomUmt5, Umt5, Umt5Config, Umt5Files, check_installed
+from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan_vae
+from strobe.models.wan.config import SIZES, WIDE, WanConfig
+from strobe.models.wan.random_init import PromptNoise, empty_transformer, random_transformer
+from strobe.models.wan.recipes import RECIPES, Recipe, find_recipe, named_recipe
+from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
+from strobe.models.wan.weights.checkpoint import find_files, find_lora
+
+
+def text_encoder(folder: Path, given: Weights) -> TextEncoder:
+    """Return the umT5 in the folder of a checkpoint; its weights are read when the first new prompt comes.
+
+    Raises:
+        WeightsError: it is not there; says what was looked for.
+    """
+    encoder = Umt5(Umt5Files.find(folder), dtype=DTYPES[given.text_dtype], device=given.text_device)
+    return PromptEncoder(encoder, None if given.prompt_cache is None else PromptCache(given.prompt_cache), PromptMemory())
+
+
+def random_text(config: WanConfig, given: Weights) -> TextEncoder:
+    """Return noise for prompts, or an encoder of umT5's size whose weights are drawn when the first prompt comes."""
+    if not given.random_text:
+        return PromptNoise(config)
+    check_installed()
+    sizes = Umt5Config(length=config.text_len, dim=config.text_dim)
+    return PromptEncoder(RandomUmt5(sizes, dtype=DTYPES[given.text_dtype], device=given.text_device), None, PromptMemory())
+
+
+TAEW_2_2: Final = TaewConfig(latent_channels=WIDE, patch=2)
+"""Sizes of the tiny decoder for them. Source: TAEHV, `taehv.py` (taew2_2: 48 channels, patches of 2)."""
+
+
+def wan_defaults(config: WanConfig, frame_size: tuple[int, int] | None = None) -> ModelDefaults:
+    """Return the settings that causal Wan was distilled for.
+
+    Of Wan2.1 they are frame blocks of 3 latent frames, four steps, shift 5 and 480x832 at 16 frames a second. Latents of 48
+    channels are those of Wan2.2: 16x in space, frame blocks of 8, 704x1280 at 24 frames a second, and the recipe of LongLive 2.
+
+    Raises:
+        ShapeError: a frame size that is not a multiple of stride and patch; names the nearest.
+
+    Source: Self-Forcing, `configs/self_forcing_dmd.yaml`; Wan2.2, `wan/configs/wan_ti2v_5B.py`; LongLive 2 at NVlabs/LongLive.
+    """
+    wide = config.latent_channels == WIDE
+    own = (704, 1280) if wide else (480, 832)
+    defaults = ModelDefaults(
+        frame_size=own if frame_size is None else frame_size,
+        fps=24 if wide else 16,
+        stride=VaeStride(time=4, space=16 if wide else 8),
+        frame_block=8 if wide else 3,
+        timesteps=(1000.0, 750.0, 500.0, 250.0),
+        shift=5.0,
+    )
+    if wide:
+        defaults = recipe_defaults(RECIPES["longlive-2"], defaults)
+    height, width = defaults.frame_size
+    steps = [patch * defaults.stride.space for patch in config.patch]
+    fitting = [max(1, round(side / step)) * step for side, step in zip((height, width), steps, strict=True)]
+    if fitting != [height, width]:
+        raise ShapeError(
+            f"frame size {height}x{width}: height must be a multiple of {steps[0]} and width of {steps[1]}; the nearest is "
+            f"{fitting[0]}x{fitting[1]}"
+        )
+    return defaults
+
+
+def recipe_defaults(recipe: Recipe, defaults: ModelDefaults) -> ModelDefaults:
+    """Replace window and schedule in the defaults of a size of Wan by those of a recipe."""
+    names = ("window", "sink", "positions", "past", "past_weight", "timesteps", "shift", "sampler")
+    return replace(defaults, **{name: getattr(recipe, name) for name in names})
+
+
+def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
+    """Check that text encoder, autoencoder and LoRAs of a Wan model are present and whole; no tensor is read.
+
+    Args:
+        folder: of text encoder and autoencoder.
+        given: what was asked for.
+        loras: its LoRA files.
+
+    Raises:
+        WeightsError: a file of text encoder, autoencoder or LoRA is missing or half.
+        ImplUnavailableError: the text encoder's package is not installed, and no kept embedding could stand for it.
+    """
+    for file in (*loras, find_wan_vae(folder if given.vae is None else Path(given.vae)), *Umt5Files.find(folder).weights):
+        check_whole(file)
+    if given.prompt_cache is None or PromptCache(given.prompt_cache).is_empty():
+        check_installed()
+
+
+def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
+    """Check that a transformer and its autoencoder have the same number of latent channels.
+
+    Raises:
+        WeightsError: they do not.
+    """
+    channels = opened.dit.config.latent_channels
+    if channels != vae.latent_channels:
+        raise WeightsError(
+            f"{opened.source.where} takes latents of {channels} channels, and the autoencoder gives {vae.latent_channels}; give "
+            "--vae the autoencoder of this transformer"
+        )
+
+
+def check_past(defaults: ModelDefaults, vae: VideoVAE) -> None:
+    """Check that an autoencoder can make the past of a model.
+
+    Raises:
+        ConfigError: frames are to be encoded again, and it only decodes.
+    """
+    if defaults.past == "recomputed" and isinstance(vae, Taew):
+        raise ConfigError(
+            "the past of this model begins with a frame that is encoded again, and a tiny autoencoder only decodes; leave --vae "
+            "out, or take another recipe, such as --recipe causal-wan"
+        )
+
+
+def check_memory(where: str, num_bytes: int, dtype: torch.dtype) -> None:
+    """Check that a transformer that is assembled in main memory fits there.
+
+    Raises:
+        WeightsError: it does not.
+    """
+    free = available_bytes()
+    if free is not None and num_bytes > free:
+        raise WeightsError(
+            f"{where} is put together in main memory in {str(dtype).removeprefix('torch.')}, which takes {num_bytes / GIB:.1f} "
+            f"GiB, and {free / GIB:.1f} GiB are available; free memory, or take a smaller model"
+        )
+
+
+def autoencoder(folder: Path, other: str | None) -> VideoVAE:
+    """Read the autoencoder in the folder of a checkpoint, or another one from its file."""
+    if other is None:
+        return load_wan_vae(folder)
+    path = Path(other)
+    return load_taew(path) if any(name in path.name for name in RAW_LATENTS) else load_wan_vae(path)
+
 
 SHORT: Final = tuple(recipe.name for recipe in RECIPES.values() if recipe.needs)
 """Names that stand for a size of Wan and its recipe."""
@@ -63,7 +193,10 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
             defaults = recipe_defaults(named_recipe(given.recipe), defaults)
         numbers = sum(parameter.numel() for parameter in empty_transformer(config).parameters())
         check_memory(f"{name} with {RANDOM}", numbers * torch.bfloat16.itemsize, torch.bfloat16)
-        vae = random_autoencoder(config, given.vae)
+        wide = config.latent_channels == WIDE
+        vae: VideoVAE = random_wan_vae(WAN22 if wide else WanVAEConfig(), 0)
+        if given.vae is not None:
+            vae = random_taew(TAEW_2_2 if wide else TaewConfig(), 0)
         check_past(defaults, vae)
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
@@ -98,14 +231,14 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if loras:
         name = f"{name} with {', '.join(map(str, loras))}"
     import_ahead()
-    checkpoint = opened.read()  # last: whatever else is wrong has been told
+    dit = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
         weights_hash=_together(
-            checkpoint.weights_hash,
+            opened.source.sha256(),
             *(lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras),
         ),
-        dit=checkpoint.dit,
+        dit=dit,
         text=text_encoder(folder, given),
         vae=vae,
         defaults=replace(defaults, lora=bool(loras)),
@@ -144,7 +277,7 @@ def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     config = SIZES[name if recipe is None else recipe.size]
     defaults = wan_defaults(config, frame_size)
     with torch.device("meta"):
-        vae = empty_autoencoder(config)
+        vae = WanVAE(WAN22 if config.latent_channels == WIDE else WanVAEConfig())
     return ModelParts(
         dit=empty_transformer(config), vae=vae, defaults=defaults if recipe is None else recipe_defaults(recipe, defaults)
     )

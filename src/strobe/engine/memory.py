@@ -1,27 +1,26 @@
-"""Prediction of a stream's memory, before anything is allocated."""
+"""Prediction of a stream's memory, on one device or on a rank of several, before anything is allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from strobe.cache import eightbit_ring
-from strobe.cache.quantized import SCALE_BYTES, ring_bytes
+from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
-from strobe.engine.caches import cache_shape
+from strobe.engine.caches import cache_shape, frame_tiles
 from strobe.engine.decode import VideoVAE
 from strobe.engine.model import ModelParts, latent_shape
-from strobe.engine.quantize import LINEARS
+from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.sparsity import frame_tiles
+from strobe.engine.transformer import LINEARS
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -60,6 +59,8 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
     if config.decode_device != config.device:
         vae_bytes = memories = 0
+    height, width = parts.defaults.frame_size
+    ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
     plan = plan_arena(parts, config, batch)
     reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
@@ -78,7 +79,7 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
             MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
             MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
             MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-            MemoryPart(name=ENDS, num_bytes=_ends(parts, config, batch), exact=True),
+            MemoryPart(name=ENDS, num_bytes=ends, exact=True),
             MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
             MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
             MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
@@ -219,7 +220,7 @@ def _rows_ahead(config: ResolvedConfig) -> int:
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
     """Return the bytes of the cache: keys and values with staged frames, the ring's copy of the sink, float32 coarse keys."""
     if config.attention_format == "int8":
-        return eightbit_ring.ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
+        return eightbit_ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
@@ -237,12 +238,6 @@ def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     if config.knobs.ring_cache or config.positions == "absolute":
         return 0
     return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
-
-
-def _ends(parts: ModelParts, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the pixel frames that are kept to be encoded again, where they were decoded."""
-    height, width = parts.defaults.frame_size
-    return batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
 
 
 def _made_anew(config: ResolvedConfig) -> int:
@@ -298,3 +293,48 @@ def _activations(parts: ModelParts, config: ResolvedConfig, batch: int) -> tuple
         channels, count = min(vae.config.widths), 2 * cells
     decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
     return transformer, decoder
+
+
+LEADERS = ("autoencoder weights", "decoder memories")
+
+
+def check_room(parts: ModelParts, config: ResolvedConfig, layout: Layout | None, batch: int, *, there: bool = False) -> None:
+    """Check that the memory that a session of `batch` samples needs is free on its device.
+
+    Args: as of `strobe.engine.memory.predict`, and
+        layout: of this rank; None: the session has one device.
+        there: the weights are on the device already, for another session.
+
+    Raises:
+        StrobeError: it does not; says what is the largest and what to lower.
+    """
+    held = predict(parts, config, batch) if layout is None else predict_ranks(parts, config, [layout], batch)[0]
+    needed = tuple(part for part in held if not (there and part.name in WEIGHTS))
+    check(needed, free_bytes(config.device), config.device)
+
+
+def predict_ranks(
+    parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
+) -> list[tuple[MemoryPart, ...]]:
+    """Predict the memory of ranks of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder."""
+    bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
+    together = replace(config, knobs=replace(config.knobs, late_frames=True))
+    whole, alone, both = ({part.name: part for part in predict(parts, each, batch)} for each in (config, bare, together))
+    transformer, largest = alone[LARGEST].num_bytes, both[LARGEST].num_bytes
+    found = []
+    for layout in layouts:
+        own, decoder = _pass(transformer, layout), largest - transformer if layout.rank == 0 else 0
+        (first, last), (low, high) = layout.kept(), layout.heads()
+        share, everything = (last - first) * (high - low), layout.tokens_per_frame * layout.num_heads
+        held = {CACHED: whole[CACHED].num_bytes * share // everything}
+        held[LARGEST] = own + decoder if config.knobs.late_frames else max(own, decoder)
+        held |= {} if layout.rank == 0 else dict.fromkeys(LEADERS, 0)
+        found.append(tuple(replace(part, num_bytes=held.get(part.name, part.num_bytes)) for part in whole.values()))
+    return found
+
+
+def _pass(num_bytes: int, layout: Layout) -> int:
+    """Return a rank's share of one device's largest pass: its tokens, and messages of all tokens for its heads."""
+    mine = num_bytes * layout.counts[layout.rank] / layout.tokens_per_frame
+    messages = num_bytes / 4 / layout.degrees.ulysses if layout.degrees.num_ranks > 1 else 0
+    return int(mine + messages)

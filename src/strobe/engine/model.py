@@ -9,8 +9,8 @@ from weakref import WeakSet, WeakValueDictionary
 from strobe.core.shapes import LatentShape
 from strobe.engine.config import ModelDefaults
 from strobe.engine.decode import FrameDecoder, VideoVAE
+from strobe.engine.prompts import TextEncoder
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.texts import TextEncoder
 from strobe.engine.transformer import Transformer
 from strobe.models.lora import Lora
 from strobe.models.wan.config import WanConfig
@@ -115,15 +115,14 @@ class ModelParts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """A model: everything that turns a prompt into frames.
+class Model(ModelParts):
+    """A model: everything that turns a prompt into frames. Its parts are on the CPU; a session copies what it changes.
 
     Args:
         name: "shapes", a size of Wan or the folder it was read from; says so if weights are random.
         weights_hash: sha256 over names and contents of the weight files, hexadecimal.
-        dit, text, vae: the parts, on the CPU. A session copies what it changes.
-        defaults: what the model was trained for.
-        loras: updates of `dit` that sessions run with, those that belong to the weights first.
+        text: encodes prompts.
+        loras: that sessions run with, those that belong to the weights first.
         random_weights: frames mean nothing, so quality must not be judged.
         notes: what a caller should be told about the choices that were made, a line each.
         shelf: what is on a device and in use; sessions of this model share it.
@@ -131,19 +130,10 @@ class Model:
 
     name: str
     weights_hash: str
-    dit: CausalTransformer
     text: TextEncoder
-    vae: VideoVAE
-    defaults: ModelDefaults
-    loras: tuple[Lora, ...] = ()
     random_weights: bool = False
     notes: tuple[str, ...] = ()
     shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
-
-    @property
-    def parts(self) -> ModelParts:
-        """Sizes that decide how much memory a stream takes."""
-        return ModelParts(dit=self.dit, vae=self.vae, defaults=self.defaults, loras=self.loras)
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:

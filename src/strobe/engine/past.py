@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from strobe.cache.ahead import AheadRing
 from strobe.cache.kv import CacheStep, KVCache
-from strobe.cache.shots import ShotRing
+from strobe.cache.rings import AheadRing, ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
-from strobe.engine.blended import BlendedText, denoise_blended
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import commit
-from strobe.engine.noise import BlockNoise
+from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise_blended
 from strobe.engine.resolve import ResolvedConfig
+from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
-from strobe.engine.state import StreamState
 from strobe.engine.transformer import TextContext, Transformer
-from strobe.models.wan.faded import FadedStep
 from strobe.models.wan.flow import add_noise, to_x0
+from strobe.models.wan.layers import FadedStep
 
 Draw = Callable[[int], BlockNoise]
 """All noise of a frame block, by its number."""
@@ -35,38 +32,10 @@ class SampledLatents(NamedTuple):
     ahead: Tensor | None = None
 
 
-class Past(Protocol):
-    """The past of a stream: what is in its cache when a frame block is denoised, and what stays there afterwards."""
-
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """Open the next latent frames in a cache that has their past; with `cut` they begin a shot, if this past has shots."""
-        ...
-
-    def sample(
-        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> SampledLatents:
-        """Make the clean latents of frame block `index`, in the cache that was opened for it.
-
-        Args:
-            given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
-        """
-        ...
-
-    def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """Take in the clean latents of a frame block."""
-        ...
-
-    def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
-        """Derive what is kept of the frames before `end` again, under another text or with other weights."""
-        ...
-
-    def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
-        """Run every kind of pass once, and leave the cache empty."""
-        ...
-
-
 class KeptPast:
-    """Keys and values stay in the cache once a pass at timestep 0 has written them; a recache over the window renews them.
+    """What is in a stream's cache when a frame block is denoised, and what stays there afterwards.
+
+    Here keys and values stay once a pass at timestep 0 has written them; a recache over the window renews them.
 
     Args:
         cache: of the stream.
@@ -80,29 +49,33 @@ class KeptPast:
         self._step: CacheStep | None = None
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `Past.open`."""
+        """Open the next latent frames in a cache that has their past; with `cut` they begin a shot, if this past has shots."""
         with span(KV_OPEN):
             self._step = self._cache.at(frames.start, len(frames))
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
     ) -> SampledLatents:
-        """See `Past.sample`."""
+        """Make the clean latents of frame block `index`, in the cache that was opened for it.
+
+        Args:
+            given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
+        """
         assert self._step is not None
         return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """See `Past.close`."""
+        """Take in the clean latents of a frame block."""
         assert self._step is not None
         commit(dit, latents, text, self._step)
 
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
-        """See `Past.renew`."""
+        """Derive what is kept of the frames before `end` again, under another text or with other weights."""
         with span(RECACHE):
             dit.write(state.history, text, self._cache.rewrite(end, keep_sink=self._config.keep_sink))
 
     def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
-        """Run the passes until the window is full, and the recache of a full one where there is one."""
+        """Run every kind of pass once, until the window is full, and leave the cache empty."""
         window, made = self._config.policy.window, draw(0).initial[:, :0]
         for index in count():
             frames, latents = self._config.latents_of(index), draw(index).initial
@@ -134,7 +107,7 @@ class ShotPast(KeptPast):
         self._shots = cache
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `Past.open`."""
+        """See `KeptPast.open`."""
         with span(KV_OPEN):
             self._step = self._shots.at(frames.start, len(frames), cut=cut)
 
@@ -142,7 +115,7 @@ class ShotPast(KeptPast):
         """Do nothing."""
 
 
-class RecomputedPast:
+class RecomputedPast(KeptPast):
     """Keys and values of the past are derived in every frame block from clean latents, at positions from 0; none are kept.
 
     These are N latent frames, the window without the frame block. As long as frame blocks since the first fit beside them, they
@@ -163,23 +136,16 @@ class RecomputedPast:
     """
 
     def __init__(self, cache: KVCache, config: ResolvedConfig, decoder: FrameDecoder) -> None:
-        self._cache, self._config, self._decoder = cache, config, decoder
-        self._step: CacheStep | None = None
+        super().__init__(cache, config)
+        self._decoder = decoder
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `Past.open`."""
+        """See `KeptPast.open`."""
         with span(RECACHE):
             self._step = self._derived(dit, text, self._context(frames.start, state), len(frames))
 
-    def sample(
-        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
-    ) -> SampledLatents:
-        """See `Past.sample`."""
-        assert self._step is not None
-        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
-
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """See `Past.close`."""
+        """See `KeptPast.close`."""
         self._cache.reset()
 
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
@@ -218,13 +184,15 @@ class RecomputedPast:
         return step if done < 2 or weight == 1 else FadedStep(step=step, weight=weight, first=1)
 
 
-class RollingPast:
+class RollingPast(KeptPast):
     """Keys and values stay in the cache, and a pass denoises as many frame blocks as there are timesteps, each at its own.
 
     A window of S frame blocks moves on by one with every pass: its first is at the last timestep and is finished, its last is
     pure noise. They see the sink, right before the window in time, the last finished frames, and each other without a mask. The
     first frame block of a stream takes S passes, over 1 to S frame blocks. A finished one is written at timestep 0; it sees the
     frames that the cache keeps behind the sink, at their own positions, the sink only while it is one of them.
+
+    In a recache all frames that are kept see each other, as in models whose past is kept.
 
     While a prompt goes over to another, a pass has the nearer one, for its frame blocks are at different steps.
 
@@ -239,18 +207,19 @@ class RollingPast:
     """
 
     def __init__(self, cache: AheadRing, config: ResolvedConfig) -> None:
-        self._cache, self._config = cache, config
+        super().__init__(cache, config)
+        self._ring = cache
         self._noises: dict[int, BlockNoise] = {}  # of the frame blocks under way, which need it pass by pass
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `Past.open`. A frame block that was given up half-way may have been finished: it is forgotten."""
+        """See `KeptPast.open`. A frame block that was given up half-way may have been finished: it is forgotten."""
         if self._cache.end != frames.start:
-            self._cache.take_back(frames.start)
+            self._ring.take_back(frames.start)
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
     ) -> SampledLatents:
-        """See `Past.sample`."""
+        """See `KeptPast.sample`."""
         steps, size = len(self._config.schedule.timesteps), self._config.frame_block
         self._noises = {number: self._noises.get(number) or draw(number) for number in range(index, index + steps)}
         noises = [*self._noises.values()]
@@ -264,15 +233,10 @@ class RollingPast:
         return SampledLatents(x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None)
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """See `Past.close`."""
+        """See `KeptPast.close`."""
         with span(KV_OPEN):
-            step = self._cache.finish(self._cache.end, latents.shape[1])
+            step = self._ring.finish(self._cache.end, latents.shape[1])
         commit(dit, latents, text, step)
-
-    def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
-        """See `Past.renew`. All frames that are kept see each other, as in the recache of models whose past is kept."""
-        with span(RECACHE):
-            dit.write(state.history, text, self._cache.rewrite(end, keep_sink=self._config.keep_sink))
 
     def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
         """Run the passes until the window is full, and the recache of a full one."""
@@ -294,7 +258,7 @@ class RollingPast:
         schedule, size = self._config.schedule, self._config.frame_block
         levels = range(x.shape[1] // size - 1, -1, -1)
         with span(DENOISE_STEP, 0):
-            step = self._cache.look(x.shape[1], self._config.policy.window - size)
+            step = self._ring.look(x.shape[1], self._config.policy.window - size)
             told = tuple(schedule.warped[level] for level in levels for _ in range(size))
             flow = dit.flow(x, told, text, step)
             with span(RENOISE):
@@ -312,7 +276,7 @@ class RollingPast:
         return torch.cat(found, dim=1)
 
 
-def new_past(cache: KVCache, config: ResolvedConfig, decoder: FrameDecoder) -> Past:
+def new_past(cache: KVCache, config: ResolvedConfig, decoder: FrameDecoder) -> KeptPast:
     """Return the past of a stream, by the policy of its configuration."""
     if config.past == "recomputed":
         return RecomputedPast(cache, config, decoder)

@@ -24,9 +24,9 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
+from strobe.engine.prompts import check_prompts
 from strobe.engine.resolve import ResolvedConfig, lacking, resolve
 from strobe.engine.session import Session
-from strobe.engine.weighted import check_prompts
 
 LADDER: Final = ("balanced", "speed", "low_memory", "sparse", "turbo", "turbo_fp8", "ultra")
 """Presets from the best quality down; docs/engine.md has what was measured. `speed` makes the frames of `balanced`, later.

@@ -1,21 +1,134 @@
-"""Prompts over time: switches, when they take effect, and how."""
+"""Prompts over time: texts and their weights, switches and files of them, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
+import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from strobe.cache.policy import Past
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError, SessionError, unknown_choice
 from strobe.engine.config import ModelDefaults
+
+
+class TextEncoder(Protocol):
+    """An encoder of prompts into the text that cross-attention attends to."""
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Check that the encoder can encode prompts, before a stream depends on them.
+
+        Raises:
+            ConfigError: a prompt that it cannot encode.
+        """
+        ...
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Encode prompts to text `[B, L, text_dim]`; padding rows are zeros. Any thread may call it."""
+        ...
+
+    def ready(self, prompts: Sequence[str]) -> bool:
+        """Return whether `encode` takes almost no time: the texts are known, or the encoder is small."""
+        ...
+
+    def place(self, device: torch.device) -> None:
+        """Tell the encoder which device makes frames, after the stream's allocations there; it may choose its own device now."""
+        ...
+
+
+_PART: Final = re.compile(r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)")
+WEIGHTS_EXAMPLE: Final = '"(a red circle moving left:0.7) (a yellow circle moving left:0.3)"'
+
+
+def read_weights(prompt: str) -> tuple[tuple[str, float], ...]:
+    r"""Split a prompt into prompts and their shares, which sum to 1; needs no model. One without weights is its own only part.
+
+    ``\(`` and ``\)`` are brackets of the text.
+
+    Raises:
+        ConfigError: words inside a prompt have a weight, only one prompt has, a prompt is empty, or a weight is negative or no
+            number, or all are 0.
+    """
+    found = [*_PART.finditer(prompt)]
+    if not found:
+        return ((_plain(prompt), 1.0),)
+    if _PART.sub("", prompt).strip(" ,\t\n"):
+        raise ConfigError(
+            f"the prompt {prompt!r} weighs some of its words, and weights here are for whole prompts, whose texts are blended: "
+            f"{WEIGHTS_EXAMPLE}; write \\( and \\) for brackets that are meant"
+        )
+    if len(found) == 1:
+        raise ConfigError(
+            f"the prompt {prompt!r} is one with a weight, and weights are the shares of several: {WEIGHTS_EXAMPLE}; leave it out"
+        )
+    weights = [(_plain(part["prompt"].strip()), float(part["weight"])) for part in found]
+    for text, weight in weights:
+        if not text:
+            raise ConfigError(f"the prompt {prompt!r} has an empty part; write for example {WEIGHTS_EXAMPLE}")
+        if weight < 0:
+            raise ConfigError(
+                f"the prompt {prompt!r} gives {text!r} the weight {weight:g}: nothing is steered away from, because the models "
+                "are distilled without guidance; give 0 or more, and say what to show"
+            )
+    total = sum(weight for _, weight in weights)
+    if not 0 < total < float("inf"):
+        raise ConfigError(f"the weights of the prompt {prompt!r} sum to {total:g}; give at least one more than 0")
+    return tuple((text, weight / total) for text, weight in weights if weight)
+
+
+def check_prompts(encoder: TextEncoder, prompts: Sequence[str]) -> None:
+    """Check prompts, and each part of those that are several, before a stream depends on them.
+
+    Raises:
+        ConfigError: a weight cannot be read, or the encoder cannot encode a prompt.
+    """
+    encoder.check(_parts(prompts))
+
+
+def prompts_ready(encoder: TextEncoder, prompts: Sequence[str]) -> bool:
+    """Return whether `encode_prompts` takes almost no time."""
+    return encoder.ready(_parts(prompts))
+
+
+def encode_prompts(encoder: TextEncoder, prompts: Sequence[str]) -> Tensor:
+    """Encode prompts to text `[B, L, text_dim]` in the encoder's dtype; blends are summed in float64.
+
+    Row `j` of a blend is `sum_i w_i text_i[j]`: rows of its prompts are not moved, and padding counts as the zeros that it is.
+    """
+    parts = _parts(prompts)
+    texts = encoder.encode(parts)
+    if parts == [*prompts]:
+        return texts
+    rows = dict(zip(parts, texts, strict=True))
+    return torch.stack([_blend([(rows[text], weight) for text, weight in read_weights(prompt)]) for prompt in prompts])
+
+
+def _blend(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
+    first, _ = parts[0]
+    if len(parts) == 1:
+        return first
+    return torch.stack([weight * text.double() for text, weight in parts]).sum(0).to(first.dtype)
+
+
+def _parts(prompts: Sequence[str]) -> list[str]:
+    """Return the texts that an encoder has to know, each once unless no prompt has weights."""
+    read = [read_weights(prompt) for prompt in prompts]
+    texts = [text for parts in read for text, _ in parts]
+    return texts if all(len(parts) == 1 for parts in read) else [*dict.fromkeys(texts)]
+
+
+def _plain(text: str) -> str:
+    """Take the backslashes of brackets away."""
+    return re.sub(r"\\([()])", r"\1", text) if "\\" in text else text
+
 
 Mode = Literal["recache", "soft", "interpolate", "shot"]
 MODES: dict[Mode, str] = {
@@ -239,3 +352,258 @@ class Blend:
     def advance(self) -> Blend:
         """Return the blend one frame block further."""
         return replace(self, done=min(self.done + 1, self.total))
+
+
+_LINE: Final = re.compile(
+    r"(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))"
+    r"(?:\s+(?P<mode>[a-z]+)(?:\s+(?P<over>\d+))?)?\s*:\s*(?P<prompt>.*\S)\s*"
+)
+FILE_EXAMPLE: Final = "'4.5s: a blue square moving up', 'block=12 soft: ...' or '20s interpolate 6: ...'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedPrompt:
+    """One line of a file of prompts.
+
+    Args:
+        line: its number, from 1.
+        seconds: when it takes effect; None: `block` says it.
+        block: the frame block where it does; None: `seconds` says it.
+        prompt: the text.
+        mode, over: see `strobe.engine.prompts.Switch`.
+    """
+
+    line: int
+    seconds: float | None
+    block: int | None
+    prompt: str
+    mode: Mode
+    over: int
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the prompt that a stream begins with."""
+        return not self.seconds and not self.block
+
+    def frame_block(self, defaults: ModelDefaults, first_block: int | None = None) -> int:
+        """Return the number of the first frame block that follows it: of a time the next one."""
+        return self.block if self.block is not None else blocks_for(self.seconds or 0.0, defaults, first_block=first_block)
+
+
+def read_prompts(text: str, name: str, *, mode: Mode = "recache") -> tuple[TimedPrompt, ...]:
+    """Read a file of prompts; needs no model. Empty lines, and lines that begin with #, are left out.
+
+    Args:
+        text: of the file.
+        name: of the file, for errors.
+        mode: of lines that name none.
+
+    Raises:
+        ConfigError: a line does not read like one, names an unknown mode, has weights that cannot be read, or there is no line;
+            names file and line.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        read = _LINE.fullmatch(line.strip())
+        if read is None:
+            raise ConfigError(f"{name}, line {number}: cannot read {line.strip()!r}; write for example {FILE_EXAMPLE}")
+        own, over = read["mode"] or mode, 4 if read["over"] is None else int(read["over"])
+        try:
+            check_mode(own, over)
+            read_weights(read["prompt"])
+        except ConfigError as error:
+            raise ConfigError(f"{name}, line {number}: {error}") from error
+        if read["over"] is not None and own != "interpolate":
+            raise ConfigError(f"{name}, line {number}: {own} takes no number of frame blocks; leave the {over} out")
+        found.append(
+            TimedPrompt(
+                line=number,
+                seconds=None if read["seconds"] is None else float(read["seconds"]),
+                block=None if read["block"] is None else int(read["block"]),
+                prompt=read["prompt"],
+                mode=cast("Mode", own),
+                over=over,
+            )
+        )
+    if not found:
+        raise ConfigError(f"{name} holds no prompt; write a line for each, for example {FILE_EXAMPLE}")
+    return tuple(found)
+
+
+def switches_of(
+    prompts: Sequence[TimedPrompt], name: str, defaults: ModelDefaults, first_block: int | None = None
+) -> tuple[Switch, ...]:
+    """Return the prompt switches of a file in order; the prompt at frame block 0 is none of them.
+
+    Raises:
+        ConfigError: two take effect at one frame block, or one before the second frame block; names file and line.
+    """
+    found = []
+    for each in prompts:
+        if not each.first:
+            number = each.frame_block(defaults, first_block)
+            found.append(Switch(frame_block=number, prompt=each.prompt, mode=each.mode, over=each.over))
+    try:
+        return check_switches(found)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptAck:
+    """Answer to a prompt.
+
+    Args:
+        prompts: one per sample.
+        mode: how they take over.
+        found: number of the first frame block that follows them, once it is known.
+    """
+
+    prompts: tuple[str, ...]
+    mode: Mode
+    found: Future[int] = field(compare=False, repr=False)
+
+    @property
+    def frame_block(self) -> int | None:
+        """Number of the first frame block that follows the prompt; None while its text is encoded. Raises: see `wait`."""
+        return self.found.result() if self.found.done() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the text is encoded; returns the number of the first frame block that follows it.
+
+        Args:
+            timeout: in seconds; None: as long as it takes.
+
+        Raises:
+            SessionError: another prompt took its place before it was encoded, or the session was closed.
+            StrobeError: the text encoder failed; the old prompt stays.
+            TimeoutError: it takes longer.
+        """
+        return self.found.result(timeout)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """A change that waits for its frame block, with its text if that is encoded already."""
+
+    change: Change
+    text: Tensor | None = None
+
+
+class Prompting:
+    """The prompts of one session; the last one asked for counts.
+
+    Args:
+        encoder: of the model.
+        open_block: number of the frame block that is made next.
+    """
+
+    def __init__(self, encoder: TextEncoder, open_block: int) -> None:
+        self._encoder = encoder
+        self._lock = threading.Lock()
+        self._open_block = open_block
+        self._told: Told | None = None
+        self._number = 0
+        self._coming: Future[int] | None = None
+        self._workers: ThreadPoolExecutor | None = None
+
+    @property
+    def told(self) -> Told | None:
+        """Change that waits for its frame block, with its text if encoded; None: there is none."""
+        with self._lock:
+            return self._told
+
+    @property
+    def pending(self) -> Change | None:
+        """Change that waits for its frame block, without its text; None: there is none."""
+        told = self.told
+        return None if told is None else told.change
+
+    def ask(self, change: Change, *, wait: bool) -> PromptAck:
+        """Accept a change: at once if its text needs no time, else when it is encoded.
+
+        Args:
+            change: the prompts were checked.
+            wait: encode them now, in this thread.
+        """
+        ready = prompts_ready(self._encoder, change.prompts)
+        found: Future[int] = Future()
+        with self._lock:
+            self._number += 1
+            number, self._coming = self._number, None
+            if not ready and not wait:
+                found = self._coming = self._worker().submit(self._encode, number, change)
+        if ready or wait:
+            found.set_result(self._tell(number, Told(change=change)) if ready else self._encode(number, change))
+        return PromptAck(prompts=change.prompts, mode=change.mode, found=found)
+
+    def encode_ahead(self, prompts: Sequence[str]) -> None:
+        """Encode texts that will be asked for later, in parallel to the stream."""
+        with self._lock:
+            for prompt in prompts:
+                if not prompts_ready(self._encoder, [prompt]):
+                    self._worker().submit(encode_prompts, self._encoder, [prompt])
+
+    def settle(self) -> None:
+        """Wait until nothing is being encoded. Raises: see `PromptAck.wait`."""
+        while (coming := self._coming) is not None:
+            try:
+                coming.result()
+            finally:
+                with self._lock:
+                    self._coming = None if self._coming is coming else self._coming
+
+    def open(self, frame_block: int, *, first: bool) -> Told | None:
+        """Return the change that a frame block about to be made has to follow.
+
+        Args:
+            frame_block: its number.
+            first: there is no prompt yet; then wait for what is being encoded.
+        """
+        if first and self.pending is None:
+            self.settle()
+        with self._lock:
+            self._open_block = frame_block + 1
+            return self._told
+
+    def made(self, told: Told | None, next_block: int, frame_block: int) -> None:
+        """Note how far the stream is; a change that a finished frame block followed no longer waits."""
+        with self._lock:
+            self._open_block = next_block
+            if next_block > frame_block and self._told is told:
+                self._told = None
+
+    def reset(self, change: Change | None, open_block: int) -> None:
+        """Start anew with a change that waits; texts still being encoded are dropped."""
+        with self._lock:
+            self._number += 1
+            self._told = None if change is None else Told(change=change)
+            self._open_block, self._coming = open_block, None
+
+    def close(self) -> None:
+        """Let the worker thread end after its present text."""
+        with self._lock:
+            self._number += 1
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=False, cancel_futures=True)
+
+    def _worker(self) -> ThreadPoolExecutor:
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        return self._workers
+
+    def _encode(self, number: int, change: Change) -> int:
+        return self._tell(number, Told(change=change, text=encode_prompts(self._encoder, change.prompts)))
+
+    def _tell(self, number: int, told: Told) -> int:
+        with self._lock:
+            if number != self._number:
+                raise SessionError(
+                    f"the prompt {told.change.prompts[0]!r} takes no effect: another one came, or the session ended, before its "
+                    "text was encoded"
+                )
+            self._told = told
+            return self._open_block

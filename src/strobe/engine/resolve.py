@@ -1,9 +1,12 @@
-"""Configurations of a stream, resolved for one model on one device; and the checks that they go with the model's past."""
+"""Configurations of a stream, resolved for one model on one device, with the checks that their settings go together there."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import torch
 
@@ -11,11 +14,116 @@ from strobe.cache.kv import Positions
 from strobe.cache.policy import Past, RingPolicy
 from strobe.core.device import card_of, resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.libraries import broken
 from strobe.eightbit.rows import FP8_CAPABILITY
-from strobe.engine.attention_format import without_kernel
-from strobe.engine.config import DTYPES, AttentionFormat, CompileMode, DType, EngineConfig, Format, Knobs, ModelDefaults
-from strobe.engine.knob_states import KnobPlace, KnobState, knob_state
-from strobe.engine.schedule import NoiseSchedule
+from strobe.engine.config import (
+    DTYPES,
+    AttentionFormat,
+    CompileMode,
+    DType,
+    EngineConfig,
+    Format,
+    Knobs,
+    ModelDefaults,
+    NoiseSchedule,
+)
+
+KERNEL_HEAD_DIM: Final = 128
+"""Of the kernels, and of Wan's transformers."""
+
+
+def without_kernel(device: torch.device, dtype: torch.dtype, head_dim: int = KERNEL_HEAD_DIM) -> str:
+    """Say why attention in eight bits does not run on a device; empty if it does. On a CPU its reference runs."""
+    from strobe.attention.dense.eight.api import choose
+    from strobe.attention.types import AttentionSpec
+
+    spec = AttentionSpec(
+        batch=1,
+        q_len=1,
+        kv_len=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+        softmax_scale=head_dim**-0.5,
+        return_lse=False,
+        needs_grad=False,
+        card=card_of(device),
+    )
+    try:
+        choose(spec, "auto")
+    except ImplUnavailableError as error:
+        return error.reason
+    return ""
+
+
+OVERLAP_CORES = 4
+"""Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long
+with it (95 % interval 1.02 to 1.09, 30 mirrored pairs); three cores and more were not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnobState:
+    """One knob on one device.
+
+    Args:
+        name: field of `Knobs`.
+        meaning: what it does on, and what off costs.
+        on: it is in effect.
+        reason: why it is off although asked for; empty otherwise.
+    """
+
+    name: str
+    meaning: str
+    on: bool
+    reason: str
+
+
+def _does_nothing(name: str, config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> str:
+    """Say why a knob does nothing for a model on a device; empty if it does something."""
+    knobs = config.knobs
+    if name == "merge_lora":
+        return "" if defaults.lora else "no LoRA belongs to the model"
+    if name in ("compile", "fused_kernels", "cuda_graphs"):
+        return _cannot_compile(device) if name == "compile" else _cannot_launch(name, config, device)
+    if name == "memory_pool":
+        return "used on CUDA only" if device.type == "cpu" else ""
+    if name == "late_frames" and defaults.past == "recomputed":
+        return "the past of a frame block is derived from the frames of the one before"
+    if config.decode_device is not None and resolve_device(config.decode_device) != device:  # always works beside the transformer
+        return ""
+    cores = len(os.sched_getaffinity(0))
+    if name == "overlap_decode" and device.type == "cpu" and cores < OVERLAP_CORES:
+        return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
+    if name == "late_frames" and (not knobs.overlap_decode or _does_nothing("overlap_decode", config, defaults, device)):
+        return "it needs overlap_decode, which is off here"
+    return ""
+
+
+NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
+"""Knobs without which a pass does not stay on the device or does not keep its addresses."""
+
+
+def _cannot_launch(name: str, config: EngineConfig, device: torch.device) -> str:
+    if device.type == "cpu":
+        return "used on CUDA only"
+    if config.compile_mode == "reduce-overhead" and config.knobs.compile:
+        return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
+    if name == "fused_kernels":
+        return f"needs Triton: {why}" if (why := broken("triton.language")) else ""
+    off = next((each for each in NEEDED_BY_GRAPHS if not getattr(config.knobs, each)), "")
+    return f"knob {off} is off" if off else ""
+
+
+def _cannot_compile(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "used on CUDA only: a CPU machine need not have a C++ compiler"
+    if why := broken("triton.language"):
+        return f"needs Triton: {why}"
+    if not any(map(shutil.which, ("gcc", "clang"))):
+        return "Triton needs a C compiler, and neither gcc nor clang is on the path"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,14 +255,12 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
 
     Raises: as `resolve` does for `decode_device`.
     """
-    place = KnobPlace(
-        device=device,
-        elsewhere=config.decode_device is not None and resolve_device(config.decode_device) != device,
-        lora=defaults.lora,
-        own_graphs=config.compile_mode == "reduce-overhead" and config.knobs.compile,
-        recomputed=defaults.past == "recomputed",
-    )
-    return tuple(knob_state(config.knobs, each.name, each.metadata["meaning"], place) for each in fields(Knobs))
+    found = []
+    for each in fields(Knobs):
+        asked: bool = getattr(config.knobs, each.name)
+        reason = _does_nothing(each.name, config, defaults, device) if asked else ""
+        found.append(KnobState(name=each.name, meaning=each.metadata["meaning"], on=asked and not reason, reason=reason))
+    return tuple(found)
 
 
 def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:

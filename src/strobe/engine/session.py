@@ -17,23 +17,28 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
 from strobe.engine.arena import ArenaUse, new_arena
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.load import load
-from strobe.engine.memory import plan_arena
+from strobe.engine.memory import check_room, plan_arena
 from strobe.engine.model import Model
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.rank_context import RankContext
-from strobe.engine.parallel.transformer import on_several
+from strobe.engine.parallel.rank import RankContext, on_several
 from strobe.engine.presets import preset as find_preset
-from strobe.engine.prompting import PromptAck, Prompting
-from strobe.engine.prompts import Change, Mode, Switch, blocks_from, check_mode, check_reached, check_switches
-from strobe.engine.rank_memory import check_room
+from strobe.engine.prompts import (
+    Change,
+    Mode,
+    PromptAck,
+    Prompting,
+    Switch,
+    blocks_from,
+    check_mode,
+    check_prompts,
+    check_reached,
+    check_switches,
+)
 from strobe.engine.resolve import ResolvedConfig, resolve
-from strobe.engine.snapshot import Snapshot, read_snapshot
+from strobe.engine.snapshot import Identity, Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
-from strobe.engine.state import Identity
-from strobe.engine.stream import Stream
-from strobe.engine.weighted import check_prompts
+from strobe.engine.stream import FrameBlock, Stream
 from strobe.models.lora import Lora, combined
 
 
@@ -92,13 +97,13 @@ class Session:
         if given is not None:
             asked = with_first_block(asked, given.shape[1], loaded.defaults)
         config = resolve(asked, loaded.defaults, where)
-        share, parts = None, loaded.parts
+        share = None
         if isinstance(device, DeviceGroup):
             config = on_several(config)
-            share = RankContext.of(device, parts, config)
+            share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
-        check_room(parts, config, share.layout if share else None, len(samples), there=there)
-        arena = new_arena(config, plan_arena(parts, config, len(samples)))
+        check_room(loaded, config, share.layout if share else None, len(samples), there=there)
+        arena = new_arena(config, plan_arena(loaded, config, len(samples)))
         self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
         loaded.text.place(where)
         if prompt is not None:
@@ -149,7 +154,7 @@ class Session:
         A text that takes time is encoded in parallel to the stream, which goes on under the old prompt meanwhile.
 
         Args:
-            text: one prompt for all samples, or one for each; a prompt may be several with weights (`strobe.engine.weighted`).
+            text: one prompt for all samples, or one for each; a prompt may be several with weights (`strobe.engine.prompts`).
             mode: "recache" (hard), "soft", "interpolate" or "shot"; see `strobe.engine.prompts.MODES`.
             over: frame blocks that "interpolate" takes.
             wait: encode now, so that the next frame block follows it whatever the encoder takes. The first prompt of a session is

@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.shapes import VaeStride
-from strobe.engine.config import EngineConfig, ModelDefaults
+from strobe.engine.config import EngineConfig, ModelDefaults, NoiseSchedule
+from strobe.engine.denoise import BlockNoise
 from strobe.engine.model import Model
-from strobe.engine.noise import BlockNoise
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.schedule import NoiseSchedule
 from strobe.models.vae.taew import Taew
 from strobe.models.wan.flow import add_noise
 

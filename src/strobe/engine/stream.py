@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 
 import torch
@@ -15,23 +15,96 @@ from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
-from strobe.engine.arena import Anywhere, Arena
-from strobe.engine.blended import BlendedText, read_blend
+from strobe.engine.arena import Arena
 from strobe.engine.caches import prepare_cache
-from strobe.engine.decode import FrameDecoder
-from strobe.engine.frame_block import FrameBlock
+from strobe.engine.decode import Decoded, FrameDecoder
+from strobe.engine.denoise import BlendedText, BlockNoise, draw_block, read_blend
 from strobe.engine.graphs import Eager
 from strobe.engine.model import Model, latent_shape
-from strobe.engine.noise import BlockNoise, draw_block
-from strobe.engine.parallel.rank_context import RankContext
+from strobe.engine.parallel.rank import RankContext
 from strobe.engine.past import new_past
-from strobe.engine.pending import Decoding, InHand, PreparedChange, joined_ends, undelivered
-from strobe.engine.prompts import Blend, Change
+from strobe.engine.prompts import Blend, Change, encode_prompts
 from strobe.engine.resolve import ResolvedConfig
-from strobe.engine.state import StreamState, check_state
+from strobe.engine.snapshot import StreamState, check_state
 from strobe.engine.transformer import Transformer
-from strobe.engine.weighted import encode_prompts
 from strobe.models.lora import Lora
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
+class FrameBlock:
+    """Pixel frames of every sample with their latents and prompts.
+
+    Args:
+        index: number of the frame block, from 0.
+        samples: pixel frames of every sample, uint8 [B, F, Y, X, 3] on the CPU.
+        latents: clean latents [B, F, C, Y, X], float32 on the stream's device.
+        prompts: one per sample.
+        elapsed_ns: work of the stream from the frame block before until these frames were there. With knob `late_frames` that is
+            mostly the next frame block's: the sum over a stream is all its work either way.
+    """
+
+    index: int
+    samples: Tensor
+    latents: Tensor
+    prompts: tuple[str, ...]
+    elapsed_ns: int
+
+    @property
+    def frames(self) -> Tensor:
+        """Pixel frames of the only sample, uint8 [F, Y, X, 3].
+
+        Raises:
+            ShapeError: there are several samples.
+        """
+        if self.samples.shape[0] != 1:
+            raise ShapeError(f"this frame block has {self.samples.shape[0]} samples; use .samples[i]")
+        return self.samples[0]
+
+    @property
+    def prompt(self) -> str:
+        """The prompt of the only sample; several samples: each different prompt once, one per line."""
+        return "\n".join(dict.fromkeys(self.prompts))
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(
+            f"{name}={str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}"
+            for name, each in (("samples", self.samples), ("latents", self.latents))
+        )
+        return f"FrameBlock(index={self.index}, {tensors}, prompts={self.prompts}, elapsed_ns={self.elapsed_ns})"
+
+
+@dataclass(kw_only=True, slots=True)
+class Decoding:
+    """A frame block that is still being decoded.
+
+    Args:
+        latents: all of its.
+        pieces: yields the frames that are not there; None: decoding failed, and is begun again where it did.
+        made: frames that are there.
+        num_done: latent frames that they are of.
+    """
+
+    index: int
+    latents: Tensor
+    prompts: tuple[str, ...]
+    pieces: Iterator[Decoded] | None
+    made: list[Tensor] = field(default_factory=list)
+    num_done: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class PreparedChange:
+    """A change prepared ahead of its frame block.
+
+    Args:
+        change: as it was asked for.
+        kept: the cache as it was before; None: it was left alone.
+        ready: the text; None: making it ready broke off.
+    """
+
+    change: Change
+    kept: CacheState | None
+    ready: tuple[Blend, BlendedText] | None = None
 
 
 class Stream:
@@ -73,7 +146,7 @@ class Stream:
         self.seed = seed
         self.samples = tuple(samples)
         self.share = share
-        self.arena = Anywhere() if arena is None else arena
+        self.arena = Arena() if arena is None else arena
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
@@ -93,20 +166,27 @@ class Stream:
         self._past = new_past(self._cache, config, self._decoder)
         self._dit.runner.place(self.arena)
         self._decoder.place(self.arena)
-        self._now = InHand()
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws noise while the GPU is at the frame block before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
-        self.state = self._begun(start if start is None else start.to(config.device))
+        self._begin(start if start is None else start.to(config.device))
         if share is not None:
             share.open(model, config, f"seed {seed}, samples {self.samples}")
         if parts is None and config.knobs.cuda_graphs:
             self.rehearse()
 
-    def _begun(self, start: Tensor | None) -> StreamState:
-        """Return the state before the first frame block."""
+    def _begin(self, start: Tensor | None) -> None:
+        """Return to before the first frame block, with nothing in hand beside state and cache."""
         history = torch.zeros(len(self.samples), 0, *self._frame_shape, device=self.config.device)
-        return StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=self._decoder.state(), start=start)
+        decoder = self._decoder.state()
+        self.state = StreamState(next_block=0, prompts=(), blend=None, history=history, decoder=decoder, start=start)
+        self._text: tuple[Blend, BlendedText] | None = None  # of the frame block to come, for the prompts it was read for
+        self._half_way = False  # the cache has moved on from the state
+        self._decoding: Decoding | None = None  # the last frame block; the state's decoder is that before what is left of it
+        self._ready: FrameBlock | None = None  # decoded, not handed out
+        self._worked_ns = 0  # since the last frame block was handed out
+        self._ahead: PreparedChange | None = None
+        self._drawn: tuple[int, BlockNoise] | None = None  # number and noise of the frame block to come
 
     def restart(self, seed: int) -> None:
         """Begin again with the noise of another seed, without prompt or start; memory and recorded passes stay.
@@ -116,15 +196,15 @@ class Stream:
         """
         if self.share is not None or self.weights_hash != self.model.weights_hash:
             raise SessionError("a stream on several devices or with LoRAs of its own does not begin again; open another session")
-        self._now = InHand()
         self._cache.reset(erase=True)
         self._past = new_past(self._cache, self.config, self._decoder)
-        self.seed, self.state = seed, self._begun(None)
+        self.seed = seed
+        self._begin(None)
 
     @property
     def next_block(self) -> int:
         """Number of the next frame block to hand out; `state.next_block` is the next one to make."""
-        return self.state.next_block - (self._now.ready is not None) - (self._now.decoding is not None)
+        return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
 
     @torch.inference_mode()
     def rehearse(self) -> None:
@@ -144,12 +224,12 @@ class Stream:
             SessionError: there is no prompt yet.
         """
         began, index = perf_counter_ns(), self.state.next_block
-        assert self._now.ready is None or self._now.decoding is None, "hand frame blocks out before making more"
+        assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
             if self.share is not None:
                 change = self.share.follow(index, self.weights_hash, change)
             blend, text = self._read(change, encoded)
-            self._now = replace(self._now, half_way=True)
+            self._half_way = True
             frames, rest = self.config.latents_of(index), self.state.start
             if self.config.num_recomputed:
                 self._settle()  # what could not be decoded before
@@ -168,15 +248,15 @@ class Stream:
             made = replace(self.state, next_block=index + 1, prompts=prompts, blend=blend, history=history)
             self.state = replace(made, start=start, ahead=ahead, stale=False)
             del made  # or the decoder's memories before this one would be held too
-            decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
-            self._now = replace(self._now, half_way=False, decoding=decoding)
-            del decoding, pieces  # or they would outlive what is settled
+            self._decoding = Decoding(index=index, latents=latents, prompts=prompts, pieces=pieces)
+            self._half_way = False
+            del pieces  # or they would outlive what is settled
             if self._draws_ahead:
                 coming = index + 1 + self.config.num_ahead // self.config.frame_block
-                self._now = replace(self._now, drawn=(coming, self._draw(coming)))
+                self._drawn = coming, self._draw(coming)
             if not self.config.knobs.late_frames:
                 self._settle()
-        self._now = replace(self._now, worked_ns=self._now.worked_ns + perf_counter_ns() - began)
+        self._worked_ns += perf_counter_ns() - began
 
     @torch.inference_mode()
     def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
@@ -191,54 +271,54 @@ class Stream:
         began = perf_counter_ns()
         if self.share is not None:
             raise SessionError("a session on several devices makes no prompt ready ahead; it takes effect at its frame block")
-        if (ahead := self._now.ahead) is not None and ahead.change is change and ahead.ready is not None:
+        ahead = self._ahead
+        if ahead is not None and ahead.change is change and ahead.ready is not None:
             return
         self._put_back()
         self._whole()
         switched = change.mode == "recache" and self.state.next_block > 0
         changed = (switched or self.state.stale) and self.config.past in ("kept", "rolling")
         kept = self._cache.snapshot() if changed else None
-        ahead = PreparedChange(change=change, kept=kept)
-        self._now = replace(self._now, ahead=ahead)
-        ahead = replace(ahead, ready=self._derive(change, encoded))
-        worked_ns = self._now.worked_ns + perf_counter_ns() - began
-        self._now = replace(self._now, ahead=ahead, half_way=False, worked_ns=worked_ns)
+        self._ahead = PreparedChange(change=change, kept=kept)
+        self._ahead.ready = self._derive(change, encoded)
+        self._half_way = False
+        self._worked_ns += perf_counter_ns() - began
 
     def _put_back(self) -> None:
         """Restore the cache as it was before `prepare`."""
-        ahead, self._now = self._now.ahead, replace(self._now, ahead=None)
+        ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.kept is not None:
             self._cache.restore(ahead.kept)
-            self._now = replace(self._now, half_way=False)
+            self._half_way = False
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
         began = perf_counter_ns()
-        if self._now.ready is None:
+        if self._ready is None:
             self._settle()
-        block = self._now.ready
+        block, self._ready = self._ready, None
         assert block is not None, "advance() first"
-        worked_ns = self._now.worked_ns + perf_counter_ns() - began
-        self._now = replace(self._now, ready=None, worked_ns=0)
+        worked_ns, self._worked_ns = self._worked_ns + perf_counter_ns() - began, 0
         return replace(block, elapsed_ns=worked_ns)
 
     def _settle(self) -> None:
         """Wait for the frames being decoded, and put the decoder's memories into `state`."""
-        waiting = self._now.decoding
+        waiting = self._decoding
         if waiting is None:
             return
         pieces, left = waiting.pieces, waiting.latents[:, waiting.num_done :]
-        waiting = replace(waiting, pieces=None)
-        self._now = replace(self._now, decoding=waiting)
+        waiting.pieces = None
         for frames, num, decoder, ends in pieces or (self._decoder.start(left, self.state.decoder) if left.shape[1] else ()):
-            waiting = replace(waiting, made=(*waiting.made, frames), num_done=waiting.num_done + num)
-            ends = joined_ends(self.state.ends, ends, self.config)
-            state, now = replace(self.state, decoder=decoder, ends=ends), replace(self._now, decoding=waiting)
-            self.state, self._now = state, now  # both or neither
+            if ends is not None:  # the last pixel frames of latent frames that the next frame block may need
+                held = [] if self.state.ends is None else [self.state.ends]
+                ends = torch.cat([*held, ends], dim=1)[:, -self.config.num_recomputed :]
+            self.state = replace(self.state, decoder=decoder, ends=ends)
+            waiting.made.append(frames)
+            waiting.num_done += num
         with torch.inference_mode(False):  # so that their owner may draw on them
             pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)
-        self._now = replace(self._now, ready=block, decoding=None)
+        self._ready, self._decoding = block, None
 
     def snapshot(self) -> tuple[StreamState, CacheState]:
         """Copy state and cache.
@@ -248,12 +328,12 @@ class Stream:
         """
         self._whole()
         self._settle()
-        frames = None if self._now.ready is None else self._now.ready.samples.clone()  # its owner may draw on it
-        cache = (self._now.ahead and self._now.ahead.kept) or self._cache.snapshot()
+        frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
+        cache = (self._ahead and self._ahead.kept) or self._cache.snapshot()
         return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), cache
 
     def _whole(self) -> None:
-        if self._now.half_way:
+        if self._half_way:
             raise SessionError(f"frame block {self.state.next_block} was given up half-way; generate it, then go on")
 
     def restore(self, state: StreamState, cache: CacheState) -> None:
@@ -263,15 +343,14 @@ class Stream:
             SessionError: state and cache do not go together, or not with this stream, which stays as it is.
         """
         check_state(state, cache, self.config, (len(self.samples), *self._frame_shape), self.model.dit.config.text_dim)
-        decoder, before, device = self._decoder.adopt(state.decoder), self._now, self.config.device
-        self._now = replace(before, half_way=True)
+        decoder, before, device = self._decoder.adopt(state.decoder), self._half_way, self.config.device
+        self._half_way = True
         try:
             self._cache.restore(cache)
         except ShapeError as error:
-            self._now = before
+            self._half_way = before
             raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
-        self._now = replace(before, half_way=True, ahead=None, decoding=None)  # nobody waits for what was being made
-        del before  # with what it held
+        self._ahead = self._decoding = None  # nobody waits for what was being made
         self.state = replace(
             state,
             undelivered=None,
@@ -282,8 +361,12 @@ class Stream:
             ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
             start=state.start if state.start is None else state.start.to(device),
         )
-        ready = undelivered(replace(self.state, undelivered=state.undelivered), self.config)
-        self._now = replace(self._now, ready=ready, worked_ns=0, half_way=False)
+        self._ready = None
+        if state.undelivered is not None:
+            index, samples = state.next_block - 1, state.undelivered.cpu().clone()
+            latents = self.state.history[:, -len(self.config.latents_of(index)) :]
+            self._ready = FrameBlock(index=index, samples=samples, latents=latents, prompts=state.prompts, elapsed_ns=0)
+        self._worked_ns, self._half_way = 0, False
 
     @property
     def loras(self) -> tuple[Lora, ...]:
@@ -308,7 +391,7 @@ class Stream:
         self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
         if self.loras == self.model.loras:
             self.weights_hash = self.model.weights_hash
-        self._now, self.state = replace(self._now, text=None), replace(self.state, stale=True)
+        self._text, self.state = None, replace(self.state, stale=True)
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -342,8 +425,8 @@ class Stream:
             self._prepared.release(self._dit)
         for name in ("_cache", "_past"):
             vars(self).pop(name, None)
-        decoding = self._now.decoding
-        self._now = replace(self._now, decoding=decoding and replace(decoding, pieces=None))
+        if self._decoding is not None:
+            self._decoding.pieces = None
         self.state = replace(self.state, decoder=(False, ()))
         self.arena.close()
 
@@ -353,7 +436,7 @@ class Stream:
         return shape.channels, shape.height, shape.width
 
     def _noise(self, index: int) -> BlockNoise:
-        drawn, self._now = self._now.drawn, replace(self._now, drawn=None)
+        drawn, self._drawn = self._drawn, None
         return drawn[1] if drawn is not None and drawn[0] == index else self._draw(index)
 
     def _draw(self, index: int) -> BlockNoise:
@@ -363,9 +446,9 @@ class Stream:
 
     def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Return the text that `prepare` derived for this change, or derive it now."""
-        ahead = self._now.ahead
+        ahead = self._ahead
         if ahead is not None and ahead.ready is not None and ahead.change is change:
-            self._now = replace(self._now, ahead=None)
+            self._ahead = None
             return ahead.ready
         self._put_back()
         return self._derive(change, encoded)
@@ -374,15 +457,13 @@ class Stream:
         """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""
         with span(TEXT):
             blend = self._blend(change, encoded)
-            held = self._now.text
-            if held is None or held[0] is not blend:
-                held = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
-                self._now = replace(self._now, text=held)
+            if self._text is None or self._text[0] is not blend:
+                self._text = blend, read_blend(self._dit, blend, len(self.config.schedule.timesteps))
         switched = change is not None and change.mode == "recache"
         if (switched or self.state.stale) and self.state.next_block > 0:
-            self._now = replace(self._now, half_way=True)
-            self._past.renew(self._dit, held[1].kept, self.config.latents_of(self.state.next_block).start, self.state)
-        return blend, held[1]
+            self._half_way = True
+            self._past.renew(self._dit, self._text[1].kept, self.config.latents_of(self.state.next_block).start, self.state)
+        return self._text
 
     def _blend(self, change: Change | None, encoded: Tensor | None) -> Blend:
         before = self.state.blend

@@ -1,7 +1,8 @@
-"""Strict reading of weight files: tensors and nothing else, every one of them accounted for."""
+"""Strict reading of weight files: tensors and nothing else, every one of them accounted for; hashes of large files are kept."""
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import struct
 import textwrap
@@ -18,7 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from strobe.core.errors import ConfigError, WeightsError
+from strobe.core.errors import ConfigError, StrobeError, WeightsError
+from strobe.core.files import write_whole
+from strobe.core.settings import cache_folder
 
 SHOWN = 4
 """Names of each kind that an error lists."""
@@ -131,7 +134,7 @@ def read_shapes(path: Path) -> dict[str, Tensor]:
         WeightsError: no such file, damaged, shorter than it says, or with numbers of a type that is not known.
     """
     check_whole(path)
-    entries = _entries(path)
+    entries, _ = _header(path)
     strange = sorted({entry.dtype for entry in entries.values()} - DTYPES.keys())
     if strange:
         raise WeightsError(f"{path} holds numbers of a type that is not known here: {', '.join(strange)}; fetch it in bfloat16")
@@ -156,7 +159,7 @@ def check_whole(path: Path) -> None:
     if first == LFS_POINTER:
         raise WeightsError(f"{path} is a pointer that Git LFS left in its place; run git lfs pull in its folder")
     if path.suffix == SAFE:
-        _entries(path)
+        _header(path)
     elif first.startswith(b"PK") and not _is_zip(path):
         size = path.stat().st_size
         raise WeightsError(f"{path} is half a file: it ends after {size:,} bytes without the list of its tensors; fetch it again")
@@ -167,15 +170,6 @@ def _is_zip(path: Path) -> bool:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:  # of several disks, as damaged bytes may say
         return False
-
-
-def _entries(path: Path) -> dict[str, _Entry]:
-    """Read the tensors in the header of a `.safetensors`.
-
-    Raises:
-        WeightsError: it is none, or the file ends before its last tensor.
-    """
-    return _header(path)[0]
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -189,7 +183,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
-    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description."""
+    """Read the header of a `.safetensors`: its length in 8 bytes, then JSON. Source: the format's description.
+
+    Raises:
+        WeightsError: it is none, or the file ends before its last tensor.
+    """
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
@@ -273,3 +271,67 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+SMALL_BYTES: Final = 1 << 26
+"""Files below this are hashed each time."""
+KEPT: Final = 1000
+"""Files that are remembered, the last ones."""
+NAME: Final = "weights.json"
+
+
+class _Known(msgspec.Struct):
+    """Size, times, place and hash of a file that was hashed; `changed_ns` is its ctime, which programs cannot set."""
+
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+    sha256: str
+
+
+def sha256_of(path: Path) -> bytes:
+    """Return the sha256 of a file's content.
+
+    A file that has not changed since it was hashed, by its size, times and place on the disk, is not read again. Hashes are kept
+    in `strobe/weights.json` of the user's cache folder.
+    """
+    stat = path.stat()
+    folder = cache_folder()
+    if stat.st_size < SMALL_BYTES or folder is None:
+        return _read(path)
+    list_path, key = folder / "strobe" / NAME, str(path.resolve())
+    known = _load(list_path)
+    now = _Known(size_bytes=stat.st_size, modified_ns=stat.st_mtime_ns, changed_ns=stat.st_ctime_ns, inode=stat.st_ino, sha256="")
+    before = known.pop(key, None)
+    if before is not None and msgspec.structs.replace(before, sha256="") == now:
+        return bytes.fromhex(before.sha256)
+    digest = _read(path)
+    known[key] = msgspec.structs.replace(now, sha256=digest.hex())
+    _keep(list_path, dict([*known.items()][-KEPT:]))
+    return digest
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _load(path: Path) -> dict[str, _Known]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, _Known])
+    except (
+        OSError,
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # there is none, or it is damaged: files are hashed again
+        return {}
+
+
+def _keep(path: Path, known: dict[str, _Known]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(known))
+    except (OSError, StrobeError):  # a cache that cannot be written costs time alone
+        return

@@ -63,7 +63,8 @@ def fetch(address: str, patterns: Sequence[str], ignored: Sequence[str] = ()) ->
     try:
         siblings = HfApi().model_info(repo, revision=revision).siblings or ()
         chosen = _chosen([each.rfilename for each in siblings], inside, patterns, ignored, address)
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=[_literally(name) for name in chosen]))
+        literally = [re.sub(r"([*?\[])", r"[\1]", name) for name in chosen]  # patterns that match a name and nothing else
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=literally))
     except GatedRepoError as error:
         raise WeightsError(
             f"{address}: {repo} is gated; accept its terms on its page, then `hf auth login` or set HF_TOKEN"
@@ -124,8 +125,3 @@ def _root(chosen: Sequence[str], inside: str) -> str:
     if not any(mark in inside for mark in "*?["):
         return inside
     return chosen[0] if len(chosen) == 1 else PurePosixPath(inside).parent.as_posix()
-
-
-def _literally(name: str) -> str:
-    """A pattern that matches a name and nothing else."""
-    return re.sub(r"([*?\[])", r"[\1]", name)

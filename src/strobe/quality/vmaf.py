@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import DataError, ShapeError, StrobeError
-from strobe.core.libraries import broken
-from strobe.core.plugins import tried
+from strobe.core.libraries import broken, tried
 
 
 @cache

@@ -1,9 +1,10 @@
-"""The server's application: the page, the socket, and endpoints for operators and `curl`."""
+"""The server's application, and its socket: the page, streams, and endpoints for operators and `curl`."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
@@ -11,6 +12,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 import torch
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -177,10 +179,10 @@ class StreamServer:
         if worker.model.name == "shapes":
             self.words, self.examples = {kind: list(words) for kind, words in CHOICES.items()}, list(EXAMPLES)
         found = await asyncio.wrap_future(worker.submit(lambda: worker.warm_up(self.examples[0], self._tell)))
-        if found is not None:
-            self.metrics.suspend.observe(found.suspend_ms / 1e3)
-            self.metrics.wake.observe(found.wake_ms / 1e3)
-            self.metrics.stream_bytes.set(found.stream_bytes)
+        if found:
+            self.metrics.suspend.observe(found["suspend_ms"] / 1e3)
+            self.metrics.wake.observe(found["wake_ms"] / 1e3)
+            self.metrics.stream_bytes.set(found["stream_bytes"])
         self.hub = hub
         log_event("ready", model=worker.model.name, device=str(self._device), presets=list(worker.costs))
 
@@ -295,3 +297,43 @@ def _guide() -> str:
 @functools.cache
 def _read(name: str) -> bytes:
     return (files("strobe.serve") / "static" / name).read_bytes()
+
+
+LARGEST_MESSAGE: Final = 8 * 2**20
+"""Bytes of a viewer's message that are read from the network."""
+
+
+class Listening(uvicorn.Server):
+    """uvicorn, which saves streams and tells viewers before it closes their connections. It ends if the server cannot start.
+
+    Args:
+        server: what answers.
+        settings: certificate and key.
+        log_level: of uvicorn's own lines.
+    """
+
+    def __init__(self, server: StreamServer, settings: ServeSettings, *, log_level: str = "warning") -> None:
+        super().__init__(
+            uvicorn.Config(
+                server.app,
+                log_level=log_level,
+                access_log=False,
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
+                ws_max_size=LARGEST_MESSAGE,
+                ws_ping_interval=20.0,
+                ws_ping_timeout=20.0,
+                timeout_graceful_shutdown=5,
+                server_header=False,
+            )
+        )
+        self._server = server
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end now."""
+        return await super().on_tick(counter) or self._server.error is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End: viewers are told while their connections are still open."""
+        await self._server.drain()
+        await super().shutdown(sockets)

@@ -18,14 +18,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from strobe.core.errors import ConfigError, DataError, SessionError, StrobeError
 from strobe.engine.prompts import offered_modes
 from strobe.serve import protocol
-from strobe.serve.block import Branch
-from strobe.serve.channel import Channel
-from strobe.serve.hub import Hub, describe
+from strobe.serve.hub import Channel, Hub, describe
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
-from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Branch, LiveStream, Origin
 from strobe.serve.takeover import NotTakenError, find_stream
 from strobe.serve.worker import StreamGoneError
 

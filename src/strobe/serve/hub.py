@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from strobe.core.errors import StrobeError
-from strobe.serve.block import Block
-from strobe.serve.channel import Channel, WaitingFrame
-from strobe.serve.encode import Encoder, new_encoder
+from strobe.engine.video import VideoFile
+from strobe.serve.encode import Encoder
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import ON_TIME_MS, Metrics, log_event
 from strobe.serve.protocol import (
@@ -36,10 +42,173 @@ from strobe.serve.protocol import (
     RecordingState,
     State,
 )
-from strobe.serve.recordings import Recordings
 from strobe.serve.scheduler import Admission
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Block, LiveStream
 from strobe.serve.worker import StreamGoneError, Worker
+
+CLIPS: Final = 16
+"""Finished clips that are kept."""
+LONGEST_CLIP_S: Final = 600
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class _Growing:
+    """A clip that grows on the server's disk, and what became of it."""
+
+    stream: str
+    video: VideoFile
+    most_frames: int
+    ended: RecordingState | None = None
+
+
+class Recordings:
+    """The clips of a server, at most one that grows for each stream. One thread writes them: frames keep their order.
+
+    Args:
+        ended: called on that thread with the stream's name and its clip when the clip ends by itself: it could not be written, or
+            is as long as a clip may be.
+    """
+
+    def __init__(self, metrics: Metrics, ended: Callable[[str, RecordingState], None]) -> None:
+        self.clips: dict[str, Path] = {}
+        self._metrics, self._ended = metrics, ended
+        self._growing: dict[str, _Growing] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="strobe-record")
+        self._folder = tempfile.TemporaryDirectory(prefix="strobe-serve-")
+
+    def start(self, stream: str, fps: int) -> None:
+        """Begin to write the frames that are made from now on.
+
+        Raises:
+            StrobeError: no file can be written.
+        """
+        growing = self._growing.get(stream)
+        if growing is None or growing.ended is not None:
+            video = VideoFile(Path(self._folder.name) / f"{secrets.token_urlsafe(16)}.mp4", fps=fps)
+            self._growing[stream] = _Growing(stream=stream, video=video, most_frames=LONGEST_CLIP_S * fps)
+
+    def add(self, stream: str, frames: NDArray[np.uint8]) -> None:
+        """Write frames if the stream is being recorded."""
+        if stream in self._growing:
+            self._writer.submit(self._write, self._growing[stream], frames)
+
+    async def end(self, stream: str) -> RecordingState:
+        """Finish the clip; one that ended by itself is told once more."""
+        growing = self._growing.pop(stream, None)
+        if growing is None:
+            return RecordingState(on=False, download="", frames=0)
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._finish, growing)
+
+    def stop(self, stream: str) -> None:
+        """End a clip that nobody has asked for in time; it goes with the folder."""
+        growing = self._growing.pop(stream, None)
+        if growing is not None:
+            self._writer.submit(growing.video.close)
+
+    def close(self) -> None:
+        """End and delete all clips."""
+        for stream in list(self._growing):
+            self.stop(stream)
+        self._writer.shutdown(wait=True)
+        self._folder.cleanup()
+
+    def _write(self, growing: _Growing, frames: NDArray[np.uint8]) -> None:
+        """Append frames; when that fails, or no more may come, the clip ends and its viewer is told."""
+        import torch
+
+        if growing.ended is not None:
+            return
+        room = growing.most_frames - growing.video.num_frames
+        try:
+            growing.video.write(torch.from_numpy(frames[:room]))
+        except StrobeError as error:
+            clip = self._finish(growing, error)
+        else:
+            if len(frames) < room:
+                return
+            clip = self._finish(growing, why=f"a clip has at most {LONGEST_CLIP_S} s; record another one")
+        self._ended(growing.stream, clip)
+
+    def _finish(self, growing: _Growing, error: StrobeError | None = None, why: str = "") -> RecordingState:
+        """Close a clip's file and keep the frames in it that are whole. Again: returns the same."""
+        if growing.ended is not None:
+            return growing.ended
+        try:
+            growing.video.close()
+        except StrobeError as late:
+            error = error or late
+        frames, path, download = growing.video.num_frames, growing.video.written, ""
+        if error is not None:
+            why = "the server could not write more of the clip; its log says why"
+            self._metrics.not_recorded.inc()
+            log_event("recording failed", stream=growing.stream, frames=frames, error=str(error))
+        if frames:
+            name = secrets.token_urlsafe(24)
+            self.clips[name], download = path, f"/v1/clips/{name}"
+        while len(self.clips) > CLIPS:
+            self.clips.pop(next(iter(self.clips))).unlink(missing_ok=True)
+        growing.ended = RecordingState(on=False, download=download, frames=frames, why=why)
+        return growing.ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WaitingFrame:
+    """A frame that was made and not yet painted."""
+
+    number: int
+    epoch: int
+    pixels: NDArray[np.uint8]
+    block: Block | None
+
+
+@dataclass(kw_only=True, eq=False)
+class Channel:
+    """The event loop's part of a stream.
+
+    Args:
+        name: of the stream.
+        secret: opens it again.
+        frames: made and not painted, in order.
+        cursor: number of the frame that is sent next.
+        received: number of the first frame that the viewer has not received.
+        painted: number of the first frame that it has not painted.
+        epochs: when the prompt of each epoch arrived that the viewer has not seen yet, by the monotonic clock.
+    """
+
+    name: str
+    secret: str
+    codec: Codec
+    preset: str
+    generation: int = 0
+    frames: deque[WaitingFrame] = field(default_factory=deque)
+    cursor: int = 0
+    received: int = 0
+    painted: int = 0
+    playing: bool = True
+    asleep: bool = False
+    send: Callable[[FromServer], None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    left_s: float = 0.0
+    quiet_s: float = 0.0
+    epochs: dict[int, float] = field(default_factory=dict)
+    stalls: int = 0
+    stall_ms: float = 0.0
+    encode_ms: float = 0.0
+    differs: str = ""
+    """What differs from where the stream was made before it was taken over; empty: nothing, its bits are the same."""
+
+    def tell(self, message: FromServer) -> None:
+        """Send a message to the viewer, if there is one."""
+        if self.send is not None:
+            self.send(message)
+
+    def flush(self, generation: int, frame: int) -> None:
+        """Drop all frames; the next one has number `frame`."""
+        self.frames.clear()
+        self.generation, self.cursor, self.received, self.painted = generation, frame, frame, frame
+        self.epochs.clear()
+        self.changed.set()
+
 
 T = TypeVar("T")
 ENCODERS: Final = max(2, len(os.sched_getaffinity(0)) // 2)
@@ -94,10 +263,6 @@ class Hub:
             StrobeError: what it raised.
         """
         return await asyncio.shield(asyncio.wrap_future(self.worker.submit(work)))
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Run a function on a thread of the encoders, and await its result."""
-        return await self.loop.run_in_executor(self._pool, work)
 
     async def new_stream(self, name: str, make: Callable[[], LiveStream]) -> LiveStream:
         """Make a stream on the device's thread; close it again if whoever awaits it is cancelled.
@@ -266,7 +431,7 @@ class Hub:
 
     async def pictures(self, channel: Channel, send: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         """Encode and send frames as they come, until cancelled."""
-        encoder: Encoder | None = None
+        encoder = None
         generation, width, height = -1, 0, 0
         most = JPEGS_UNDER_WAY if channel.codec == "jpeg" else PICTURES_UNDER_WAY
         while True:
@@ -277,7 +442,7 @@ class Hub:
                 continue
             if encoder is None or generation != channel.generation:
                 height, width = frame.pixels.shape[:2]
-                encoder, generation = new_encoder(channel.codec, width, height, self.fps), channel.generation
+                encoder, generation = Encoder(channel.codec, width, height, self.fps), channel.generation
             began, made_us = monotonic(), time.time_ns() // 1000
             data, key = await self.loop.run_in_executor(self._pool, encoder.encode, frame.pixels)
             spent = monotonic() - began

@@ -19,12 +19,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from strobe.core.errors import SessionError, StrobeError
-from strobe.engine.machine import device_name, versions
-from strobe.engine.snapshot import Snapshot
-from strobe.serve.block import Block, Branch
+from strobe.engine.snapshot import Snapshot, device_name, versions
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.prompt_log import hashed
 from strobe.serve.store import SavedBranch, SavedState, SavedStream, Store, StreamFolder
+from strobe.serve.streams import Block, Branch, hashed
 from strobe.serve.worker import Worker
 
 BEAT: Final = 16
@@ -254,7 +252,7 @@ def record_of(worker: Worker, name: str) -> SavedStream:
         log=tuple(stream.log),
         waiting=stream.waiting,
         frames_made=stream.frames_made,
-        painted=worker.painted_of(name),
+        painted=stream.painted,
         device=device_name(stream.device),
         versions=versions(),
     )

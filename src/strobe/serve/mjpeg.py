@@ -19,12 +19,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from strobe.core.errors import ConfigError, SessionError, StrobeError, unknown_choice
-from strobe.serve.channel import Channel
 from strobe.serve.connection import SEND_WITHIN_S, first_of
-from strobe.serve.hub import Hub
+from strobe.serve.hub import Channel, Hub
 from strobe.serve.metrics import log_event
-from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import LONGEST_PROMPT, Ended, FromServer
+from strobe.serve.streams import Origin
 
 KEYS: Final = ("prompt", "seed", "preset")
 """Of the query."""

@@ -29,8 +29,8 @@ from msgspec import Struct
 from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.core.files import file_inside, write_whole
 from strobe.engine.snapshot import Snapshot, read_snapshot
-from strobe.serve.prompt_log import Origin
 from strobe.serve.protocol import PromptEntry
+from strobe.serve.streams import Origin
 
 VERSION: Final = 1
 """Of what is written here."""

@@ -1,37 +1,213 @@
-"""One stream on the thread that owns the device: a session, its frame blocks, and its branches."""
+"""One stream on the thread that owns the device: a session, its frame blocks and branches, and what they were made from."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic, perf_counter_ns
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
-from strobe.engine.machine import device_name, versions
 from strobe.engine.model import Model
-from strobe.engine.prompting import PromptAck
-from strobe.engine.prompts import Mode, check_mode
+from strobe.engine.prompts import Mode, PromptAck, Switch, TextEncoder, check_mode, check_prompts
 from strobe.engine.session import Session
-from strobe.engine.snapshot import Snapshot
+from strobe.engine.snapshot import Snapshot, device_name, tensor_digest, versions
+from strobe.engine.stream import FrameBlock
 from strobe.engine.video import decode_image
-from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.timing import TimingRecorder
-from strobe.serve.block import Block, Branch, GpuClock, layout
-from strobe.serve.prompt_log import Origin, switches_from
 from strobe.serve.protocol import MARKS, VERSION, PromptEntry, RecipeAnswer
-from strobe.serve.spares import SpareSessions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The prompt, seed, preset and picture with which a stream begins.
+
+    Args:
+        image: bytes of the picture to start from; empty without one.
+    """
+
+    prompt: str
+    seed: int
+    preset: str
+    image: bytes = b""
+
+
+def switches_from(log: Sequence[PromptEntry], frame_block: int) -> list[Switch]:
+    """Return the prompts of a log that take effect at a frame block or after it, as switches of a session."""
+    return [
+        Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
+        for each in log
+        if each.frame_block >= max(1, frame_block)
+    ]
+
+
+def hashed(log: Sequence[PromptEntry], encoder: TextEncoder) -> list[PromptEntry]:
+    """Return a log in which every prompt has the hash of its text; only prompts without one are encoded."""
+    return [
+        each if each.text_sha256 else msgspec.structs.replace(each, text_sha256=text_hash(encoder, each.text)) for each in log
+    ]
+
+
+def text_hash(encoder: TextEncoder, text: str) -> str:
+    """Compute the sha256 of an encoded prompt: dtype, shape and bytes, hexadecimal."""
+    return tensor_digest(encoder.encode([text]).detach().cpu().contiguous())
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """A stream's state between two frame blocks, to which it can return."""
+
+    number: int
+    name: str
+    snapshot: Snapshot
+    origin: Origin
+    log: tuple[PromptEntry, ...]
+    frame_block: int
+    frame: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """Frames of a frame block that was made.
+
+    Args:
+        frames: uint8 [F, Y, X, 3].
+        first_frame: number of the first of them.
+        entered: the prompt that took effect with it, if one did.
+        block_ms: time that the device worked for it.
+        phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
+        woken_ms: time that the device was held to bring the stream back from main memory before it; 0: it was there.
+    """
+
+    frames: NDArray[np.uint8]
+    index: int
+    first_frame: int
+    generation: int
+    epoch: int
+    entered: PromptEntry | None
+    block_ms: float
+    phases: dict[str, float]
+    made_s: float
+    cache: dict[str, int]
+    woken_ms: float = 0.0
+
+
+class GpuClock:
+    """Time that a GPU works for each frame block of a stream, however far the host is ahead of it and whatever else it does.
+
+    Args:
+        device: the GPU.
+        late: a frame block is handed out by the call after the one that made it (`Knobs.late_frames`).
+    """
+
+    def __init__(self, device: torch.device, *, late: bool) -> None:
+        self._device, self._late = device, late
+        self._before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Run `work`, which returns a frame block; return it and the ms that the GPU worked for it.
+
+        Of a stream's first late frame block those of the next one stand for it.
+        """
+        marks = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        queue = torch.cuda.current_stream(self._device)
+        marks[0].record(queue)
+        found = work()
+        marks[1].record(queue)
+        own = self._before if self._late and self._before is not None else marks
+        self._before = marks
+        own[1].synchronize()
+        return found, own[0].elapsed_time(own[1])
+
+
+def layout(session: Session, index: int, log: Sequence[PromptEntry]) -> dict[str, int]:
+    """Return what a frame block attends, in latent frames, and how much room there is.
+
+    These are sink, window, how much of it is filled, and the frame block itself. Of a stream in shots they are also how many have
+    begun after the first, whether the frame block begins one, the first frame that is pinned behind the sink, and how many are.
+    """
+    config, policy = session.config, session.config.policy
+    own = config.latents_of(index)
+    shots = [entry.frame_block for entry in log if entry.mode == "shot" and 0 < entry.frame_block <= index]
+    begins = index in shots
+    before = shots[: len(shots) - begins]
+    pins = config.latents_of(before[-1]) if before else range(0)
+    pinned = range(max(pins.start, policy.sink), pins.start + min(len(pins), policy.sink))
+    return {
+        "sink": policy.sink,
+        "window": policy.window,
+        "filled": min(own.stop, policy.window),
+        "end": own.stop,
+        "frame_block": len(own),
+        "sparsity_percent": round(100 * config.sparsity),
+        "shots": len(shots),
+        "begins": int(begins),
+        "pinned": len(pinned),
+        "pinned_first": pinned.start if pinned else 0,
+    }
+
+
+class SpareSessions:
+    """Sessions of one model on one device that no stream uses. Every method belongs to the thread that owns the device.
+
+    Args:
+        model: that they run.
+        device: where they are.
+        most: kept; further ones are closed. 0: none is, as on a CPU, where a session opens at once.
+    """
+
+    def __init__(self, model: Model, device: torch.device, *, most: int) -> None:
+        self.model, self.device, self.most = model, device, most
+        self._ready: list[Session] = []
+
+    def count(self, config: EngineConfig) -> int:
+        """Return how many are ready for a configuration."""
+        return sum(session.config.asked == config for session in self._ready)
+
+    def take(self, config: EngineConfig, *, seed: int, prompt: str | None = None) -> Session:
+        """Return a session without start frames: one that is ready, or else a new one.
+
+        Raises:
+            StrobeError: the prompt is refused, or the device has too little memory.
+        """
+        for session in self._ready:
+            if session.config.asked == config:
+                session.restart(prompt, seed=seed)
+                self._ready.remove(session)
+                return session
+        return Session(prompt, preset=config, model=self.model, seed=seed, device=self.device)
+
+    def give(self, session: Session) -> None:
+        """Keep a session that a stream no longer needs, or close it."""
+        if len(self._ready) < self.most:
+            session.cancel()
+            self._ready.append(session)
+        else:
+            session.close()
+
+    def clear(self, keep: EngineConfig | None = None) -> bool:
+        """Close those that are ready, but for those of one configuration; return whether there were any."""
+        going = [session for session in self._ready if session.config.asked != keep]
+        self._ready = [session for session in self._ready if session.config.asked == keep]
+        for session in going:
+            session.close()
+        return bool(going)
+
 
 _PHASES: Final = {
     "denoise_ms": (spans.DENOISE_STEP,),
@@ -57,6 +233,10 @@ class LiveStream:
     generation: int = 0
     frames_made: int = 0
     blocks_made: int = 0
+    opened_s: float = 0.0
+    running: bool = False
+    painted: int = 0
+    """Number of the first frame that its viewer has not painted."""
     log: list[PromptEntry] = field(default_factory=list)
     branches: dict[int, Branch] = field(default_factory=dict)
     _session: Session | None = None

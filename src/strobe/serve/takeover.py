@@ -11,17 +11,13 @@ from time import monotonic
 from typing import Final
 
 from strobe.core.errors import DataError, SessionError, StrobeError
-from strobe.engine.machine import device_name, versions
-from strobe.engine.snapshot import Snapshot
-from strobe.serve.block import Branch
-from strobe.serve.channel import Channel
-from strobe.serve.hub import Hub, describe
+from strobe.engine.snapshot import Snapshot, device_name, versions
+from strobe.serve.hub import Channel, Hub, describe
 from strobe.serve.keeper import BEAT, Keeper, record_of
 from strobe.serve.metrics import log_event
-from strobe.serve.prompt_log import text_hash
 from strobe.serve.protocol import Ended, Open
 from strobe.serve.store import SavedState, SavedStream, StreamFolder
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Branch, LiveStream, text_hash
 
 PAINT_WITHIN_S: Final = 3.0
 """How long viewers are given to paint what is made, before their streams are handed over."""

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
@@ -23,11 +23,8 @@ from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
-from strobe.serve.block import Block
-from strobe.serve.prompt_log import Origin
 from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
-from strobe.serve.spares import SpareSessions
-from strobe.serve.streams import LiveStream
+from strobe.serve.streams import Block, LiveStream, Origin, SpareSessions
 
 T = TypeVar("T")
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
@@ -38,34 +35,6 @@ _KEPT: Final = 64
 
 class StreamGoneError(SessionError):
     """The stream was closed meanwhile."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Playing:
-    """A stream and its viewer's progress. `painted` is the first frame that was not painted yet."""
-
-    stream: LiveStream
-    opened_s: float
-    running: bool = True
-    painted: int = 0
-
-    def ahead_s(self, fps: int) -> float:
-        """Seconds of video that are made and not painted."""
-        return max(0, self.stream.frames_made - self.painted) / fps
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmUp:
-    """Measurements of a stream of the default preset, taken at the start on a GPU.
-
-    Args:
-        suspend_ms, wake_ms: time that the device is held to move it to main memory, and to bring it back.
-        stream_bytes: device memory of one more such stream.
-    """
-
-    suspend_ms: float
-    wake_ms: float
-    stream_bytes: int
 
 
 class Worker:
@@ -106,7 +75,7 @@ class Worker:
         self._seen: dict[tuple[str, bool], deque[float]] = {}
         self.sessions = SpareSessions(model, device, most=0)
         self._made, self._failed = made, failed
-        self._playing: dict[str, Playing] = {}
+        self._playing: dict[str, LiveStream] = {}
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -148,11 +117,11 @@ class Worker:
         """
         with self._wake:
             playing = self._playing.get(name)
-            if playing is not None and playing.stream.generation == generation:
+            if playing is not None and playing.generation == generation:
                 playing.painted, playing.running = frame, running
                 self._wake.notify()
 
-    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> WarmUp | None:
+    def warm_up(self, prompt: str, tell: Callable[[int, int, str], None]) -> dict[str, float]:
         """Measure the default preset with a prompt switch, and so record its graphs and compile its kernels.
 
         The others are predicted from it by their transformer passes until streams of them run. On a GPU a second stream shows
@@ -164,7 +133,8 @@ class Worker:
             tell: called with steps done, steps in all and what comes next.
 
         Returns:
-            what was measured of a stream of the default preset on a GPU; None on a CPU, where a viewer would wait for it.
+            on a GPU of a stream of the default preset `suspend_ms` and `wake_ms`, for which the device is held to move it to main
+            memory and back, and `stream_bytes` of one more; nothing on a CPU, where a viewer would wait for it.
         """
         measured = _MEASURED.get(self.device.type, 2)
         steps = measured + 4
@@ -182,26 +152,26 @@ class Worker:
                 if number == measured + 1:
                     stream.prompt(prompt, "recache", 4)
                 times.append(stream.make().block_ms / 1e3)
-            found = None
+            found: dict[str, float] = {}
             if self.device.type == "cuda":
                 tell(measured + 3, steps, "suspend and wake")
                 found = self._moved(stream)
         finally:
             stream.close()
         steady = sorted(times[1 : 1 + measured])[measured // 2]
-        passes = self._passes(config)
+        passes = sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
         for name, other in self.configs.items():
-            ratio = self._passes(other) / passes
+            resolved = resolve(other, self.model.defaults, self.device)
+            ratio = sum(resolved.calls_per_block.values()) / passes
             self._predicted[name] = self.costs[name] = StreamCost(
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
-                stream_bytes=self._stream_bytes(other),
+                stream_bytes=sum(part.num_bytes for part in predict(self.model, resolved)),
             )
-        if found is not None:
-            self._predicted[self.default] = self.costs[self.default] = replace(
-                self.costs[self.default], stream_bytes=found.stream_bytes
-            )
+        if found:
+            measured_cost = replace(self.costs[self.default], stream_bytes=int(found["stream_bytes"]))
+            self._predicted[self.default] = self.costs[self.default] = measured_cost
         if records:
             self._fill(config, tell)
         tell(steps, steps, "ready")
@@ -218,7 +188,7 @@ class Worker:
             tell(ready, self.sessions.most, f"record session {ready + 1} of {self.sessions.most}")
             self.sessions.give(Session(preset=config, model=self.model, device=self.device))
 
-    def _moved(self, stream: LiveStream) -> WarmUp:
+    def _moved(self, stream: LiveStream) -> dict[str, float]:
         """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""
         before = torch.cuda.memory_allocated(self.device)
         other = LiveStream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
@@ -234,14 +204,7 @@ class Worker:
             began = perf_counter()
             stream.wake()
             times.append((suspend_ms, 1e3 * (perf_counter() - began)))
-        return WarmUp(suspend_ms=times[-1][0], wake_ms=times[-1][1], stream_bytes=after - before)
-
-    def _passes(self, config: EngineConfig) -> int:
-        return sum(resolve(config, self.model.defaults, self.device).calls_per_block.values())
-
-    def _stream_bytes(self, config: EngineConfig) -> int:
-        resolved = resolve(config, self.model.defaults, self.device)
-        return sum(part.num_bytes for part in predict(self.model.parts, resolved))
+        return {"suspend_ms": times[-1][0], "wake_ms": times[-1][1], "stream_bytes": after - before}
 
     def measured(self, preset: str) -> bool:
         """Return whether the cost of a preset comes from streams of it, and not from those of the default one."""
@@ -249,7 +212,7 @@ class Worker:
 
     def admission(self, preset: str) -> Admission:
         """Decide whether one more stream fits. On the device's thread."""
-        awake = [self.costs[each.stream.origin.preset] for each in self._playing.values() if not each.stream.asleep]
+        awake = [self.costs[each.origin.preset] for each in self._playing.values() if not each.asleep]
         config = self.configs[preset]
 
         def decide() -> Admission:
@@ -277,7 +240,8 @@ class Worker:
     def adopt(self, stream: LiveStream) -> None:
         """Add a stream that was forked. On the device's thread."""
         with self._wake:
-            self._playing[stream.name] = Playing(stream=stream, opened_s=monotonic(), running=False, painted=stream.frames_made)
+            stream.opened_s, stream.running, stream.painted = monotonic(), False, stream.frames_made
+            self._playing[stream.name] = stream
 
     def stream(self, name: str) -> LiveStream:
         """Return an open stream. On the device's thread.
@@ -287,19 +251,14 @@ class Worker:
         """
         if name not in self._playing:
             raise StreamGoneError("the stream is closed; open another one")
-        return self._playing[name].stream
-
-    def painted_of(self, name: str) -> int:
-        """Return the number of the first frame that a stream's viewer has not painted."""
-        self.stream(name)
-        return self._playing[name].painted
+        return self._playing[name]
 
     def drop(self, name: str, *, failed: bool = False) -> None:
         """Close a stream. On the device's thread."""
         with self._wake:
-            playing = self._playing.pop(name, None)
-        if playing is not None:
-            playing.stream.close(failed=failed)
+            stream = self._playing.pop(name, None)
+        if stream is not None:
+            stream.close(failed=failed)
 
     def go(self, name: str, branch: int) -> LiveStream:
         """Take a stream back to a branch. On the device's thread. Raises: see `LiveStream.go`."""
@@ -314,8 +273,8 @@ class Worker:
         It stands still until the event loop knows its new generation and says so by `painted`; frames made before would be lost.
         """
         with self._wake:
-            playing = self._playing[name]
-            playing.painted, playing.running = playing.stream.frames_made, False
+            stream = self._playing[name]
+            stream.painted, stream.running = stream.frames_made, False
 
     def _run(self) -> None:
         while self._next():
@@ -351,8 +310,8 @@ class Worker:
         return [
             Demand(
                 stream=name,
-                ahead_s=self.start_buffer_s / 2 if each.stream.frames_made < each.painted else each.ahead_s(fps),
-                target_s=self.start_buffer_s + min(self.content_s, self.costs[each.stream.origin.preset].block_s),
+                ahead_s=self.start_buffer_s / 2 if each.frames_made < each.painted else (each.frames_made - each.painted) / fps,
+                target_s=self.start_buffer_s + min(self.content_s, self.costs[each.origin.preset].block_s),
                 running=each.running,
                 opened_s=each.opened_s,
             )
@@ -369,14 +328,14 @@ class Worker:
             future.set_exception(error)
 
     def _make(self, name: str) -> None:
-        playing = self._playing[name]
+        stream = self._playing[name]
         try:
-            block = playing.stream.make()
+            block = stream.make()
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
             self.drop(name, failed=True)
             self._failed(name, error)
             return
-        self._learn(playing.stream.origin.preset, block)
+        self._learn(stream.origin.preset, block)
         self._made(name, block)
 
     def _learn(self, preset: str, block: Block) -> None:

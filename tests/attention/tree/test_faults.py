@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tree_work as work
-from strobe.attention.tree.agreement import fingerprint
+from strobe.attention.tree.comm import fingerprint
 from tree_ranks import Outcome, Processes
 
 LIMIT_S = work.PATIENT_S / 5

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import random_layouts
 import tree_work as work
 from strobe.attention.tree import KVShards, Mask, tree_attention
-from strobe.attention.tree.comm import group
+from strobe.attention.tree import comm as group
 from tree_cases import TREE, Case, attend, check, check_alike, check_gradients, differentiate
 from tree_draws import draw_case
 from tree_ranks import Processes, Runner

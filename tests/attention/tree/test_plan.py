@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, legal_grid, plan, tree_attention
-from strobe.attention.tree.links import assumed_links, fit
 from strobe.attention.tree.placement import BufferRun, Mask, pieces
-from strobe.attention.tree.plan import Clock
+from strobe.attention.tree.plan import Clock, assumed_links, fit
 from strobe.attention.tree.request import round_up
 from strobe.attention.tree.spec import Placement
 from strobe.compat import tree_attn_decode

@@ -10,8 +10,7 @@ import pytest
 
 import tree_work as work
 from strobe.attention.tree import CollectiveError, deadline
-from strobe.attention.tree.comm import CollectiveCall, Comm
-from strobe.attention.tree.comm.watch import Queued, Watch, look
+from strobe.attention.tree.comm import CollectiveCall, Comm, Queued, Watch, look
 from tree_ranks import Processes, Runner
 
 LONG_S = work.PATIENT_S
@@ -70,7 +69,7 @@ def test_nothing_is_late_behind_a_backlog() -> None:
 
 
 def test_the_thread_ends_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.attention.tree.comm.watch.IDLE_S", 0.01)
+    monkeypatch.setattr("strobe.attention.tree.comm.IDLE_S", 0.01)
     watch, told = Watch(), threading.Event()
     for _ in range(2):
         watch.add(lambda: False, told.set, 0.0)

@@ -16,17 +16,16 @@ from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
-from strobe.engine.frame_block import FrameBlock
 from strobe.engine.graphs import Eager, Recorded
-from strobe.engine.memory import predict
+from strobe.engine.memory import predict, predict_ranks
 from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
-from strobe.engine.parallel.cache import SharedCache
+from strobe.engine.parallel.rank import SharedCache
 from strobe.engine.presets import preset
-from strobe.engine.rank_memory import predict_rank
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 from tree_ranks import Runner, threads
 
 ELEMENT = tolerance("element", "float32")
@@ -174,12 +173,12 @@ def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None
         with Session("red circle", preset=CONFIG, model=model, device=group) as session:
             share, cache = session._stream.share, session._stream._cache
             assert share is not None and isinstance(cache, SharedCache)
-            parts = predict_rank(model.parts, session.config, share.layout)
+            (parts,) = predict_ranks(model, session.config, [share.layout])
             held = cache._cache
             assert isinstance(held, RingCache)
             return {part.name: part.num_bytes for part in parts}, held.num_bytes
 
-    alone = {part.name: part.num_bytes for part in predict(model.parts, resolve(CONFIG, model.defaults, torch.device("cpu")))}
+    alone = {part.name: part.num_bytes for part in predict(model, resolve(CONFIG, model.defaults, torch.device("cpu")))}
     found = ranks(4, work)
     for rank, (parts, held) in enumerate(found):
         assert parts["keys and values"] == held

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.models.text import cleaning
-from strobe.models.text.cleaning import clean_prompt
+from strobe.models.text import umt5 as cleaning
+from strobe.models.text.umt5 import clean_prompt
 
 PLAIN = st.text("\t\n" + "".join(chr(code) for code in range(32, 127) if chr(code) != "&"), min_size=1)
 

@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan, sinusoid
-from strobe.models.wan.rope import rotate_temporal
+from strobe.models.wan.layers import rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
 

@@ -1,14 +1,106 @@
-"""The pieces of a layer against their formulas, written out frame by frame in float64."""
+"""Parts of a layer against plain formulas, and rotations of its tokens."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from strobe.core.tolerances import tolerance
+from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import CrossAttention, RMSNorm, add_gated, modulate
+from strobe.models.wan.layers import (
+    CrossAttention,
+    RMSNorm,
+    add_gated,
+    device_table,
+    modulate,
+    rope_table,
+    rotate,
+    rotate_temporal,
+)
+
+CONFIG = WanConfig(dim=88, num_heads=2)  # head_dim 44: 22 pairs = 8 for time, 7 for height, 7 for width
+HEIGHT, WIDTH = 3, 5
+
+
+def draw(frames: int, *between: int) -> Tensor:
+    return torch.randn(2, frames * HEIGHT * WIDTH, *between, 44, generator=torch.Generator().manual_seed(frames))
+
+
+def by_hand(x: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """Token (t, y, x) of a head: complex pair i of an axis with n pairs is turned by `index * 10000 ** (-i / n)`, in float64."""
+    values = x.double().numpy()
+    pairs = values[..., 0::2] + 1j * values[..., 1::2]
+    token = 0
+    for t in positions:
+        for y in range(HEIGHT):
+            for column in range(WIDTH):
+                turns = [index * 10_000.0 ** (-i / n) for index, n in ((t, 8), (y, 7), (column, 7)) for i in range(n)]
+                pairs[:, token] *= np.exp(1j * np.array(turns))
+                token += 1
+    return torch.from_numpy(np.stack((pairs.real, pairs.imag), axis=-1).reshape(values.shape))
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Largest error relative to the length of the vector it belongs to."""
+    expected = expected.double()
+    return ((found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+
+
+def test_the_axes_share_the_head() -> None:
+    assert CONFIG.rope_pairs == (8, 7, 7)
+    assert WanConfig().rope_pairs == (22, 21, 21)
+
+
+@pytest.mark.parametrize("positions", [(0,), (0, 1, 2), (7, 8, 9), (5, 0, 3), (999_998, 999_999, 1_000_000)])
+def test_rotations_are_the_complex_numbers_of_the_definition(positions: tuple[int, ...]) -> None:
+    x, turns = draw(len(positions), 2), rope_table(CONFIG, positions, HEIGHT, WIDTH)
+    expected = by_hand(x, positions)
+    assert turns.dtype == torch.complex128
+    assert relative(rotate(x.double(), turns), expected) < tolerance("rotation", "float64")
+    complex64 = device_table(turns, torch.float32, torch.device("cpu"))
+    pairs = device_table(turns, torch.bfloat16, torch.device("cpu"))
+    assert (complex64.dtype, pairs.dtype) == (torch.complex64, torch.float32)
+    for form in (turns, complex64, pairs):
+        found = rotate(x, form)
+        assert found.dtype == torch.float32 and found.isfinite().all()
+        assert relative(found, expected) < tolerance("rotation", "float32")
+
+
+def test_bfloat16_is_rotated_in_float32() -> None:
+    x, turns = draw(3, 2).bfloat16(), rope_table(CONFIG, (7, 8, 9), HEIGHT, WIDTH)
+    found = rotate(x, device_table(turns, torch.bfloat16, torch.device("cpu")))
+    assert torch.equal(found, by_hand(x, (7, 8, 9)).to(torch.bfloat16))
+
+
+def test_queries_and_keys_may_be_rotated_together() -> None:
+    both, turns = draw(3, 2, 2), rope_table(CONFIG, (4, 5, 6), HEIGHT, WIDTH).to(torch.complex64)
+    q, k = rotate(both, turns).unbind(2)
+    assert torch.equal(q, rotate(both[:, :, 0], turns)) and torch.equal(k, rotate(both[:, :, 1], turns))
+
+
+@pytest.mark.parametrize(("first", "frames"), [(0, 0), (0, 1), (0, 9), (3, 1000), (12, -5), (0, 1_000_000)])
+def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> None:
+    x = draw(3, 2)
+    here, there = tuple(range(first, first + 3)), tuple(range(first + frames, first + frames + 3))
+    moved = rotate(x, rope_table(CONFIG, here, HEIGHT, WIDTH))
+    rotate_temporal(CONFIG, moved, frames, moved)
+    assert moved.dtype == torch.float32 and moved.isfinite().all()
+    assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
+
+
+def test_scores_depend_on_the_distance_in_time_only() -> None:
+    q, k = draw(1, 2), draw(2, 2)[:, : HEIGHT * WIDTH]
+
+    def scores(query_frame: int, key_frame: int) -> Tensor:
+        turned = [rotate(x.double(), rope_table(CONFIG, (at,), HEIGHT, WIDTH)) for x, at in ((q, query_frame), (k, key_frame))]
+        return torch.einsum("bshd,bthd->bhst", *turned)
+
+    torch.testing.assert_close(scores(9, 4), scores(1005, 1000))
+    assert (scores(9, 4) - scores(9, 5)).abs().max() > 0.1
+
 
 ROUNDING = tolerance("rounding", "float32")
 
@@ -16,7 +108,7 @@ BATCH, FRAMES, TOKENS, DIM = 2, 3, 5, 48
 ROWS = [(1, 1), (BATCH, 1), (1, FRAMES), (BATCH, FRAMES)]
 
 
-def draw(seed: int, *shape: int) -> Tensor:
+def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -28,7 +120,7 @@ def per_token(row: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 def test_modulate(rows: tuple[int, int], dtype: torch.dtype) -> None:
-    x, shift, scale = (t.to(dtype) for t in (draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, *rows, DIM), draw(3, *rows, DIM)))
+    x, shift, scale = (t.to(dtype) for t in (drawn(1, BATCH, FRAMES * TOKENS, DIM), drawn(2, *rows, DIM), drawn(3, *rows, DIM)))
     wide = x.double()
     variance = wide.var(dim=-1, unbiased=False, keepdim=True)
     normed = (wide - wide.mean(dim=-1, keepdim=True)) / (variance + 1e-6).sqrt()
@@ -41,7 +133,11 @@ def test_modulate(rows: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 def test_add_gated(rows: tuple[int, int], dtype: torch.dtype) -> None:
-    x, y, gate = draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, BATCH, FRAMES * TOKENS, DIM), draw(3, *rows, DIM)
+    x, y, gate = (
+        drawn(1, BATCH, FRAMES * TOKENS, DIM),
+        drawn(2, BATCH, FRAMES * TOKENS, DIM),
+        drawn(3, *rows, DIM),
+    )
     x, y, gate = x.to(dtype), y.to(dtype), gate.to(dtype)
     found = add_gated(x, y, gate)
     assert found.dtype == dtype
@@ -50,8 +146,8 @@ def test_add_gated(rows: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_one_row_per_frame_and_one_row_agree() -> None:
-    x, y = draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, BATCH, FRAMES * TOKENS, DIM)
-    shift, scale = draw(3, 1, 1, DIM), draw(4, 1, 1, DIM)
+    x, y = drawn(1, BATCH, FRAMES * TOKENS, DIM), drawn(2, BATCH, FRAMES * TOKENS, DIM)
+    shift, scale = drawn(3, 1, 1, DIM), drawn(4, 1, 1, DIM)
     frames = (-1, FRAMES, -1)
     torch.testing.assert_close(
         modulate(x, shift, scale, 1e-6),
@@ -63,7 +159,7 @@ def test_one_row_per_frame_and_one_row_agree() -> None:
 
 
 def test_rms_norm() -> None:
-    norm, x = RMSNorm(DIM, 1e-6), draw(1, BATCH, 7, DIM)
+    norm, x = RMSNorm(DIM, 1e-6), drawn(1, BATCH, 7, DIM)
     torch.nn.init.normal_(norm.weight)
     wide = x.double()
     expected = wide / (wide.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * norm.weight.double()
@@ -73,7 +169,7 @@ def test_rms_norm() -> None:
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_each_prompt_owns_its_run_of_tokens(dit: CausalWan, prompts: int) -> None:
     cross: CrossAttention = dit.layers[0].cross_attn
-    x, text = draw(1, BATCH, FRAMES * TOKENS, DIM), draw(2, BATCH * prompts, 5, DIM)
+    x, text = drawn(1, BATCH, FRAMES * TOKENS, DIM), drawn(2, BATCH * prompts, 5, DIM)
     together = cross(x, *cross.keys_values(text))
     run = FRAMES * TOKENS // prompts
     for sample in range(BATCH):

@@ -13,7 +13,7 @@ from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.kernels.api import text_attention
-from strobe.models.wan.text import TextKV, distinct_rows
+from strobe.models.wan.transformer import TextKV, distinct_rows
 
 CONFIG = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=12, text_len=40, latent_channels=4, num_heads=2, num_layers=2)
 

@@ -33,13 +33,12 @@ from strobe.attention.sparse.stages.types import Grid, Rope, Selected, Tiled
 from strobe.attention.sparse.tiled import Attended, Plan, chosen_impl, selection_of, stages_of
 from strobe.attention.sparse.video_plan import Layout, VideoCall, VideoOptions, plan_of
 from strobe.attention.state import merge
-from strobe.attention.tree.agreement import Agreement
-from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of
-from strobe.attention.tree.links import Kind
+from strobe.attention.tree.comm import Agreement, CollectiveCall, Comm, comm_of
 from strobe.attention.tree.local import empty_state
 from strobe.attention.tree.placement import split, whole_numbers
+from strobe.attention.tree.plan import Kind
+from strobe.attention.tree.redistribute import MERGE, pass_on
 from strobe.attention.tree.spec import DTYPES
-from strobe.attention.tree.strategies import MERGE, pass_on
 from strobe.attention.types import AttentionOutput, TensorMeta, outside_graphs
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_FINISH, ATTENTION_KERNEL, ATTENTION_SELECT, ATTENTION_TILE, span

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from strobe.attention.tree import links as machine
-from strobe.attention.tree.comm import comm_of
-from strobe.attention.tree.comm.watch import reached
-from strobe.attention.tree.links import Links, assumed_links
+from strobe.attention.tree.comm import comm_of, reached
 from strobe.attention.tree.placement import KVShards, Mask, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import RankLengths, TreePlan, decide
+from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide, measure
 from strobe.attention.tree.redistribute import run
 from strobe.attention.tree.request import Options, begin, check_words, choose, make_request, seconds_of
 from strobe.attention.tree.spec import DTYPES, Placement, TreeSpec, check_choice, check_heads
@@ -131,43 +128,13 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    group: ProcessGroup | None = None,
-    mesh: DeviceMesh | None = None,
-    shards: KVShards | None = None,
-    strategy: str = "auto",
-    q_placement: Placement = "replicated",
-    kv_placement: Placement = "sequence",
-    out_placement: Placement = "replicated",
-    q_lengths: Sequence[int] | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    sinks: int = 0,
-    q_start: int | None = None,
-    softmax_scale: float | None = None,
-    links: Links | None = None,
+    **options: Any,
 ) -> TreePlan:
     """Say which strategy `tree_attention` would run for these arguments and what each would cost. Nothing runs, nothing is sent.
 
     The arguments are those of `tree_attention`.
     """
-    options = Options(
-        group=group,
-        mesh=mesh,
-        shards=shards,
-        strategy=strategy,
-        q_placement=q_placement,
-        kv_placement=kv_placement,
-        out_placement=out_placement,
-        q_lengths=q_lengths,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        q_start=q_start,
-        softmax_scale=softmax_scale,
-        links=links,
-    )
-    request = make_request(q, k, v, options)
+    request = make_request(q, k, v, Options(**options))
     exact = decide(request.spec, request.ranks, request.requested, request.links)
     return replace(exact, strategy=choose(request).strategy)
 
@@ -267,7 +234,7 @@ def measure_links(
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: got {device!r}, expected cpu, cuda or cuda:N") from error
-    return machine.measure(comm_of(group), place, dtype, seconds_of(timeout))
+    return measure(comm_of(group), place, dtype, seconds_of(timeout))
 
 
 @contextmanager

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import CollectiveCall, Comm, comm_of, comms_of_mesh
-from strobe.attention.tree.links import Links, assumed_links
+from strobe.attention.tree.comm import UNKNOWN, Agreement, CollectiveCall, Comm, comm_of, comms_of_mesh
 from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import RankLengths, TreePlan, decide, grid_of
+from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide, grid_of
 from strobe.attention.tree.redistribute import Redistribution, owned_segments
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
@@ -32,20 +30,20 @@ if TYPE_CHECKING:
 class Options:
     """The arguments of a call besides its tensors."""
 
-    group: ProcessGroup | None
-    mesh: DeviceMesh | None
-    shards: KVShards | None
-    strategy: str
-    q_placement: Placement
-    kv_placement: Placement
-    out_placement: Placement
-    q_lengths: Sequence[int] | None
-    causal: bool
-    window: int | None
-    sinks: int
-    q_start: int | None
-    softmax_scale: float | None
-    links: Links | None
+    group: ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+    shards: KVShards | None = None
+    strategy: str = "auto"
+    q_placement: Placement = "replicated"
+    kv_placement: Placement = "sequence"
+    out_placement: Placement = "replicated"
+    q_lengths: Sequence[int] | None = None
+    causal: bool = False
+    window: int | None = None
+    sinks: int = 0
+    q_start: int | None = None
+    softmax_scale: float | None = None
+    links: Links | None = None
 
     def __post_init__(self) -> None:
         for name, given, kind, example in (

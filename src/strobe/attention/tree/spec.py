@@ -102,7 +102,8 @@ def check_tensors(q: Tensor, k: Tensor | None, v: Tensor | None, layout: str = "
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{name}: got {type(tensor).__name__}, expected a tensor {layout}")
         if tensor.dim() != 4 or tensor.layout != torch.strided:
-            raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}{_lying(tensor)}, expected {layout}")
+            lying = "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"
+            raise ShapeError(f"{name}: got shape {tuple(tensor.shape)}{lying}, expected {layout}")
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ShapeError(f"{name}: got {tensor.dtype} on {tensor.device}, expected {q.dtype} on {q.device} like q")
     if q.dtype not in DTYPES:
@@ -125,7 +126,3 @@ def check_heads(num_heads: int, num_kv_heads: int, layout: str = "[B, S, H, D]")
     """
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ShapeError(f"k: got {num_kv_heads} heads, expected a divisor of q's {num_heads}; the layout is {layout}")
-
-
-def _lying(tensor: Tensor) -> str:
-    return "" if tensor.layout == torch.strided else f" and {str(tensor.layout).removeprefix('torch.')}"

@@ -18,7 +18,7 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from strobe.models.wan.rope import frequencies
+from strobe.models.wan.layers import frequencies
 from strobe.perf.records import record
 
 

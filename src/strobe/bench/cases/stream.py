@@ -24,16 +24,15 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.engine import load, presets
+from strobe.engine.caches import BLOCK
 from strobe.engine.config import EngineConfig
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch, check_switches
+from strobe.engine.prompts import Switch, check_prompts, check_switches
 from strobe.engine.resolve import ResolvedConfig, check_device, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
-from strobe.engine.sparsity import BLOCK
 from strobe.engine.video import VideoFile
-from strobe.engine.weighted import check_prompts
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
 
@@ -212,7 +211,7 @@ class StreamCase:
             attended_keys=keys_of_blocks(self._loaded, config),
             arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
             arena_used_bytes=None if arena is None else arena.used_bytes,
-            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded.parts, config)),
+            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded, config)),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
@@ -249,7 +248,7 @@ class StreamCase:
         claims = {}
         for name, asked in self._configs.items():
             config = resolve(asked, self._loaded.defaults, self.device)
-            claims[name] = claim_of(predict(self._loaded.parts, config), config)
+            claims[name] = claim_of(predict(self._loaded, config), config)
         check_together(claims, free_bytes(self.device), self.device)
 
     def _session(self, name: str) -> Session:

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from strobe.attention.tree import Links, TreePlan, explain, measure_links
-from strobe.attention.tree.links import KINDS, Rate
 from strobe.attention.tree.placement import split
-from strobe.attention.tree.plan import Message, StrategyCost
+from strobe.attention.tree.plan import KINDS, Message, Rate, StrategyCost
 from strobe.bench.cells import Attempt
 from strobe.bench.tree.candidates import RankShare, Run, bind, check, draw
 from strobe.bench.tree.request import PEER, TASK, RankErrors, RankResult, Task, TreeSettings

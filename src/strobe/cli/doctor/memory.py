@@ -75,11 +75,11 @@ def predict_devices(stream: AskedStream, most: int) -> list[dict[str, Any]]:
 
     Rank 0 decodes; of the others, rank 1 holds most.
     """
+    from strobe.engine.memory import predict_ranks
     from strobe.engine.model import latent_shape
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
-    from strobe.engine.parallel.transformer import on_several
-    from strobe.engine.rank_memory import predict_ranks
+    from strobe.engine.parallel.rank import on_several
 
     dit, config = stream.parts.dit.config, on_several(stream.config)
     tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame

@@ -15,9 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from strobe.attention.tree.agreement import UNKNOWN, Agreement
-from strobe.attention.tree.comm import CollectiveCall, comm_of
-from strobe.attention.tree.comm.watch import reached
+from strobe.attention.tree.comm import UNKNOWN, Agreement, CollectiveCall, comm_of, reached
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings

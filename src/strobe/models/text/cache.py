@@ -1,4 +1,4 @@
-"""Embeddings of prompts, kept in a folder: the text encoder runs once per prompt, not once per session."""
+"""Embeddings of prompts, kept in a folder and in main memory: the text encoder runs once per prompt, not once per session."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import tempfile
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
@@ -21,8 +21,82 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError, StrobeError
 from strobe.core.files import write_whole
-from strobe.models.text.key import Key
-from strobe.models.text.memory import PromptMemory
+from strobe.models.text.umt5 import Umt5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """The values on which an embedding depends.
+
+    Args:
+        identity: of the encoder.
+        prompt: cleaned.
+        dtype: of the rows, as torch writes it.
+    """
+
+    identity: str
+    prompt: str
+    dtype: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all fields, hexadecimal."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    @property
+    def file(self) -> str:
+        """File name of the entry in a folder."""
+        return f"{self.digest}.safetensors"
+
+
+MEMORY_BYTES = 1 << 28
+"""Size of a memory unless it is told: some 250 prompts of 100 words of umT5-xxl."""
+
+
+class PromptMemory:
+    """Embeddings in main memory, shared by any number of sessions; the least recently used goes first.
+
+    A prompt is found by whoever has it, and by nobody else: only the digests of prompts are held, and none is listed.
+
+    Args:
+        limit_bytes: of all embeddings together; one that is larger is not held.
+
+    Raises:
+        ConfigError: the limit is not positive.
+    """
+
+    def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
+        if limit_bytes < 1:
+            raise ConfigError(f"a memory for prompts of {limit_bytes} bytes holds nothing; give 1 or more, or use none")
+        self.limit_bytes = limit_bytes
+        self._rows: OrderedDict[str, Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the embeddings that are held, bytes."""
+        with self._lock:
+            return sum(rows.nbytes for rows in self._rows.values())
+
+    def get(self, key: Key) -> Tensor | None:
+        """Return rows [tokens, dim] on the CPU, not to be written to; None if they are not held."""
+        with self._lock:
+            rows = self._rows.get(key.digest)
+            if rows is not None:
+                self._rows.move_to_end(key.digest)
+            return rows
+
+    def put(self, key: Key, rows: Tensor) -> None:
+        """Hold rows, and drop the least recently used ones that no longer fit."""
+        if rows.nbytes > self.limit_bytes:
+            return
+        with self._lock:
+            self._rows[key.digest] = rows
+            self._rows.move_to_end(key.digest)
+            held = sum(each.nbytes for each in self._rows.values())
+            while held > self.limit_bytes:
+                held -= self._rows.popitem(last=False)[1].nbytes
+
 
 VERSION = 1
 
@@ -33,41 +107,6 @@ STALE_S = 3600
 """Age from which a half-written file is that of a process that died."""
 
 
-class Embedder(Protocol):
-    """A text encoder that turns cleaned prompts into rows."""
-
-    @property
-    def identity(self) -> str:
-        """Digest of weights and tokeniser; encoders with the same digest give the same rows."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the rows."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Largest number of rows of a prompt."""
-        ...
-
-    def clean(self, prompt: str) -> str:
-        """Clean a prompt as the encoder expects it."""
-        ...
-
-    def check(self, prompt: str) -> None:
-        """Check that `embed` accepts a cleaned prompt."""
-        ...
-
-    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """Embed cleaned prompts to rows [tokens, dim] on the CPU, without padding, each independently of the others."""
-        ...
-
-    def place(self, device: torch.device) -> None:
-        """Tell the encoder which device makes frames; see `strobe.engine.load.TextEncoder`."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _EntryHeader:
     version: int
@@ -75,29 +114,10 @@ class _EntryHeader:
     sha256: str
 
 
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """Counts of hits, misses and failures of a cache since it was opened.
-
-    Args:
-        hits: embeddings found.
-        misses: embeddings not there, refused ones included.
-        refused: entries that were damaged or not what their name says; they are deleted and made again.
-        unwritten: embeddings that could not be kept.
-        reason: why the last one was refused or not written; empty if none was.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    refused: int = 0
-    unwritten: int = 0
-    reason: str = ""
-
-
 class PromptCache:
     """Embeddings in a folder, one safetensors file each. Several processes may share it.
 
-    An entry appears whole or not at all; one that is not what it should be is deleted and counted as missing. When the folder
+    An entry appears whole or not at all; one that is not what it should be is deleted, and missing. When the folder
     outgrows its limit, those that were not used for longest go first.
 
     Args:
@@ -114,7 +134,6 @@ class PromptCache:
             raise ConfigError(f"a prompt cache of {limit_bytes} bytes holds nothing; give 1 or more, or use no cache")
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
-        self.counts = Counts()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -139,30 +158,23 @@ class PromptCache:
             rows = _read(path, key)
             os.utime(path)
         except FileNotFoundError:
-            self.counts.misses += 1
             return None
-        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError) as error:
-            self.counts.misses += 1
-            self.counts.refused += 1
-            self.counts.reason = f"{path.name}: {error}"
+        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError):
             path.unlink(missing_ok=True)
             return None
-        self.counts.hits += 1
         return rows
 
     def put(self, key: Key, rows: Tensor) -> None:
-        """Keep rows [tokens, dim]; a failure to write is counted and not raised, because the rows themselves are good."""
+        """Keep rows [tokens, dim]; a failure to write is not raised, because the rows themselves are good."""
         rows = rows.detach().cpu().contiguous()
         header = _EntryHeader(version=VERSION, key=key, sha256=_digest(rows))
         data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
         try:
-            if len(data) > self.limit_bytes:
-                raise OSError(f"an entry of {len(data)} bytes is over the limit of {self.limit_bytes}")
-            write_whole(self.folder / key.file, data)
-            self._trim(keep=key.file)
-        except (OSError, StrobeError) as error:
-            self.counts.unwritten += 1
-            self.counts.reason = f"{key.file}: {error}"
+            if len(data) <= self.limit_bytes:
+                write_whole(self.folder / key.file, data)
+                self._trim(keep=key.file)
+        except (OSError, StrobeError):
+            return
 
     def _trim(self, keep: str) -> None:
         for partial in self.folder.glob(".*.tmp"):
@@ -213,7 +225,7 @@ class PromptEncoder:
         memory: where the last ones are kept as well; None: each is made anew, or read.
     """
 
-    def __init__(self, embedder: Embedder, cache: PromptCache | None = None, memory: PromptMemory | None = None) -> None:
+    def __init__(self, embedder: Umt5, cache: PromptCache | None = None, memory: PromptMemory | None = None) -> None:
         self.embedder = embedder
         self.cache = cache
         self.memory = memory
@@ -256,7 +268,7 @@ class PromptEncoder:
         return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
 
     def place(self, device: torch.device) -> None:
-        """See `Embedder.place`."""
+        """See `Umt5.place`."""
         with self._turn:
             self.embedder.place(device)
 

@@ -9,6 +9,7 @@ Source: the official `wan/modules/t5.py` and `tokenizers.py`; UMT5EncoderModel o
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -27,7 +28,34 @@ from torch.utils.hooks import RemovableHandle
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.core.libraries import broken, install
 from strobe.models.checkpoint import match, read_tensors
-from strobe.models.text.cleaning import clean_prompt
+
+PLAIN = re.compile(r"[\t\n -%'-~]*")
+"""Printable ASCII without an ampersand: text that ftfy never changes."""
+
+
+def clean_prompt(prompt: str) -> str:
+    """Mend broken Unicode (ftfy), undo HTML escapes twice, and make every run of white space one blank, none at the ends.
+
+    Raises:
+        ConfigError: nothing is left.
+        ImplUnavailableError: the prompt is not plain ASCII and ftfy is not installed.
+
+    Source: the tokeniser of the official Wan2.1, `clean="whitespace"`.
+    """
+    text = prompt if PLAIN.fullmatch(prompt) else _mended(prompt)
+    cleaned = re.sub(r"\s+", " ", html.unescape(html.unescape(text))).strip()
+    if not cleaned:
+        raise ConfigError(f"prompt {prompt!r} is empty; give at least one word")
+    return cleaned
+
+
+def _mended(prompt: str) -> str:
+    if why := broken("ftfy"):
+        reason = f"prompt {prompt!r} is not plain ASCII, the models' tokeniser uses ftfy on such text, and {why}"
+        raise ImplUnavailableError("umt5", f"{reason}; run {install('wan')}, or write the prompt in ASCII")
+    mended: str = import_module("ftfy").fix_text(prompt)
+    return mended
+
 
 ORIGINAL = "models_t5_umt5-xxl-enc-bf16.pth"
 TOKENIZERS = ("google/umt5-xxl", "tokenizer")
@@ -139,7 +167,7 @@ def key_names(config: Umt5Config) -> dict[str, str]:
 
 
 class Umt5:
-    """The encoder, an `Embedder` of `strobe.models.text.cache`. Weights are read when the first prompt comes.
+    """The encoder: cleaned prompts to rows; equal `identity`, equal rows. Weights are read when the first prompt comes.
 
     Args:
         files: weights and tokeniser.
@@ -355,3 +383,51 @@ def _transformers() -> Any:
     if why := broken("transformers"):
         raise _unusable(why)
     return import_module("transformers")
+
+
+POOL = 1 << 22
+"""Random numbers drawn; larger tensors repeat them."""
+PIECE = 4
+"""Characters of a token, for want of a tokeniser."""
+
+
+class RandomUmt5(Umt5):
+    """An encoder without files: weights are drawn from a seed, a word has as many tokens as groups of characters.
+
+    Args:
+        config, dtype, device: see `Umt5`.
+    """
+
+    def __init__(
+        self,
+        config: Umt5Config | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(Umt5Files(weights=(), tokenizer=Path()), config, dtype=dtype, device=device)
+
+    @cached_property
+    def identity(self) -> str:
+        """Identity of the encoder: its sizes."""
+        return f"random umt5 {self.config}"
+
+    def _tokens(self, prompt: str) -> list[int]:
+        pieces = [word[start : start + PIECE] for word in prompt.split() for start in range(0, len(word), PIECE)]
+        if len(pieces) >= self.length:
+            raise ConfigError(f"prompt {prompt[:60]!r}... has {len(pieces) + 1} tokens, {self.length} allowed; shorten it")
+        digests = (hashlib.blake2b(piece.encode(), digest_size=8).digest() for piece in pieces)
+        return [*(2 + int.from_bytes(digest, "little") % (self.config.vocabulary - 2) for digest in digests), 1]
+
+    def _weights(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        return {name: self._drawn(tensor, pool) for name, tensor in expected.items()}
+
+    def _drawn(self, like: Tensor, pool: Tensor) -> Tensor:
+        if like.dim() == 1:
+            return torch.ones(like.shape, dtype=self.dtype)
+        flat = torch.empty(like.numel(), dtype=self.dtype)
+        scaled = pool * like.shape[1] ** -0.5
+        for piece in flat.split(POOL):
+            piece.copy_(scaled[: len(piece)])
+        return flat.view(like.shape)

@@ -6,16 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strobe.cache.kv import CacheStep
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import TokenGrid
 from strobe.core.spans import DIT_FORWARD, HEAD, PATCH_EMBEDDING, span
-from strobe.models.wan import rope as rotary
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.fused import FusedPass
 from strobe.models.wan.kernels.api import KernelImpl, check_impl
-from strobe.models.wan.layers import KeyValueStep, WanLayer, modulate, random_modulation
-from strobe.models.wan.text import TextKV, distinct_rows
-from strobe.models.wan.transformer import CausalTransformer, Modulation
+from strobe.models.wan.layers import WanLayer, device_table, modulate, random_modulation, rope_table
+from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV, distinct_rows
 
 
 class OutputHead(nn.Module):
@@ -96,8 +95,8 @@ class CausalWan(CausalTransformer):
 
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
         """Compute the rotations of one frame block whose frames stand at `positions` in time."""
-        rotations = rotary.table(self.config, positions, grid.height, grid.width)
-        return rotary.device_table(rotations, self.dtype, self.device)
+        rotations = rope_table(self.config, positions, grid.height, grid.width)
+        return device_table(rotations, self.dtype, self.device)
 
     def compile_pieces(self, block_tokens: int, mode: str) -> None:
         """Compile the pieces of every layer between its attention calls; see `WanLayer.compile_pieces`."""
@@ -151,7 +150,7 @@ class CausalWan(CausalTransformer):
         """Project tokens `[B, F * N, dim]` to the flow `[B, F, C, Y, X]`."""
         return self.unpatchify(self.head.head(modulate(x, head[..., 0, :], head[..., 1, :], self.config.eps)), grid)
 
-    def fused(self, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep | None) -> FusedPass | None:
+    def fused(self, modulation: Modulation, text: TextKV, rope: Tensor, kv: CacheStep | None) -> FusedPass | None:
         """Return a pass with fused kernels, or None if they are not in use."""
         if self.kernels is None:
             return None
@@ -164,7 +163,7 @@ class CausalWan(CausalTransformer):
         modulation: Modulation,
         text: TextKV,
         rope: Tensor,
-        kv: KeyValueStep | None = None,
+        kv: CacheStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """See `Transformer.forward`."""
@@ -183,7 +182,7 @@ class CausalWan(CausalTransformer):
         with span(HEAD):
             return self.project_out(x, modulation.head, grid)
 
-    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
+    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: CacheStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""
         with span(PATCH_EMBEDDING):
             x = self.patchify(latents)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Sampler = Literal["renoise", "unipc"]
-"""What a denoise step does with a flow; see `strobe.engine.schedule.NoiseSchedule`."""
+"""What a denoise step does with a flow; see `strobe.engine.config.NoiseSchedule`."""
 
 
 def shifted_sigma(timestep: float, shift: float) -> float:

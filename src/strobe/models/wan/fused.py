@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from strobe.cache.kv import RingStep, TiledStep
+from strobe.cache.kv import CacheStep, RingStep, TiledStep
 from strobe.core.spans import (
     ATTENTION,
     CROSS_ATTENTION,
@@ -45,9 +45,9 @@ from strobe.models.wan.kernels.api import (
     rms_norm,
     text_attention,
 )
-from strobe.models.wan.layers import KeyValueStep, SelfAttention, WanLayer
+from strobe.models.wan.layers import SelfAttention, WanLayer
 from strobe.models.wan.linears import Fp8Linear
-from strobe.models.wan.text import TextKV
+from strobe.models.wan.transformer import TextKV
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class FusedPass:
     head: Tensor
     text: TextKV
     rope: Tensor
-    kv: KeyValueStep | None
+    kv: CacheStep | None
 
     def run(self, x: Tensor) -> Tensor:
         """Run tokens `[B, S, dim]` through all layers and the modulated norm of the head."""

@@ -1,8 +1,11 @@
-"""One transformer layer in parts: attention section, cross-attention, feed-forward."""
+"""One transformer layer in parts: attention section, cross-attention, feed-forward; rotations, and a past that is faded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -14,9 +17,11 @@ from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.eightbit_ring import EightBitStep
-from strobe.cache.tiled import Reach
-from strobe.core.errors import ConfigError
+from strobe.attention.state import merge
+from strobe.attention.types import AttentionOutput
+from strobe.cache.kv import CacheStep, Reach, Signature, StepAround
+from strobe.cache.quantized import EightBitStep
+from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import (
     ATTENTION,
     ATTENTION_KERNEL,
@@ -39,8 +44,96 @@ from strobe.core.spans import (
 )
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.regions import region
-from strobe.models.wan.rope import rotate
+
+
+def region(name: str) -> AbstractContextManager[object]:
+    """Mark a piece of a pass (`strobe.core.spans.PIECES`); does nothing while `torch.compile` traces."""
+    return nullcontext() if torch.compiler.is_compiling() else span(name)
+
+
+THETA = 10_000.0
+
+
+def frequencies(pairs: int, device: torch.device | None = None) -> Tensor:
+    """Return the frequencies of one axis, float64 `[pairs]`."""
+    return THETA ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
+
+
+def rope_table(
+    config: WanConfig, positions: Sequence[int], height: int, width: int, device: torch.device | None = None
+) -> Tensor:
+    """Compute the complex rotations of the tokens of frames at `positions`.
+
+    Args:
+        positions: temporal index of each frame.
+        height, width: tokens per frame.
+        device: where it is worked out, None: on the CPU. Consecutive positions are not copied there, so that nothing waits.
+
+    Returns:
+        complex128 `[F * height * width, head_dim / 2]`.
+    """
+    axes = []
+    spans = (_numbers(positions, device), _numbers(range(height), device), _numbers(range(width), device))
+    for axis, (pairs, index) in enumerate(zip(config.rope_pairs, spans, strict=True)):
+        angles = torch.outer(index, frequencies(pairs, device))
+        shape = [1, 1, 1, pairs]
+        shape[axis] = len(index)
+        axes.append(angles.view(shape).expand(len(spans[0]), height, width, pairs))
+    angles = torch.cat(axes, dim=-1).flatten(0, 2)  # [F*h*w, pairs]
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _numbers(numbers: Sequence[int], device: torch.device | None) -> Tensor:
+    consecutive = range(numbers[0], numbers[0] + len(numbers))
+    if tuple(numbers) == tuple(consecutive):
+        return torch.arange(consecutive.start, consecutive.stop, dtype=torch.float64, device=device)
+    return torch.tensor(list(numbers), dtype=torch.float64, device=device)
+
+
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate `x [B, S, ..., D]` by `rotations`: complex `[S, D / 2]`, or real `[S, D / 2, 2]` holding (cos, sin).
+
+    Complex rotations set the precision of the product: complex128 is what the official code pays for.
+    """
+    pairs = x.unflatten(-1, (-1, 2))  # [B, S, ..., D/2, 2]
+    between = (1,) * (x.dim() - 3)
+    if rotations.is_complex():
+        turns = rotations.view(rotations.shape[0], *between, rotations.shape[1])
+        wide = pairs.to(rotations.dtype.to_real()).contiguous()
+        return torch.view_as_real(torch.view_as_complex(wide) * turns).flatten(-2).to(x.dtype)
+    cos, sin = rotations.view(rotations.shape[0], *between, rotations.shape[1], 2).unbind(-1)
+    real, imaginary = pairs.float().unbind(-1)
+    return torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1).flatten(-2).to(x.dtype)
+
+
+def device_table(rotations: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Convert a table to the form in which `rotate` is fastest: complex64 for float32 on a CPU, else float32 (cos, sin) pairs."""
+    if dtype == torch.float32 and device.type == "cpu":
+        return rotations.to(torch.complex64)
+    return torch.view_as_real(rotations).to(device=device, dtype=torch.float32)
+
+
+def temporal_turns(config: WanConfig, frames: int, device: torch.device | None = None) -> Tensor:
+    """Compute rotations of the temporal pairs, the first of a head, by `frames` in time: (cos, sin), float32 `[pairs, 2]`."""
+    angles = frequencies(config.rope_pairs[0], device) * frames
+    return torch.view_as_real(torch.polar(torch.ones_like(angles), angles).to(torch.complex64))
+
+
+def turn_first(keys: Tensor, turns: Tensor, out: Tensor) -> None:
+    """Rotate the first pairs of `keys [..., D]` into `out` by `turns [pairs, 2]` in float32; the others are left alone."""
+    channels = 2 * turns.shape[0]
+    pairs = torch.view_as_complex(keys[..., :channels].float().unflatten(-1, (-1, 2)).contiguous())
+    out[..., :channels] = torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2)
+
+
+def rotate_temporal(config: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:
+    """Move already rotated keys `[..., D]` by `frames` in time, into `out`; height and width are not written.
+
+    Args:
+        out: the same keys, wherever they are in time, or `keys` itself.
+    """
+    turn_first(keys, temporal_turns(config, frames, keys.device), out)
+
 
 Piece = Callable[..., Tensor | tuple[Tensor, ...]]
 KeyValues = tuple[Tensor, Tensor]
@@ -52,25 +145,12 @@ def random_modulation(rows: int, dim: int) -> Tensor:
     return empty if empty.is_meta else torch.randn(1, rows, dim) / dim**0.5
 
 
-class KeyValueStep(Protocol):
-    """The cache as a layer uses it: store this block's keys and values, return those to attend to."""
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
-        """Store k, v `[B, S, H, D]`, k after RoPE; return keys and values `[B, S_kv, H, D]`, or both in eight bits."""
-        ...
-
-    @property
-    def reach(self) -> Reach | None:
-        """Part of what `write` returns that is attended; None: everything."""
-        ...
-
-
 Attend = Callable[[Tensor, KeyValues | None, KeyValues | RoundedKeys, Reach | None, int], Tensor]
 """`WanLayer.attend_kept`."""
 
 
 @runtime_checkable
-class SharedKeyValueStep(KeyValueStep, Protocol):
+class SharedKeyValueStep(CacheStep, Protocol):
     """A step of a cache shared with other devices, which also exchanges the tensors that attention needs."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
@@ -278,7 +358,7 @@ class WanLayer(nn.Module):
         q_tiles = tile_layout((q.shape[1] // per_frame, *tiles.grid), "auto", tiles.block)
         return history_attention(q, dense, history, q_tiles=q_tiles, sparsity=tiles.sparsity).out
 
-    def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: KeyValueStep) -> Tensor:
+    def attend_new(self, q: Tensor, k: Tensor, v: Tensor, index: int, kv: CacheStep) -> Tensor:
         """Store the keys and values of this pass in layer `index` of a cache, then attend to what it keeps."""
         if isinstance(kv, SharedKeyValueStep):
             return kv.attend(index, q, k, v, self.attend_kept)
@@ -290,7 +370,7 @@ class WanLayer(nn.Module):
             kept = kv.write(index, k, v)
         return self.attend_kept(q, (k, v), kept, kv.reach, index)
 
-    def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep | None, mask: Tensor | None) -> Tensor:
+    def section(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: CacheStep | None, mask: Tensor | None) -> Tensor:
         """Run the attention section: `x + gate * attention(modulated norm of x)`."""
         with span(ATTENTION):
             q, k, v = self.before(x, mod, rope)
@@ -298,7 +378,7 @@ class WanLayer(nn.Module):
             out = self.attend(q, k, v, mask) if kv is None else self.attend_new(q, k, v, index, kv)
             return self.after(x, out, mod)
 
-    def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: KeyValueStep) -> None:
+    def write_only(self, x: Tensor, mod: Tensor, rope: Tensor, index: int, kv: CacheStep) -> None:
         """Store this block's keys and values and compute nothing else, as a commit pass does in the last layer."""
         with span(ATTENTION):
             with span(MODULATED_NORM):
@@ -354,3 +434,55 @@ class WanLayer(nn.Module):
 
 def _by_size(num_tokens: int, compiled: Piece, eager: Piece, x: Tensor, *rest: object) -> Tensor | tuple[Tensor, ...]:
     return (compiled if x.shape[1] == num_tokens else eager)(x, *rest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FadedStep(StepAround):
+    """A pass over a cache that returns its frames in their order, with faded scores: ``softmax(q k^T / sqrt(d) + b) v``.
+
+    ``b`` is ``log(weight)`` for keys behind the `first` frames and before this pass, and 0 for all others. A constant added to
+    the scores of some keys is the same constant added to the log-sum-exp of attention to them alone, so the three parts are
+    attended one by one and merged.
+
+    Args:
+        step: of the cache.
+        weight: in (0, 1].
+        first: frames at the start that do not fade.
+
+    Source: Scope, `krea_realtime_video/modules/causal_model.py` (0b33dbc, kv_cache_attention_bias).
+    """
+
+    weight: float
+    first: int
+
+    @property
+    def signature(self) -> Signature | None:
+        """See `CacheStep`."""
+        own = self.step.signature
+        return None if own is None else (*own, self.first)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `CacheStep`."""
+        written = self.step.write(layer, k, v)
+        assert isinstance(written, tuple), "the configuration was checked"
+        return written
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+        """Store k and v `[B, S, H, D]`, and attend: `[B, S, H, D]`.
+
+        Raises:
+            ShapeError: there is no past between the first frames and this pass.
+        """
+        with span(KV_WRITE):
+            keys, values = self.write(layer, k, v)
+        begin, end = self.first * k.shape[1] // len(self.positions), keys.shape[1] - k.shape[1]
+        if end <= begin:
+            raise ShapeError(f"a faded past: {end} rows before this pass, of which the first {begin} do not fade; none is left")
+        with span(ATTENTION_KERNEL):
+            parts = []
+            for low, high in ((0, begin), (begin, end), (end, keys.shape[1])):
+                part = dense_attention(q, keys[:, low:high], values[:, low:high], return_lse=True)
+                assert part.lse is not None
+                faded = part.lse + math.log(self.weight) if low == begin else part.lse
+                parts.append(AttentionOutput(out=part.out, lse=faded))
+            return merge(parts, return_lse=False).out

@@ -1,6 +1,6 @@
 """Linear layers in eight bits: FP8 weights and inputs, or INT8 weights alone.
 
-Each takes the place of an `nn.Linear` in a transformer that only infers; `strobe.engine.quantize` decides where.
+Each takes the place of an `nn.Linear` in a transformer that only infers; `strobe.engine.transformer` decides where.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import QUANTISE
 from strobe.eightbit.rows import EightBit, quantize_rows, quantize_tensor
 from strobe.eightbit.types import Quantized
-from strobe.models.wan.regions import region
+from strobe.models.wan.layers import region
 
 Scaling = Literal["rows", "tensor"]
 SCALING: Final[Scaling] = "rows"

@@ -11,8 +11,7 @@ from strobe.cache.policy import Past
 from strobe.core.errors import WeightsError, unknown_choice
 from strobe.models.wan.config import SIZES, WIDE
 from strobe.models.wan.flow import Sampler
-from strobe.models.wan.weights.checkpoint import OpenCheckpoint
-from strobe.models.wan.weights.files import LORA, WeightSource, read_json, read_source
+from strobe.models.wan.weights.checkpoint import LORA, OpenCheckpoint, WeightSource, read_json, read_source
 
 SELF_FORCING: Final = (1000.0, 750.0, 500.0, 250.0)
 
@@ -196,7 +195,8 @@ def find_recipe(opened: OpenCheckpoint, lora: Path | None, named: str | None) ->
 
 def _told(opened: OpenCheckpoint, lora: Path | None) -> tuple[Recipe, str]:
     source, config = opened.source, opened.dit.config
-    stated = _class_name(source.files[0].parent / "config.json")
+    path = source.files[0].parent / "config.json"
+    stated = read_json(path).get("_class_name") if path.is_file() else None
     why = _causal(source, stated)
     if not why and stated in NOT_CAUSAL:
         return RECIPES["wan"], f"its config.json says {stated}"
@@ -229,7 +229,3 @@ def _causal(source: WeightSource, stated: Any) -> str:
 def _is_wrapped(source: WeightSource) -> bool:
     """Return whether all names are those of a generator of Self-Forcing's kind, which has its transformer as `model`."""
     return all(name.startswith("model.") and not name.startswith("model.diffusion_model.") for name in source.tensors)
-
-
-def _class_name(path: Path) -> Any:
-    return read_json(path).get("_class_name") if path.is_file() else None

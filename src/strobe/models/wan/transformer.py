@@ -1,4 +1,4 @@
-"""Interface of a transformer for the engine; `strobe.models.wan.dit.CausalWan` is one."""
+"""What a session asks of a causal transformer, and the keys and values of its text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,48 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from strobe.cache.kv import CacheStep
 from strobe.core.errors import ShapeError
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.models.wan.config import WanConfig
-from strobe.models.wan.layers import KeyValueStep
-from strobe.models.wan.text import TextKV
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TextKV:
+    """Keys and values of one prompt for each layer.
+
+    Args:
+        layers: keys and values `[B, L, H, D]`.
+        distinct: how many first rows differ from what is behind them, and one of that, int32 `[B]`: see `distinct_rows`.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    distinct: Tensor
+
+    @classmethod
+    def made_of(cls, tensors: tuple[Tensor, ...]) -> TextKV:
+        """Build it from `tensors`."""
+        return cls(layers=tuple(zip(tensors[1::2], tensors[2::2], strict=True)), distinct=tensors[0])
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Number of distinct rows, then keys and values of one layer after the other."""
+        return self.distinct, *(each for pair in self.layers for each in pair)
+
+
+def distinct_rows(text: Tensor) -> Tensor:
+    """Count the rows of each sample up to the first of those that are equal to all behind them: int32 `[B]`.
+
+    Worked out where the text is, so that no host waits for it. Zeros of either sign are equal: matrix products make the same of
+    them. NaN equals nothing.
+
+    Args:
+        text: `[B, L, text_dim]`, padded.
+    """
+    length = text.shape[1]
+    numbers = torch.arange(1, length + 1, device=text.device)
+    behind = ((text != text[:, -1:]).any(-1) * numbers).amax(-1)  # rows up to the last that differs from the end
+    return (behind + 1).clamp_(max=length).int()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +73,7 @@ class CausalTransformer(nn.Module, ABC):
     meta device too, and calls nothing that is not here.
 
     Args:
-        config: sizes; rotations of positions follow from them as in `strobe.models.wan.rope`.
+        config: sizes; rotations of positions follow from them as in `strobe.models.wan.layers`.
     """
 
     blocks: nn.ModuleList
@@ -116,7 +153,7 @@ class CausalTransformer(nn.Module, ABC):
         modulation: Modulation,
         text: TextKV,
         rope: Tensor,
-        kv: KeyValueStep | None = None,
+        kv: CacheStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """Run one pass: predict the flow of a frame block, and store its keys and values.
@@ -134,5 +171,5 @@ class CausalTransformer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: KeyValueStep) -> None:
+    def commit(self, latents: Tensor, modulation: Modulation, text: TextKV, rope: Tensor, kv: CacheStep) -> None:
         """Write the keys and values of finished latents; the last layer computes nothing but those."""

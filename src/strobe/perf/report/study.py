@@ -15,7 +15,7 @@ import msgspec
 
 from strobe.core.errors import ConfigError, DataError, TraceFormatError, unknown_choice
 from strobe.core.files import file_inside
-from strobe.core.plugins import REPORT, Plugin, plugins, tell_broken, tried
+from strobe.core.libraries import REPORT, Plugin, plugins, tell_broken, tried
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.runs.timeline import (
     DeviceTimeline,

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from stand_ins import stands_in_for
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import tile_layout
-from strobe.cache.kv import CacheShape, RingCache
+from strobe.cache.kv import CacheShape, CacheStep, HistoryTiles, RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.tiled import HistoryTiles
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.layers import KeyValues, KeyValueStep, RoundedKeys
+from strobe.models.wan.layers import RoundedKeys, rotate_temporal
 from strobe.models.wan.linears import Fp8Linear
-from strobe.models.wan.rope import rotate_temporal
 
 ELEMENT = tolerance("element", "float32")
 
@@ -113,11 +111,11 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
     """What only knows `write` and `reach` gets keys and values as the plain pass gives them."""
     seen: list[tuple[Tensor, Tensor]] = []
 
-    @stands_in_for(KeyValueStep)
+    @stands_in_for(CacheStep)
     class Step:
         reach = None
 
-        def write(self, layer: int, k: Tensor, v: Tensor) -> KeyValues | RoundedKeys:
+        def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
             seen.append((k.clone(), v.clone()))
             return torch.cat((k, 2 * k), 1), torch.cat((v, -v), 1)
 

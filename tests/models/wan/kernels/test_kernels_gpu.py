@@ -14,8 +14,7 @@ from strobe.models.wan.config import WAN_1_3B, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.fused import _up_and_gelu
 from strobe.models.wan.kernels import api, custom_ops
-from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate
-from strobe.models.wan.rope import rotate_temporal, temporal_turns
+from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate, rotate_temporal, temporal_turns
 
 ELEMENT = tolerance("element", "float32")
 ELEMENT_BF16 = tolerance("element", "bfloat16")

@@ -1,22 +1,458 @@
-"""Reading of a checkpoint into a transformer, or an error with one table of all differences."""
+"""Reading of a checkpoint into a transformer, in the layouts of several projects, or an error that lists all differences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
+from strobe.models.checkpoint import SAFE, KeyTable, compare_keys, read_file, read_shapes, sha256_of
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.weights.files import Part, WeightSource, find_files, read_json, read_source
-from strobe.models.wan.weights.key_check import called, check_channels, check_keys, model_flag
-from strobe.models.wan.weights.layouts import Layout, diffusers_name, plain_names, recognise
-from strobe.models.wan.weights.scales import take_scales
+
+STEM: Final = "diffusion_pytorch_model"
+LORA: Final = "generator_lora"
+KNOWN_PARTS: Final = ("generator_ema", "generator", LORA)
+"""Models in one file that have names of their own, the one to take first."""
+SUFFIXES: Final = (SAFE, ".pt", ".pth")
+OTHERS: Final = ("Wan2.", "models_t5", "models_clip", "lora")
+"""How names of text encoders, autoencoders and LoRAs begin that lie in the same folder."""
+SHARD: Final = re.compile(r".+-\d{5}-of-(?!00001)\d{5}\.safetensors")
+"""One file of several."""
+INDEX: Final = ".safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSource:
+    """The content of a checkpoint: its files, the model taken and its tensors.
+
+    Args:
+        files: it was read from.
+        part: of a file with several models, the one that was taken; empty if there was one only.
+        tensors: by the names in the file; those of a `.safetensors` are shapes alone, on the meta device, until `read`.
+    """
+
+    files: tuple[Path, ...]
+    part: str
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def where(self) -> str:
+        """Path of the file, or of the folder of several, for an error."""
+        path = str(self.files[0] if len(self.files) == 1 else self.files[0].parent)
+        return f"{path} ({self.part})" if self.part else path
+
+    def read(self) -> Mapping[str, Tensor]:
+        """Return the tensors by the names in the file, on the CPU; they are left on the disk until they are used."""
+        tensors = dict(self.tensors)
+        for file in self.files:
+            tensors.update(read_file(file) if file.suffix == SAFE else {})
+        return tensors
+
+    def sha256(self) -> str:
+        """Hash the names and contents of all files, hexadecimal."""
+        whole = hashlib.sha256()
+        for file in self.files:
+            whole.update(file.name.encode())
+            whole.update(sha256_of(file))
+        return whole.hexdigest()
+
+
+def find_files(path: Path) -> tuple[Path, ...]:
+    """Find the file or files of the transformer at `path`: a file, or a folder as it is published.
+
+    Raises:
+        WeightsError: there are none, or too many to choose from.
+    """
+    if path.is_file():
+        return _shards(path) if path.name.endswith(".index.json") else (path,)
+    if not path.is_dir():
+        raise WeightsError(f"no file or folder {str(path)!r}; give a checkpoint file or the folder it was published in")
+    for folder in (path, path / "transformer"):
+        index = folder / f"{STEM}{INDEX}"
+        if index.is_file():
+            return _shards(index)
+        if (folder / f"{STEM}.safetensors").is_file():
+            return (folder / f"{STEM}.safetensors",)
+    indices = sorted(path.glob(f"*{INDEX}"))
+    if len(indices) == 1:
+        return _shards(indices[0])
+    found = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES and not file.name.startswith(OTHERS)]
+    if len(found) == 1 and not SHARD.fullmatch(found[0].name):
+        return (found[0],)
+    if not found:
+        held = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
+        raise WeightsError(
+            f"{path} holds no transformer (it holds: {held}); expected {STEM}.safetensors, a folder transformer, "
+            "or one .safetensors or .pt file"
+        )
+    if all(SHARD.fullmatch(file.name) for file in found):
+        raise WeightsError(f"{path} is half a checkpoint: {found[0].name} has no index; fetch the {INDEX} too")
+    raise WeightsError(f"{path} holds several checkpoints: {', '.join(file.name for file in found)}; name one of the files")
+
+
+def find_lora(path: Path) -> Path | None:
+    """Find the LoRA in the folder of a base, as LongLive publishes the two; None if there is none, or `path` is a file."""
+    return next((file for file in sorted(path.glob("lora*")) if file.suffix in SUFFIXES), None)
+
+
+def read_source(files: Sequence[Path]) -> WeightSource:
+    """Open a checkpoint, given by its files; of several models in a file the averaged one is taken, if there is one.
+
+    Raises:
+        WeightsError: a file is missing, damaged, or would have to run code to be read.
+    """
+    tensors: dict[str, Tensor] = {}
+    taken = ""
+    for file in files:
+        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file, mapped=True)
+        found, taken = _part(held, file)
+        tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
+    if not tensors:
+        raise WeightsError(f"{files[0]} holds no tensors; give a file of weights")
+    return WeightSource(files=tuple(files), part=taken, tensors=tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        WeightsError: it is not one.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is damaged or not JSON ({error}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} holds no JSON object; fetch it again")
+    return found
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    table = read_json(index).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise WeightsError(f"{index} has no weight_map; fetch it again")
+    files = [index.parent / Path(name).name for name in sorted(set(table.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise WeightsError(
+            f"{index.parent} is half a checkpoint: {len(missing)} of {len(files)} files missing; fetch: {', '.join(missing)}"
+        )
+    return tuple(files)
+
+
+def _part(loaded: dict[Any, Any], file: Path) -> tuple[dict[Any, Any], str]:
+    """Choose the model of a file that holds several, or other things too, and return it with its name."""
+    models = {} if _is_model(loaded) else _models(loaded)
+    if not models:
+        return loaded, ""
+    known = [name for name in KNOWN_PARTS if name in models]
+    if not known and len(models) > 1:
+        raise WeightsError(
+            f"{file} holds several models: {', '.join(models)}; keep the one that should run, in a file of its own"
+        )
+    taken: str = next(iter((*known, *models)))
+    return models[taken], taken
+
+
+def _models(loaded: dict[Any, Any], deep: int = 2) -> dict[str, dict[Any, Any]]:
+    """List the models in a file by name; names of nested dictionaries are joined by a dot."""
+    found: dict[str, dict[Any, Any]] = {}
+    for name, value in loaded.items():
+        if isinstance(value, dict) and _is_model(value):
+            found[str(name)] = value
+        elif isinstance(value, dict) and deep:
+            found |= {f"{name}.{inner}": model for inner, model in _models(value, deep - 1).items()}
+    return found
+
+
+def _is_model(held: dict[Any, Any]) -> bool:
+    """Return whether there are tensors named like parameters, with a dot; those of an optimiser have none."""
+    return any(isinstance(tensor, Tensor) and "." in str(name) for name, tensor in held.items())
+
+
+Layout = Literal["original", "diffusers"]
+
+WRAPPERS: Final = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+"""Parts of a name that training and compilation put in between, anywhere."""
+PREFIXES: Final = ("model", "net", "module", "generator", "diffusion_model", "transformer", "base_model")
+"""First parts of a name that say nothing but where the transformer stood in something larger."""
+
+OUTSIDE: Final = {
+    "text_embedding.0": "condition_embedder.text_embedder.linear_1",
+    "text_embedding.2": "condition_embedder.text_embedder.linear_2",
+    "time_embedding.0": "condition_embedder.time_embedder.linear_1",
+    "time_embedding.2": "condition_embedder.time_embedder.linear_2",
+    "time_projection.1": "condition_embedder.time_proj",
+    "head.head": "proj_out",
+    "head.modulation": "scale_shift_table",
+}
+IN_ATTENTION: Final = {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0", "norm_q": "norm_q", "norm_k": "norm_k"}
+IN_LAYER: Final = {
+    **{f"self_attn.{own}": f"attn1.{theirs}" for own, theirs in IN_ATTENTION.items()},
+    **{f"cross_attn.{own}": f"attn2.{theirs}" for own, theirs in IN_ATTENTION.items()},
+    "norm3": "norm2",  # the affine norm of cross-attention; there norms are numbered in the order of use
+    "ffn.0": "ffn.net.0.proj",
+    "ffn.2": "ffn.net.2",
+    "modulation": "scale_shift_table",
+}
+STRANGERS: Final = (
+    (("dit.", "text.", "vae."), "is a bundled model; give --model with its folder"),
+    (("decoder.conv1.",), "is an autoencoder; give the transformer here and this with --vae"),
+    (("decoder.conv_in.",), "is an autoencoder; give the transformer here and this with --vae"),
+    (("token_embedding.",), "is a text encoder; give the transformer here and its folder with --release"),
+    (("shared.", "encoder.block."), "is a text encoder; give the transformer here and its folder with --release"),
+)
+"""What else a file may be by how some of its names begin, all of those given, and what to do."""
+IMAGE_PARTS: Final = ("img_emb", "k_img", "v_img", "norm_k_img", "image_embedder", "add_k_proj", "add_v_proj", "norm_added_k")
+"""Parts of a name that only image-to-video models have."""
+
+
+def plain_name(name: str) -> str:
+    """Strip wrappers and prefixes from a name: `model._fsdp_wrapped_module.blocks.0.q` becomes `blocks.0.q`."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    while len(parts) > 1 and parts[0] in PREFIXES:
+        parts.pop(0)
+    return ".".join(parts)
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Map plain names to the names in a file.
+
+    Raises:
+        WeightsError: two names become one.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        plain = plain_name(name)
+        if plain in found:
+            raise WeightsError(
+                f"{found[plain]!r} and {name!r} in one checkpoint are the same tensor; keep one transformer in a file"
+            )
+        found[plain] = name
+    return found
+
+
+def diffusers_name(name: str) -> str:
+    """Return the name that diffusers gives to a parameter or module of ours."""
+    head, _, rest = name.partition(".")
+    number, _, inside = rest.partition(".") if head == "blocks" else ("", "", name)
+    table, before = (IN_LAYER, f"blocks.{number}.") if head == "blocks" else (OUTSIDE, "")
+    for own, theirs in table.items():
+        if inside == own or inside.startswith(f"{own}."):
+            return before + theirs + inside.removeprefix(own)
+    return before + inside
+
+
+def recognise(names: Mapping[str, str] | Iterable[str], where: str) -> Layout:
+    """Recognise the layout of plain names.
+
+    Raises:
+        WeightsError: they are those of no text-to-video Wan transformer.
+    """
+    names = set(names)
+    for begins, what in STRANGERS:
+        if all(any(name.startswith(begin) for name in names) for begin in begins):
+            raise WeightsError(f"{where} {what}")
+    image = sorted(name for name in names if not set(name.split(".")).isdisjoint(IMAGE_PARTS))
+    if image:
+        raise WeightsError(
+            f"{where} is an image-to-video model (it has {image[0]}); only text-to-video transformers are supported"
+        )
+    if any(name.startswith(("condition_embedder.", "proj_out.")) or ".attn1." in name for name in names):
+        return "diffusers"
+    if any(name.startswith(("time_projection.", "head.head.")) or ".self_attn." in name for name in names):
+        return "original"
+    some = ", ".join(sorted(names)[:3]) or "nothing"
+    raise WeightsError(
+        f"{where} holds no Wan transformer that is known here (its tensors: {some}, ...); known are original Wan, diffusers, "
+        "Self-Forcing, LongLive and krea checkpoints, see docs/wan.md"
+    )
+
+
+SCALES: Final = ("scale_weight", "weight_scale")
+UNUSED: Final = ("scaled_fp8", "scale_input", "input_scale", "comfy_quant")
+"""Last parts of names that only programs which multiply in eight bits need."""
+EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+def take_scales(names: dict[str, str], source: WeightSource) -> dict[str, str]:
+    """Remove the names of eight-bit scales from a checkpoint's names, and return them.
+
+    Args:
+        names: plain names to the file's; what is taken is removed.
+        source: tensors by the file's names.
+
+    Returns:
+        plain name of a tensor in eight bits to the file's name of its scale.
+
+    Raises:
+        WeightsError: a scale without its tensor or of a wrong shape, or whole numbers without a scale.
+    """
+    found: dict[str, str] = {}
+    for name in [name for name in names if name.rpartition(".")[2] in (*SCALES, *UNUSED)]:
+        home, _, last = name.rpartition(".")
+        spelled = names.pop(name)
+        if last in SCALES:
+            found[f"{home}.weight"] = spelled
+    for name, spelled in found.items():
+        tensor = source.tensors[names[name]] if name in names else None
+        sizes = () if tensor is None else (1, tensor.shape[0])
+        if tensor is None or tensor.dtype not in EIGHT_BITS or source.tensors[spelled].numel() not in sizes:
+            shape = list(source.tensors[spelled].shape)
+            raise WeightsError(
+                f"{source.where} has a scale {spelled} {shape} that fits no eight-bit {name}; scales of one number or one a row "
+                "are known: fetch the checkpoint in bfloat16"
+            )
+    whole = [name for name, spelled in names.items() if not source.tensors[spelled].is_floating_point() and name not in found]
+    if whole:
+        raise WeightsError(
+            f"{source.where} holds whole numbers without a scale ({whole[0]}); this quantised format is not known: fetch the "
+            "checkpoint in bfloat16 or in fp8"
+        )
+    return found
+
+
+ROWS: Final = 3
+"""Rows of a kind in the table of an error."""
+
+
+OTHER_CHANNELS: Final = {
+    36: "image-to-video Wan2.1, whose picture encoder this engine lacks",
+}
+"""Channels of the latents of transformers that are known and cannot run here."""
+
+
+def check_channels(held: Mapping[str, Tensor], where: str) -> None:
+    """Refuse a transformer whose number of latent channels is that of another known model.
+
+    Args:
+        held: tensors by their plain names.
+        where: names the checkpoint in the error.
+
+    Raises:
+        WeightsError: it is one that is known and cannot run here; says which and what it needs.
+    """
+    patches = held.get("patch_embedding.weight")
+    channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
+    if channels in OTHER_CHANNELS:
+        raise WeightsError(f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights")
+
+
+def called(config: WanConfig) -> str:
+    """Return name and size of a model, for an error."""
+    name = next((name for name, known in SIZES.items() if known == config), "a transformer")
+    return f"{name} ({config.num_layers} layers, {config.dim} wide)"
+
+
+def model_flag(config: WanConfig) -> str:
+    """Return the option that asks for a released size."""
+    return f"give --model {next(name for name, known in SIZES.items() if known == config)}"
+
+
+def check_keys(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[str, Tensor], where: str) -> None:
+    """Compare names and shapes with a model's.
+
+    Args:
+        config: sizes of the model.
+        expected: its tensors, in the checkpoint's spelling.
+        held: the checkpoint's tensors.
+        where: names the checkpoint in the error.
+
+    Raises:
+        WeightsError: they differ: which other model it looks like, or else every difference in one table, the first few of a
+            kind.
+    """
+    table = compare_keys(expected, held)
+    if not table:
+        return
+    width = _width(held)
+    if width not in (0, config.dim):  # then no tensor has its shape, and a table of them would say nothing
+        raise WeightsError(_another(config, held, width, where))
+    inside = frozenset(name.split(".", 2)[2] for name in expected if name.startswith("blocks.0."))
+    kinds = {
+        "missing": _rows({name: str(list(expected[name].shape)) for name in table.missing}, inside),
+        "unexpected": _rows({name: str(list(held[name].shape)) for name in table.unexpected}, inside),
+        "another shape": _rows({name: f"{list(given)} instead of {list(own)}" for name, given, own in table.reshaped}),
+    }
+    rows = [f"  {kind:<14}{row}" for kind, found in kinds.items() for row in _shortened(found)]
+    raise WeightsError(";\n".join([f"{where} {_title(config, table, len(expected))}", *rows]))
+
+
+def _title(config: WanConfig, table: KeyTable, num_expected: int) -> str:
+    """Return the title of the error: a checkpoint that only lacks tensors is incomplete, any other is another model."""
+    missing, more = len(table.missing), len(table.unexpected) + len(table.reshaped)
+    if not more:
+        return f"is not all of {called(config)}: {missing} of its {num_expected} tensors are missing; fetch it again"
+    kinds = (("missing", table.missing), ("unexpected", table.unexpected), ("of another shape", table.reshaped))
+    counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds if names)
+    return f"is not {called(config)}: {counts}, of {num_expected} tensors; give the checkpoint as it was published"
+
+
+def _another(config: WanConfig, held: Mapping[str, Tensor], width: int, where: str) -> str:
+    for known in SIZES.values():
+        if known.dim == width:
+            return f"{where} looks like {called(known)}, not {called(config)}; {model_flag(known)}"
+    layers = len({name.split(".")[1] for name in held if name.startswith("blocks.")})
+    return (
+        f"{where} looks like a transformer of {layers} layers, {width} wide, not {called(config)}; give a checkpoint of that, "
+        "or --model with the folder of this one and a config.json that says its sizes"
+    )
+
+
+def _width(held: Mapping[str, Tensor]) -> int:
+    """Return the most frequent width of query norms and the patch embedding; 0 if there are none."""
+    names = ("patch_embedding.bias", ".norm_q.weight")
+    found = Counter(tensor.shape[0] for name, tensor in held.items() if name.endswith(names) and tensor.dim() == 1)
+    return found.most_common(1)[0][0] if found else 0
+
+
+def _shortened(rows: Sequence[str]) -> list[str]:
+    return [*rows[:ROWS], f"... and {len(rows) - ROWS} rows more"] if len(rows) > ROWS + 1 else list(rows)
+
+
+def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> list[str]:
+    """Format rows of names with a remark each; whole layers share a row, and so do names that differ only in the layer.
+
+    Args:
+        names: of tensors, each with what is said about it.
+        inside: names of all tensors of a layer.
+    """
+    layers: dict[int, set[str]] = {}
+    for name in names:
+        found = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        if found:
+            layers.setdefault(int(found[1]), set()).add(found[2])
+    whole = sorted(number for number, held in layers.items() if inside and inside <= held)
+    rows = [f"blocks.*  all {len(inside)} tensors of a layer{_numbered(whole)}"] if whole else []
+    rest = {name: said for name, said in names.items() if not name.startswith(tuple(f"blocks.{number}." for number in whole))}
+
+    def key(item: tuple[str, str]) -> tuple[str, str]:
+        return re.sub(r"^blocks\.\d+\.", "blocks.*.", item[0]), item[1]
+
+    for (name, said), group in groupby(sorted(rest.items(), key=key), key=key):
+        numbers = sorted(int(full.split(".")[1]) for full, _ in group) if name.startswith("blocks.*.") else []
+        shown = name.replace("*", str(numbers[0])) if len(numbers) == 1 else name
+        rows.append(f"{shown}  {said}{_numbered(numbers) if len(numbers) > 1 else ''}")
+    return rows
+
+
+def _numbered(layers: Sequence[int]) -> str:
+    """Format layer numbers and their count."""
+    if len(layers) == 1:
+        return f" (layer {layers[0]})"
+    return f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)"
+
 
 SPELLINGS: Final = {
     "num_layers": ("num_layers",),
@@ -32,67 +468,39 @@ SPELLINGS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """A transformer with the place it came from.
-
-    Args:
-        dit: on the CPU, without gradients.
-        layout: whose names the file uses.
-        part: of a file with several models, the one that was taken; else empty.
-        files: it was read from.
-        weights_hash: sha256 over the names and contents of the files, hexadecimal.
-    """
-
-    dit: CausalWan
-    layout: Layout
-    part: str
-    files: tuple[Path, ...]
-    weights_hash: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenCheckpoint:
     """A checkpoint that fits its model by names and shapes; its tensors are still in the files.
 
     Args:
         dit: on the meta device.
-        layout: see `Checkpoint`.
         source: the files.
         spelling: the model's name of a tensor to the file's.
         scales: the model's name of a tensor in eight bits to the file's name of what it is to be multiplied with.
     """
 
     dit: CausalWan
-    layout: Layout
     source: WeightSource
     spelling: Mapping[str, str]
     scales: Mapping[str, str]
 
     @property
     def copied_bytes(self) -> int:
-        """Main memory that `read` takes without a dtype, for tensors that do not stay in their file, bytes."""
+        """Main memory that `read` takes, for tensors that do not stay in their file, bytes."""
         return sum(4 * self.source.tensors[self.spelling[name]].numel() for name in self.scales)
 
-    def read(self, dtype: torch.dtype | None = None) -> Checkpoint:
-        """Read the tensors.
+    def read(self) -> CausalWan:
+        """Read the tensors, each in the file's own dtype, left on the disk until it is used, but for those in eight bits.
 
-        Args:
-            dtype: of all of them; None: each in the file's own, left on the disk until it is used, but for those in eight bits,
-                which are float32. The files must stay as they are then.
+        Those are float32. The files must stay as they are.
 
         Raises:
             WeightsError: a file cannot be read.
         """
         held = self.source.read()
-        tensors = {name: self._value(held, name) for name in self.spelling}
-        if dtype is not None:
-            tensors = {name: tensor.to(dtype, copy=True) for name, tensor in tensors.items()}
         with torch.device("meta"):
             dit = CausalWan(self.dit.config)
-        dit.load_state_dict(tensors, strict=True, assign=True)
-        dit.requires_grad_(False).eval()
-        source = self.source
-        return Checkpoint(dit=dit, layout=self.layout, part=source.part, files=source.files, weights_hash=source.sha256())
+        dit.load_state_dict({name: self._value(held, name) for name in self.spelling}, strict=True, assign=True)
+        return dit.requires_grad_(False).eval()
 
     def _value(self, held: Mapping[str, Tensor], name: str) -> Tensor:
         """Return a tensor of the model, multiplied by its scale if it is in eight bits."""
@@ -104,22 +512,7 @@ class OpenCheckpoint:
         return tensor.float() * rows
 
 
-def read_checkpoint(
-    path: str | Path, config: WanConfig | None = None, *, part: Part = "auto", dtype: torch.dtype = torch.float32
-) -> Checkpoint:
-    """Read a transformer: `open_checkpoint`, then its tensors.
-
-    Args:
-        path, config, part: see `open_checkpoint`.
-        dtype: of the result.
-
-    Raises:
-        WeightsError: see `open_checkpoint`.
-    """
-    return open_checkpoint(path, config, part=part).read(dtype)
-
-
-def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: Part = "auto") -> OpenCheckpoint:
+def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCheckpoint:
     """Find a transformer, and compare its names and shapes with its model's.
 
     The layouts original Wan, diffusers, Self-Forcing, LongLive's base and krea are told apart by their names.
@@ -129,13 +522,12 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     Args:
         path: file, index or folder; see docs/wan.md.
         config: sizes it must have; None: those of the config.json beside it, or else of the released model of its width.
-        part: which model of a Self-Forcing file; "auto" takes `generator_ema`, if there is one.
 
     Raises:
         WeightsError: no, several, half or damaged files; another model, and which; or tensors missing, unexpected or of another
             shape, in one table.
     """
-    source = read_source(find_files(Path(path)), part)
+    source = read_source(find_files(Path(path)))
     names = plain_names(source.tensors)
     if any(".lora_" in name or name.endswith((".diff", ".diff_b", ".diff_m")) for name in names):
         raise WeightsError(f"{source.where} is a LoRA, not a base model; give the base and add this with --lora")
@@ -150,7 +542,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None, *, part: 
     check_keys(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
     spelling = {name: names[spelled] for name, spelled in plain.items()}
     scales = {name: scaled[spelled] for name, spelled in plain.items() if spelled in scaled}
-    return OpenCheckpoint(dit=dit, layout=layout, source=source, spelling=spelling, scales=scales)
+    return OpenCheckpoint(dit=dit, source=source, spelling=spelling, scales=scales)
 
 
 def _config(source: WeightSource, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:

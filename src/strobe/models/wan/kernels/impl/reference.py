@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.eightbit.impl.reference import quantize_rows
-from strobe.models.wan.rope import rotate, turn_first
+from strobe.models.wan.layers import rotate, turn_first
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,905 @@
+"""Messages between ranks, the only file here that uses `torch.distributed`: numbered calls, and errors that name the rank.
+
+On gloo a message goes straight to its receiver under a tag made from the call, so two ranks in different calls wait for each
+other and never read each other's bytes; a receive that fails knows whom it waited for. Other backends run their collectives.
+
+Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
+whose strides differ would add numbers of different places. `CollectiveCall._start` asserts it, and nothing else starts a message.
+
+Ranks show each other that all are in the same call with the same arguments, or each raises an error that names the odd ones. On a
+CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
+would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call
+waits there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the
+call it is in, and finds those of the others.
+
+Work that is queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, ten minutes
+unless it was told otherwise, and it names no rank; a replayed CUDA graph has none.
+
+Symmetric memory is plain reads of peers' memory. NVLink multicast can put the devices of a host out of service, so a process that
+would set it up is refused: `TORCH_SYMM_MEM_DISABLE_MULTICAST=1` must be in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import lru_cache, partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.settings import read_settings
+from strobe.core.spans import span
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class CollectiveError(StrobeError, RuntimeError):
+    """A call that several ranks make together failed; every rank that is alive raises it.
+
+    Args:
+        message: one line.
+        ranks: the ranks that are to blame, as ranks of the group; empty if it is not known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        self.ranks = tuple(ranks)
+        super().__init__(message)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str:
+    """Return `rank 1 disagrees on the arguments: rank 0 is in call 7: ...; rank 1 is in call 7: ...`."""
+    usual = min(rank for rank in calls if rank not in odd)
+    told = "; ".join(f"rank {rank} is in {calls[rank]}" for rank in (usual, *odd))
+    return f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}: {told}"
+
+
+def machine_id() -> int:
+    """Compute a number that is equal for two processes only if they can look up each other's process id."""
+    space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
+    names = (socket.gethostname(), os.readlink(space) if space.exists() else "", boot.read_text() if boot.exists() else "")
+    return zlib.crc32("\n".join(names).encode())
+
+
+def start_of(pid: int) -> int:
+    """Return the start time of a process of this machine, in ticks since boot; 0 if it has ended (or the system does not say)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """The note that a rank leaves when its call fails.
+
+    Args:
+        number: of the call on this rank.
+        digest: of the arguments that must be equal.
+        call: the call in words.
+        reason: what happened.
+        blamed: the ranks it waited for in vain.
+    """
+
+    number: int
+    digest: int
+    call: str
+    reason: str
+    blamed: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The note in words: number and description of the call, and what happened."""
+        return f"in call {self.number} ({self.call}): {self.reason}"
+
+
+class RankStore:
+    """Notes in the process group's key-value store, whose process may have ended: every method has a time limit.
+
+    Args:
+        store: of the group; None for a process alone, which has no board.
+        rank: this rank in the group.
+    """
+
+    def __init__(self, store: Store | None, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+
+    @property
+    def store(self) -> Store:
+        """The group's store."""
+        assert self._store is not None, "a process alone has no board"
+        return self._store
+
+    def post(self, note: Note, patience_s: float) -> None:
+        """Leave a note, if the store can be reached within `patience_s`."""
+        _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps(asdict(note))))
+
+    def notes(self, ranks: Sequence[int], patience_s: float) -> dict[int, Note]:
+        """Collect the notes of the given ranks, at most `patience_s` long; ranks without a note are absent."""
+        read = self._collect([f"strobe/tree/note/{rank}" for rank in ranks], patience_s)
+        said = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
+        return {rank: Note(**each | {"blamed": tuple(each["blamed"])}) for rank, each in said.items()}
+
+    def share(self, key: str, value: str, num_ranks: int, timeout_s: float) -> dict[int, str]:
+        """Leave a value under a key and collect those of all ranks; ranks that are missing when the time is up are absent."""
+        _within(timeout_s, lambda: self.store.set(f"strobe/tree/{key}/{self._rank}", value))
+        read = self._collect([f"strobe/tree/{key}/{rank}" for rank in range(num_ranks)], timeout_s)
+        return {rank: read[f"strobe/tree/{key}/{rank}"] for rank in range(num_ranks) if f"strobe/tree/{key}/{rank}" in read}
+
+    def _collect(self, keys: Sequence[str], patience_s: float) -> dict[str, str]:
+        """Poll the store until all keys are set or the time is up; return those that are. Some stores wait a second or more."""
+        found: dict[str, str] = {}
+        deadline = time.monotonic() + patience_s
+
+        def read() -> None:
+            while len(found) < len(keys) and time.monotonic() < deadline:
+                for key in keys:
+                    if key not in found and self.store.check([key]):
+                        found[key] = self.store.get(key).decode()
+                time.sleep(0.002)
+
+        _within(patience_s, read)
+        return dict(found)
+
+
+def _within(patience_s: float, action: Callable[[], None]) -> None:
+    """Run an action in a thread, and return when it ends or the time is up: a store's own calls have no timeout."""
+
+    def run() -> None:
+        try:
+            action()
+        except RuntimeError:  # the store's process has gone; the caller sees that nothing came
+            return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+
+
+POLL_S: Final = 0.05
+IDLE_S: Final = 5.0
+"""After so long with nothing to watch, the thread ends."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Queued:
+    """One piece of queued work with its deadline.
+
+    Args:
+        done: whether it has ended; must not wait.
+        begun: whether the GPU has come to it; must not wait. What is queued before it may take as long as it likes.
+        late: called once, in another thread, if it has not ended in time.
+        timeout_s: from the first look at which it had begun.
+        since: that look.
+    """
+
+    done: Callable[[], bool]
+    begun: Callable[[], bool]
+    late: Callable[[], None]
+    timeout_s: float
+    since: float | None = None
+
+
+class Watch:
+    """A thread that looks at the queued work, and lives while there is any."""
+
+    def __init__(self) -> None:
+        self._queued: list[Queued] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(
+        self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float, *, begun: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Add work to the watch, and start its thread if none runs."""
+        with self._changed:
+            self._queued.append(Queued(done=done, begun=begun, late=late, timeout_s=timeout_s))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, daemon=True, name="strobe-watch")
+                self._thread.start()
+            elif len(self._queued) == 1:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        _leave_captures_alone()
+        while True:
+            with self._changed:
+                if not self._queued and not self._changed.wait(IDLE_S) and not self._queued:
+                    self._thread = None
+                    return
+                queued = list(self._queued)
+            left, over = look(queued, time.monotonic())
+            if over:
+                _tell(over[0])  # the others wait for the same rank
+            with self._changed:
+                self._queued = [] if over else left + self._queued[len(queued) :]  # others only append
+            time.sleep(POLL_S)
+
+
+def _tell(queued: Queued) -> None:
+    """Call `late`, and end the process if it fails: the thread that waits for the queue to empty would wait for ever."""
+    done = False
+    try:
+        queued.late()
+        done = True
+    finally:
+        if not done:
+            end_process(CollectiveError("the GPU waits for another rank, and giving up failed"))
+
+
+def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
+    """Return the work that has not ended, and the late part of it; start the time of work that has begun since the last look."""
+    left = [each for each in queued if not _true(each.done)]
+    for each in left:
+        if each.since is None and _true(each.begun):
+            each.since = now
+    return left, [each for each in left if each.since is not None and now > each.since + each.timeout_s]
+
+
+def reached(device: torch.device | None = None) -> Callable[[], bool]:
+    """Record an event on a GPU's current stream (default: the current GPU); return the function that asks if it is done."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.query
+
+
+def _leave_captures_alone() -> None:
+    """Let this thread query events while another thread captures a CUDA graph; without this a query would break the capture."""
+    if torch.cuda.is_initialized() and torch.version.cuda:
+        relaxed = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+
+
+def _true(asked: Callable[[], bool]) -> bool:
+    try:
+        return asked()
+    except RuntimeError:  # the device or the communicator has failed: whoever uses it next is told
+        return True
+
+
+def end_process(error: CollectiveError) -> None:
+    """Write the error and end this process, because work that waits on the GPU cannot be stopped in another way.
+
+    `torchrun` finds the message in the file where it looks for one, and shows it as the cause.
+    """
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.flush()
+    try:
+        raise error  # the launcher shows the traceback of what is being handled
+    except CollectiveError:
+        get_error_handler().record_exception(error)
+    os._exit(1)
+
+
+Shape = tuple[int, ...]
+
+MESSAGE: Final = "tree_message:"
+"""The region of one collective, from its start until its result is there: `agreement`, `gather`, `exchange` or `reduce`."""
+WAIT: Final = "tree_wait:"
+"""The region of the last part of a collective that runs beside something else: from when this rank has nothing else to do."""
+HANG_UP: Final = 3
+"""The tag under which nothing is ever sent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """One message in flight.
+
+    Args:
+        rank: with whom; None: with all.
+        work: what to wait for.
+        timed: the wait has a timeout.
+        comes: the message comes; else it goes.
+        begun: where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
+    """
+
+    rank: int | None
+    work: dist.Work
+    timed: bool
+    comes: bool = False
+    begun: Callable[[], bool] | None = None
+
+
+def _silent(works: Sequence[Waiting]) -> list[int]:
+    """Return the ranks whose message has still not come when the time is up."""
+    found = []
+    for each in works:
+        if each.rank is None or not each.comes:
+            continue
+        try:
+            each.work.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            found.append(each.rank)
+    return found
+
+
+class Token(NamedTuple):
+    """The description of a call that a rank sends to the others; fields are sent in this order."""
+
+    number: int
+    digest: int
+    queries: int
+    num_kv_heads: int
+    head_dim_v: int
+    machine: int
+    pid: int
+    start: int
+
+
+class Comm:
+    """A process group and the number of calls made on it. One for each group, made by `comm_of`; nothing is sent to make it.
+
+    Args:
+        group: None: this process alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = None if group is None else ref(group)  # a group must not live on because it was used here
+        config = "" if group is None else dist.get_backend_config(group)  # cpu:gloo,cuda:nccl
+        self._backends = {device: name for device, _, name in (each.partition(":") for each in config.split(","))}
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+        self.board = RankStore(None if group is None else c10d._get_process_group_store(group), self.rank)
+        self.peers: dict[int, Token] = {}
+        self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
+        self.num_calls = 0
+        self.broken = ""
+        self.watch = Watch()
+        self.error: CollectiveError | None = None
+        self._blocking = read_settings().nccl_blocking_wait
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group."""
+        group = None if self._group is None else self._group()
+        assert group is not None, "a process alone sends nothing"
+        return group
+
+    def backend(self, device_type: str) -> str:
+        """Return the backend that carries tensors of a device, such as `gloo` or `nccl`; `none` for a process alone."""
+        return self._backends.get(device_type, "none")
+
+    def direct(self, device: torch.device) -> bool:
+        """Return whether messages of this device are sent directly to their receiver under a tag."""
+        return device.type == "cpu" and self.backend("cpu") == "gloo"
+
+    def timed(self, device: torch.device) -> bool:
+        """Return whether a wait may have a timeout; with NCCL only under blocking waits: its timeout makes the CPU wait."""
+        backend = self.backend(device.type)
+        return backend == "gloo" or (backend == "nccl" and self._blocking)
+
+    def timeout_s(self, device: torch.device) -> float:
+        """Return how long the group itself waits for a message of this device."""
+        timeout: timedelta = self.group._get_backend(device).options._timeout
+        return timeout.total_seconds()
+
+    def check_exchange(self, device: torch.device) -> None:
+        """Refuse an exchange of CUDA tensors by gloo, which fails on different sizes with an error about a closed connection.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
+        """
+        if device.type == "cuda" and self.backend("cuda") == "gloo":
+            raise ConfigError(
+                "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "
+                'make it by init_process_group("cpu:gloo,cuda:nccl")'
+            )
+
+    def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
+        """Stop what waits on the GPU for a missing rank: end this process, or only abort NCCL's communicator."""
+        if self.error is not None:  # given up already
+            return
+        self.error = error
+        if ends_process:
+            end_process(error)
+        try:
+            self.group._get_backend(torch.device("cuda")).abort()
+        except RuntimeError:
+            end_process(error)
+
+    def hang_up(self) -> None:
+        """Close gloo's connections to all ranks, so that none of them waits for a message that this rank will not send.
+
+        A wait that is over closes them all; ranks whose connection is closed already take no message to wait for.
+        """
+        if self.backend("cpu") != "gloo":
+            return
+        for rank in range(self.size):
+            if rank != self.rank:
+                with suppress(RuntimeError):
+                    self.group.recv([torch.empty(1, dtype=torch.uint8)], rank, HANG_UP).wait(timedelta(milliseconds=1))
+
+    def begin(self, text: str, digest: int, timeout_s: float, *, ends_process: bool = True) -> CollectiveCall:
+        """Start the next call of this group.
+
+        Args:
+            text: the call in words.
+            digest: of what must be equal on all ranks.
+            timeout_s: of each wait.
+            ends_process: where a collective of it on a GPU is late; False: whoever calls looks at `error` before any result.
+
+        Raises:
+            CollectiveError: an earlier call has failed; what is still under way in the group could be taken for an answer.
+        """
+        if self.broken:
+            raise CollectiveError(f"this process group has failed before ({self.broken}); make a new group")
+        self.num_calls += 1
+        return CollectiveCall(self, self.num_calls, text, digest, timeout_s, ends_process)
+
+
+# A group's number of calls must outlive a call, and must not outlive the group.
+_COMMS: WeakKeyDictionary[dist.ProcessGroup, Comm] = WeakKeyDictionary()
+
+
+def comm_of(group: dist.ProcessGroup | None) -> Comm:
+    """Return the `Comm` of a group, made at the first call; None: of the default group.
+
+    Raises:
+        ConfigError: `torch.distributed` is not initialised, or this rank is not in the group.
+    """
+    if not dist.is_initialized():
+        raise ConfigError("torch.distributed: not initialised; call torch.distributed.init_process_group first")
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"group: got {group!r}, expected a process group that this rank is in")
+    comm = _COMMS.get(group)
+    if comm is None:
+        comm = _COMMS[group] = Comm(group)
+    return comm
+
+
+def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
+    """Return the `Comm`s over which keys and, on a 2-D mesh, heads are spread.
+
+    Raises:
+        ConfigError: the mesh is something else, or has more than two dimensions.
+    """
+    from torch.distributed import device_mesh
+
+    if not isinstance(mesh, device_mesh.DeviceMesh):
+        raise ConfigError(f"mesh: got {type(mesh).__name__}, expected a DeviceMesh, which init_device_mesh makes")
+    if mesh.ndim == 1:
+        return comm_of(mesh.get_group()), None
+    if mesh.ndim == 2:
+        return comm_of(mesh.get_group(0)), comm_of(mesh.get_group(1))
+    raise ConfigError(f"mesh: got {mesh.ndim} dimensions, expected 1 (tree) or 2 (tree, heads)")
+
+
+class Exchange:
+    """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
+
+    def __init__(self, call: CollectiveCall, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
+        self._call = call
+        self._works = works
+        self._received = received
+        self._kept = kept  # what is being sent must not be freed
+        self._kind = ""
+        self._marked = ExitStack()
+
+    def marked(self, kind: str, marked: ExitStack) -> Exchange:
+        """Keep a profiling mark open until the end of the wait."""
+        self._kind, self._marked = kind, marked
+        return self
+
+    def wait(self) -> list[Tensor]:
+        """Wait for all messages and return one tensor from each rank.
+
+        Raises:
+            CollectiveError: a rank did not send within the timeout, or has gone.
+        """
+        with self._marked, span(WAIT + self._kind):
+            self._call.wait(self._works)
+        return self._received
+
+
+class CollectiveCall:
+    """One call on one group: all its messages carry its number, and its errors name it."""
+
+    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
+        self.comm = comm
+        self.number = number
+        self.text = text
+        self.digest = digest
+        self.timeout_s = timeout_s
+        self.ends_process = ends_process
+        self.first: Callable[[], object] | None = None
+        self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self.comm.size
+
+    def meet(self) -> None:
+        """Run the action that must come before the first message, once; every method that sends calls this."""
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+
+    def exchange(
+        self,
+        sends: Sequence[Tensor],
+        shapes: Sequence[Shape] = (),
+        *,
+        into: Sequence[Tensor] = (),
+        tag: int | None = None,
+        kind: str = "exchange",
+    ) -> Exchange:
+        """Send `sends[r]` to rank r and receive a tensor of `shapes[r]` from it, all of one dtype and device.
+
+        What a rank sends itself is handed over; with `into`, contiguous tensors, all comes there. An empty tensor is not sent.
+        A `tag` of its own comes before all others. `kind` is what a recorder sees.
+
+        Raises:
+            ConfigError: tensors on a GPU travel by gloo.
+        """
+        assert bool(shapes) != bool(into) and all(each.is_contiguous() for each in into)
+        if tag is None:
+            self.meet()
+        own = sends[self.rank]
+        received = list(into) or [own if rank == self.rank else own.new_empty(shape) for rank, shape in enumerate(shapes)]
+        if into:
+            into[self.rank].copy_(own)
+        if self.size == 1:
+            return Exchange(self, [], received, [])
+        with ExitStack() as stack:
+            stack.enter_context(span(MESSAGE + kind))
+            if self.comm.direct(own.device):
+                started = self._exchange_directly(sends, received, self._tag if tag is None else tag)
+            else:
+                started = self._exchange_as_collective(sends, received)
+            return started.marked(kind, stack.pop_all())
+
+    def _exchange_directly(self, sends: Sequence[Tensor], received: list[Tensor], tag: int) -> Exchange:
+        group, works, kept = self.comm.group, [], []
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        for rank in others:
+            if received[rank].numel():
+                arriving = [_bytes(received[rank])]
+                work = self._start(partial(group.recv, arriving, rank, tag), arriving, rank)
+                works.append(Waiting(rank=rank, work=work, timed=True, comes=True))
+        for rank in others:
+            if sends[rank].numel():
+                kept.append(_bytes(sends[rank].contiguous()))
+                work = self._start(partial(group.send, kept[-1:], rank, tag), kept[-1:], rank)
+                works.append(Waiting(rank=rank, work=work, timed=True))
+        return Exchange(self, works, received, kept)
+
+    def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
+        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied."""
+        self.comm.check_exchange(sends[self.rank].device)
+        nothing = sends[self.rank].new_empty(0)
+        arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
+        leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
+        start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
+        return Exchange(self, [self._start_of_all(start, [*arriving, *leaving])], received, leaving)
+
+    def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
+        """Gather every rank's tensor, in rank order.
+
+        Args:
+            shapes: of every rank's tensor where they differ.
+        """
+        shapes = [tuple(tensor.shape)] * self.size if shapes is None else list(shapes)
+        if self.size == 1:
+            return [tensor]
+        if self.comm.direct(tensor.device):
+            return self.exchange([tensor.contiguous()] * self.size, shapes, kind="gather").wait()
+        self.meet()
+        sizes = [prod(shape) * tensor.element_size() for shape in shapes]
+        longest = max(sizes)
+        if longest == 0:
+            return [tensor.new_empty(shape) for shape in shapes]
+        sent = _bytes(tensor.contiguous())
+        if sent.numel() < longest:
+            sent = torch.cat([sent, sent.new_zeros(longest - sent.numel())])
+        arrived = torch.empty(longest * self.size, dtype=torch.uint8, device=tensor.device)
+        # torch renamed it and warns about the old name
+        collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with span(MESSAGE + "gather"):
+            start = partial(collective, arrived, sent, group=self.comm.group, async_op=True)
+            self.wait([self._start_of_all(start, [arrived, sent])])
+        parts = zip(arrived.view(self.size, longest), sizes, shapes, strict=True)
+        return [part[:size].view(tensor.dtype).view(shape) for part, size, shape in parts]
+
+    def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
+        """Sum over the ranks, or take the maximum; the given tensor may be overwritten."""
+        if self.size == 1:
+            return tensor
+        self.meet()
+        tensor = tensor.contiguous()
+        options = c10d.AllreduceOptions()
+        options.reduceOp = c10d.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        options.timeout = timedelta(seconds=self.timeout_s)
+        with span(MESSAGE + "reduce"):
+            self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), [tensor])])
+        return tensor
+
+    def tokens(self, values: Sequence[int]) -> Exchange:
+        """Send every rank's numbers `[n]`, under one tag for all calls, so that ranks in different calls can notice it."""
+        own = torch.tensor(values, dtype=torch.int64)
+        return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
+
+    def wait(self, works: Sequence[Waiting]) -> None:
+        """Wait for all messages, at most `timeout_s`."""
+        deadline = time.monotonic() + self.timeout_s
+        for place, each in enumerate(works):
+            left = timedelta(seconds=max(1e-3, deadline - time.monotonic()))
+            waits = partial(each.work.wait, left) if each.timed else partial(each.work.wait)
+            self._guard(waits, each.rank, works[place + 1 :])
+            if each.begun is not None:
+                self.comm.watch.add(each.work.is_completed, self.late, self.timeout_s, begun=each.begun)
+
+    def late(self) -> None:
+        """Give up the call: the GPU has worked on a message of it for longer than its timeout."""
+        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
+
+    def _start_of_all(self, start: partial[dist.Work], tensors: Sequence[Tensor]) -> Waiting:
+        """Start a collective; where the watch is to look at it, record an event on the stream just before."""
+        device = tensors[0].device
+        captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing may be waited for
+        timed = self.comm.timed(device) and not captured
+        watched = device.type == "cuda" and not timed and not captured
+        begun = reached(device) if watched else None
+        return Waiting(rank=None, work=self._start(start, tensors, None), timed=timed, begun=begun)
+
+    def _start(self, start: partial[dist.Work], tensors: Sequence[Tensor], rank: int | None) -> dist.Work:
+        """Start a message of contiguous tensors."""
+        assert all(each.is_contiguous() for each in tensors), "a message must lie in one piece"
+        work = self._guard(start, rank, ())
+        assert isinstance(work, dist.Work)
+        return work
+
+    def _guard(self, action: partial[dist.Work] | partial[bool], rank: int | None, left: Sequence[Waiting]) -> object:
+        """Run an action of the backend; turn its error into one that names the rank."""
+        if self.comm.error is not None:
+            raise self.comm.error
+        try:
+            return action()
+        except RuntimeError as error:  # gloo raises RuntimeError, NCCL its subclass DistBackendError
+            reason = str(error).partition("\n")[0]
+            late = "imed out" in reason or "imeout" in reason
+            suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
+            raise self.failure(suspects, late, reason) from error
+
+    def post(self, reason: str, blamed: Sequence[int]) -> None:
+        """Leave a note for the ranks that wait for this one."""
+        note = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=tuple(blamed))
+        self.comm.board.post(note, 0.3)
+
+    def failure(self, suspects: Sequence[int], late: bool, reason: str, notes_s: float = 0.4) -> CollectiveError:
+        """Build the error of this call, and mark the group as broken. Takes at most 0.4 s and `notes_s`.
+
+        Args:
+            suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
+            late: the time was up.
+            reason: what the backend said.
+            notes_s: how long to wait for what the other ranks say.
+        """
+        blamed, said = self._ended(0.0 if late else 0.3), ""
+        if blamed:
+            what = f"{name_ranks(blamed)} ended (process {', '.join(str(self.comm.peers[rank].pid) for rank in blamed)})"
+            self.post(what, blamed)  # other machines cannot look it up
+        else:
+            self.post(reason, suspects if late else ())
+            notes = self.comm.board.notes([rank for rank in range(self.size) if rank != self.rank], notes_s)
+            here = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=())
+            same = {rank: note for rank, note in (notes | {self.rank: here}).items() if note.number == self.number}
+            usual = Counter(same[rank].digest for rank in sorted(same)).most_common(1)[0][0]
+            if blamed := sorted(rank for rank, note in same.items() if note.digest != usual):
+                calls = {rank: f"call {note.number}: {note.call}" for rank, note in same.items()}
+                what = disagreement(blamed, "arguments", calls)
+            else:
+                blamed = self._blamed(suspects, late, notes)
+                what = f"{name_ranks(blamed) if blamed else 'a rank'} "
+                what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
+                said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
+        self.comm.hang_up()
+        self.comm.broken = f"call {self.number}: {what}"
+        head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
+        return CollectiveError(f"{head}: {what}{said}; end the run or make a new process group", blamed)
+
+    def _ended(self, patience_s: float) -> list[int]:
+        """Return the ranks of this machine whose process has ended; a connection closes a little before its process ends."""
+        peers, deadline = self.comm.peers, time.monotonic() + patience_s
+        near = [rank for rank, peer in peers.items() if peer.start and peer.machine == peers[self.rank].machine]
+        while True:
+            ended = sorted(rank for rank in near if start_of(peers[rank].pid) != peers[rank].start)
+            if ended or time.monotonic() >= deadline:
+                return ended
+            time.sleep(0.02)
+
+    def _blamed(self, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
+        """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
+        if suspects and late:
+            return sorted(suspects)
+        silent = [rank for rank in suspects or range(self.size) if rank not in notes and rank != self.rank]
+        by_others = {rank for note in notes.values() for rank in note.blamed if rank != self.rank}
+        return silent or sorted(by_others) or sorted(suspects)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor's memory as bytes."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+class _Workspace:
+    """Symmetric memory of one message a rank, with two barriers for each gather.
+
+    The barrier before the write waits for the readers of the last call, the one after it for all writers. Both are part of a
+    captured graph, so every replay is as safe as the first call.
+    """
+
+    def __init__(self, comm: Comm, num_bytes: int, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        self.num_bytes = num_bytes
+        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
+
+    def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
+        """Write the message, then view every rank's. A barrier over the timeout ends the process, in a captured graph too."""
+        self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
+        self._memory[: message.numel()] = message
+        self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
+        return [self._handle.get_buffer(rank, (message.numel(),), torch.uint8) for rank in range(num_ranks)]
+
+
+_WORKSPACES: WeakKeyDictionary[Comm, _Workspace] = WeakKeyDictionary()
+
+
+def refuses_symmetric(device_type: str) -> str | None:
+    """Return the reason for which symmetric memory cannot be used in this process, or None."""
+    if device_type != "cuda":
+        return "symmetric memory needs CUDA devices"
+    if not read_settings().multicast_disabled:
+        return "set TORCH_SYMM_MEM_DISABLE_MULTICAST=1: torch would set up NVLink multicast"
+    return None
+
+
+def gather_symmetric(call: CollectiveCall, tensor: Tensor) -> list[Tensor]:
+    """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
+
+    Raises:
+        ImplUnavailableError: no CUDA device, or multicast is not switched off.
+    """
+    reason = refuses_symmetric(tensor.device.type)
+    if reason is not None:
+        raise ImplUnavailableError("symmetric", reason, ["allgather"])
+    call.meet()
+    message = tensor.reshape(-1).view(torch.uint8)
+    workspace = _WORKSPACES.get(call.comm)
+    if workspace is None or workspace.num_bytes < message.numel():
+        num_bytes = 1 << max(16, (message.numel() - 1).bit_length())  # every rank grows at the same call: all messages are equal
+        workspace = _WORKSPACES[call.comm] = _Workspace(call.comm, num_bytes, tensor.device)
+    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size, call.timeout_s)]
+
+
+UNKNOWN = -1
+"""Stands for the shape of the keys on a rank without keys."""
+NOTES_S: Final = 0.7
+"""A rank that is in a kind of call that it knows does not come to the store: NCCL tells it, half a second after the timeout."""
+
+
+_MUST_AGREE = (
+    ("digest", "arguments"),
+    ("number", "calls before this one"),
+    ("num_kv_heads", "key heads"),
+    ("head_dim_v", "head_dim_v"),
+    ("queries", "queries, which are replicated: the same values on every rank"),
+)
+
+
+@lru_cache(maxsize=1)
+def _process(pid: int) -> tuple[int, int, int]:
+    return machine_id(), pid, start_of(pid)
+
+
+class Agreement:
+    """An exchange of tokens between the ranks of a call, which shows that all are in the same call.
+
+    Args:
+        call: on one group.
+        digest: of the arguments that must be equal.
+        q: the queries, where every rank must have the same; else None.
+        keys: `(num_kv_heads, head_dim_v)` of this rank; UNKNOWN without keys.
+        device: of the tensors.
+    """
+
+    def __init__(self, call: CollectiveCall, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
+        self._call = call
+        self._kind = (digest, *keys)
+        self._keys = keys
+        self._tokens: Exchange | None = None
+        if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
+            queries = UNKNOWN if q is None else fingerprint(q)
+            self._token = Token(call.number, digest, queries, *keys, *_process(os.getpid()))
+            self._tokens = call.tokens(self._token) if device.type == "cpu" else None
+
+    def wait(self) -> tuple[int, int]:
+        """Wait for the tokens; return `(num_kv_heads, head_dim_v)` of the ranks that have keys, UNKNOWN if none has.
+
+        Raises:
+            CollectiveError: a rank did not come, or is in another call.
+        """
+        comm = self._call.comm
+        if comm.size == 1:
+            return self._keys
+        if self._tokens is None and self._kind in comm.agreed:
+            return comm.agreed[self._kind]
+        tokens = self._collected()
+        comm.peers = dict(enumerate(tokens))
+        for field, what in _MUST_AGREE:
+            values = [getattr(token, field) for token in tokens]
+            known = [value for value in values if value != UNKNOWN]
+            if len(set(known)) > 1:
+                usual = Counter(known).most_common(1)[0][0]
+                odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
+                raise self._refusal(tokens, odd, what, values if field not in ("digest", "queries") else None)
+        shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
+        if self._tokens is None:
+            comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+        return shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+
+    def _collected(self) -> list[Token]:
+        if self._tokens is not None:
+            arrived = self._tokens.wait()
+            return [Token(*each.tolist()) for each in arrived]
+        comm, token = self._call.comm, self._token
+        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token), comm.size, self._call.timeout_s)
+        missing = [rank for rank in range(comm.size) if rank not in values]
+        if missing:
+            raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
+        return [Token(*json.loads(values[rank])) for rank in range(comm.size)]
+
+    def _refusal(self, tokens: Sequence[Token], odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
+        """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
+        call, mine = self._call, f"call {self._call.number}: {self._call.text}"
+        said = call.comm.board.share(f"text/{zlib.crc32(repr(tokens).encode())}", mine, call.size, min(call.timeout_s, 1.0))
+        texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
+        found = disagreement(odd, what + given, dict(enumerate(texts)))
+        call.post(found.partition(": ")[0], odd)
+        return CollectiveError(f"tree attention: {found}", odd)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """Compute the CRC-32 of a tensor's bits, row by row: other values, or another order, give another number.
+
+    On a GPU the tensor is copied to the host, once for each kind of call. A CRC takes less time than a sum of the bits.
+    """
+    values = tensor.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)

@@ -1,0 +1,371 @@
+"""FLOPs and bytes of shapes against counts by hand and by torch, and peak rates of devices."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stand_ins import stands_in_for
+from strobe.cache.kv import CacheStep
+from strobe.core.costs import (
+    DEVICES,
+    DTYPE_BYTES,
+    TRANSFORMERS,
+    WAN_1_3B,
+    WAN_14B,
+    WAN_VAE,
+    AttentionShape,
+    Cost,
+    PassShape,
+    TransformerShape,
+    VideoDecoderShape,
+    attention,
+    block_mask_pairs,
+    conv,
+    device_peaks,
+    element_bytes,
+    elementwise,
+    kv_read,
+    kv_write,
+    linear,
+    matmul,
+    norm,
+    parse_dtype,
+    total,
+    transformer_pass,
+    vae_decode,
+)
+from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.shapes import LatentShape, VaeStride
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.layers import RoundedKeys
+
+ATTENTION = ("attention_kernel", "cross_attention_kernel")
+
+
+def teraflops(shape: TransformerShape, q_frames: int, kv_frames: int, size: tuple[int, int] = (480, 832)) -> tuple[float, float]:
+    """Of one pass: in all, and of attention."""
+    tokens = shape.tokens_per_frame(*size)
+    parts = transformer_pass(shape, PassShape(q_tokens=q_frames * tokens, kv_tokens=kv_frames * tokens))
+    return total(parts).flops / 1e12, sum(part.total.flops for part in parts if part.name in ATTENTION) / 1e12
+
+
+@pytest.mark.parametrize(
+    ("window", "whole", "attention"),
+    [(3, 16.2, 4.5), (6, 20.2, 8.5), (9, 24.3, 12.6), (12, 28.3, 16.6), (15, 32.3, 20.6), (21, 40.4, 28.7)],
+)
+def test_a_pass_of_wan_costs_what_the_cost_model_says(window: int, whole: float, attention: float) -> None:
+    """Figures of the cost model at 480x832, worked out there by hand, in TFLOP with one decimal."""
+    assert [round(value, 1) for value in teraflops(WAN_1_3B, 3, window)] == [whole, attention]
+
+
+def test_other_sizes_and_models() -> None:
+    assert [round(value, 1) for value in teraflops(WAN_1_3B, 3, 12, (320, 576))] == [9.0, 3.6]
+    assert round(teraflops(WAN_1_3B, 12, 12)[0]) == 113  # a prompt switch: the whole window at once
+    assert [round(value, 1) for value in teraflops(WAN_14B, 3, 6)] == [149.7, 37.8]
+    assert list(TRANSFORMERS) == ["wan-1.3b", "wan-14b"]
+
+
+def test_the_layers_of_a_pass_are_the_formula() -> None:
+    tokens, keys, d, f = 700, 2100, WAN_1_3B.dim, WAN_1_3B.ffn_dim
+    parts = transformer_pass(WAN_1_3B, PassShape(q_tokens=tokens, kv_tokens=keys, batch=2))
+    layers = [part for part in parts if part.name not in ("patch_embedding", "head")]
+    per_layer = 8 * tokens * d * d + 4 * tokens * d * d + 4 * tokens * d * f + 4 * tokens * keys * d + 4 * tokens * 512 * d
+    assert total(layers).flops == 2 * WAN_1_3B.num_layers * per_layer
+
+
+def test_the_preset_is_the_models_own_configuration() -> None:
+    config = WanConfig()
+    own = (config.num_layers, config.dim, config.ffn_dim, config.num_heads, config.text_len, config.latent_channels, config.patch)
+    shape = WAN_1_3B
+    assert own == (
+        shape.num_layers, shape.dim, shape.ffn_dim, shape.num_heads, shape.text_tokens, shape.latent_channels, shape.patch
+    )  # fmt: skip
+    assert shape.head_dim == config.head_dim
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_pass_is_what_torch_counts_in_our_transformer(commit: bool) -> None:
+    """Every matrix product of a pass over its own tokens, counted by torch while it runs."""
+    config = WanConfig(dim=24, ffn_dim=40, freq_dim=8, text_dim=10, text_len=5, latent_channels=3, num_heads=2, num_layers=3)
+    dit = CausalWan(config).eval()
+    latents = torch.zeros(2, 3, 3, 4, 6)
+    grid = dit.grid(latents)
+    text, modulation, rope = dit.text_kv(torch.zeros(2, 5, 10)), dit.modulation(torch.zeros(1, 1)), dit.rope((0, 1, 2), grid)
+
+    @stands_in_for(CacheStep)
+    class Own:
+        reach = None
+
+        def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
+            return k, v
+
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        (dit.commit if commit else dit)(latents, modulation, text, rope, Own())
+    shape = TransformerShape(
+        name="small",
+        num_layers=3,
+        dim=24,
+        ffn_dim=40,
+        num_heads=2,
+        text_tokens=5,
+        latent_channels=3,
+        patch=config.patch,
+        stride=VaeStride(),
+        frame_block=3,
+        source="",
+    )
+    one = PassShape(q_tokens=grid.num_tokens, kv_tokens=grid.num_tokens, batch=2, last_layer_kv_only=commit)
+    counts = dict(counter.get_flop_counts()["Global"])
+    counted = sum(count for operator, count in counts.items() if "attention" not in str(operator))
+    parts = transformer_pass(shape, one)
+    assert sum(part.total.flops for part in parts if part.name not in ATTENTION) == counted
+    calls = {part.name: part.calls for part in parts}
+    assert calls["attention_kernel"] == calls["cross_attention_kernel"] == 3 - commit and calls["kv_write"] == 3
+
+
+def test_a_frame_size_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ShapeError, match="not a positive multiple of 8"):
+        WAN_1_3B.tokens_per_frame(481, 832)
+
+
+def test_a_sparse_pass_counts_pairs() -> None:
+    whole = PassShape(q_tokens=64, kv_tokens=128)
+    half = PassShape(q_tokens=64, kv_tokens=128, pairs=64 * 64 * WAN_1_3B.num_heads)
+    saved = total(transformer_pass(WAN_1_3B, whole)).flops - total(transformer_pass(WAN_1_3B, half)).flops
+    assert saved == WAN_1_3B.num_layers * 4 * 64 * 64 * WAN_1_3B.dim
+
+
+def latent(frames: int = 1) -> LatentShape:
+    return LatentShape(frames=frames, channels=16, height=60, width=104)
+
+
+def test_the_wan_decoder_costs_what_is_published() -> None:
+    """13.55 TFLOP a latent frame at 480x832, 4.35 the first, 40.65 a frame block of three."""
+    found = [vae_decode(WAN_VAE, latent(), dtype="bf16"), vae_decode(WAN_VAE, latent(), dtype="bf16", first=True)]
+    found.append(vae_decode(WAN_VAE, latent(3), dtype="bf16"))
+    assert [round(cost.flops / 1e12, 2) for cost in found] == [13.55, 4.35, 40.65]
+
+
+def test_a_decoder_is_what_torch_counts() -> None:
+    """A decoder of two levels, layer by layer, against the same layers run by torch."""
+    shape = VideoDecoderShape(width=4, latent_channels=3, multipliers=(1, 2), residual_blocks=1, doubles_time=(True,), source="")
+
+    def block(given: int, out: int) -> list[nn.Module]:
+        layers: list[nn.Module] = [nn.Conv3d(given, out, 3, padding=1), nn.Conv3d(out, out, 3, padding=1)]
+        return [*layers, nn.Conv3d(given, out, 1)] if given != out else layers
+
+    deep = [
+        nn.Conv3d(3, 3, 1),
+        nn.Conv3d(3, 8, 3, padding=1),
+        *block(8, 8),
+        *block(8, 8),
+        nn.Conv3d(8, 24, 1),
+        nn.Conv3d(8, 8, 1),
+    ]
+    deep += [*block(8, 8), *block(8, 8), nn.Conv3d(8, 16, (3, 1, 1), padding=(1, 0, 0))]
+    late = [*block(4, 4), *block(4, 4), nn.Conv3d(4, 3, 3, padding=1)]
+    with FlopCounterMode(display=False) as counter:
+        for layer in deep:
+            layer(torch.zeros(1, layer.in_channels, 1, 2, 3))  # type: ignore[arg-type]
+        nn.Conv3d(8, 4, (1, 3, 3), padding=(0, 1, 1))(torch.zeros(1, 8, 2, 4, 6))
+        for layer in late:
+            layer(torch.zeros(1, layer.in_channels, 2, 4, 6))  # type: ignore[arg-type]
+        q = torch.zeros(1, 6, 8)
+        (q @ q.transpose(1, 2)) @ q
+    cost = vae_decode(shape, LatentShape(frames=1, channels=3, height=2, width=3), dtype="float32")
+    assert cost.flops == counter.get_total_flops()
+
+
+SMALL = st.integers(1, 9)
+
+
+def counted(run: object) -> int:
+    """FLOPs as torch counts them, from the operators that really ran."""
+    with FlopCounterMode(display=False) as counter:
+        run()  # type: ignore[operator]
+    return counter.get_total_flops()
+
+
+@given(SMALL, SMALL, SMALL, SMALL)
+def test_a_matmul_is_what_torch_counts(batch: int, m: int, k: int, n: int) -> None:
+    a, b = torch.ones(batch, m, k), torch.ones(batch, k, n)
+    cost = matmul(m, k, n, dtype="float32", batch=batch)
+    assert cost.flops == counted(lambda: a @ b)
+    assert cost.read_bytes == a.numel() * 4 + b.numel() * 4
+    assert cost.write_bytes == (a @ b).numel() * 4
+
+
+def test_a_linear_layer_reads_its_bias_too() -> None:
+    layer, x = torch.nn.Linear(7, 5).bfloat16(), torch.ones(3, 7, dtype=torch.bfloat16)
+    cost = linear(3, 7, 5, dtype="bf16")
+    assert cost.flops == counted(lambda: layer(x)) == 2 * 3 * 7 * 5
+    assert cost.read_bytes == 2 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
+    assert linear(3, 7, 5, dtype="bf16", bias=False).read_bytes == cost.read_bytes - 2 * 5
+
+
+@given(SMALL, SMALL, SMALL)
+def test_a_convolution_is_what_torch_counts(channels: int, out: int, size: int) -> None:
+    layer = torch.nn.Conv3d(channels, out, 3, padding=1)
+    x = torch.ones(1, channels, 2, size, size)
+    cost = conv(2 * size * size, channels, out, taps=27, dtype="float32")
+    assert cost.flops == counted(lambda: layer(x))
+    assert cost.read_bytes == 4 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
+    assert cost.write_bytes == 4 * layer(x).numel()
+
+
+@given(SMALL, SMALL, SMALL, SMALL)
+def test_attention_is_what_torch_counts(batch: int, heads: int, q_tokens: int, kv_tokens: int) -> None:
+    q, k, v = (torch.ones(batch, heads, tokens, 4) for tokens in (q_tokens, kv_tokens, kv_tokens))
+    shape = AttentionShape(batch=batch, num_heads=heads, q_tokens=q_tokens, kv_tokens=kv_tokens, head_dim=4)
+    cost = attention(shape, dtype="float32")
+    assert cost.flops == counted(lambda: (q @ k.transpose(-1, -2)) @ v)
+    assert cost.moved_bytes == 4 * (2 * q.numel() + k.numel() + v.numel())
+
+
+def test_grouped_queries_read_fewer_keys() -> None:
+    shape = AttentionShape(num_heads=8, num_kv_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
+    assert attention(shape, dtype="float32").read_bytes == 4 * (3 * 8 * 4 + 2 * 5 * 2 * 4)
+
+
+@given(st.data(), st.lists(SMALL, min_size=1, max_size=5), st.lists(SMALL, min_size=1, max_size=5))
+def test_sparse_attention_counts_the_pairs_of_the_actual_mask(
+    data: st.DataObject, q_sizes: list[int], kv_sizes: list[int]
+) -> None:
+    mask = [[data.draw(st.booleans()) for _ in kv_sizes] for _ in q_sizes]
+    q_block = list(itertools.chain.from_iterable([block] * size for block, size in enumerate(q_sizes)))
+    kv_block = list(itertools.chain.from_iterable([block] * size for block, size in enumerate(kv_sizes)))
+    by_token = sum(mask[i][j] for i in q_block for j in kv_block)
+    pairs = block_mask_pairs(mask, q_sizes, kv_sizes)
+    assert pairs == by_token
+    shape = AttentionShape(num_heads=1, q_tokens=len(q_block), kv_tokens=len(kv_block), head_dim=8)
+    assert attention(shape, dtype="bf16", pairs=pairs).flops == 4 * 8 * by_token
+    assert attention(shape, dtype="bf16", pairs=shape.pairs) == attention(shape, dtype="bf16")
+
+
+def test_a_share_of_blocks_is_not_a_share_of_pairs() -> None:
+    """One of two key blocks is half of the blocks, but 64 of 70 keys."""
+    assert block_mask_pairs([[True, False]], [64], [64, 6]) * 70 == 64 * 70 * 64
+
+
+def test_pairs_that_cannot_be_are_refused() -> None:
+    shape = AttentionShape(num_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
+    for pairs in (-1, 31):
+        with pytest.raises(ShapeError, match="a dense call of this shape has 30"):
+            attention(shape, dtype="bf16", pairs=pairs)
+    with pytest.raises(ShapeError, match="1 rows of 2 blocks"):
+        block_mask_pairs([[True]], [64], [64, 64])
+
+
+def test_elementwise_work_moves_bytes_and_has_no_matrix_flops() -> None:
+    assert elementwise(10, dtype="bf16", inputs=2) == Cost(read_bytes=40, write_bytes=20)
+    assert norm(3, 5, dtype="float32") == Cost(read_bytes=4 * (15 + 10), write_bytes=60)
+    assert kv_write(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48, write_bytes=2 * 2 * 48)
+    assert kv_read(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50), st.integers(0, 9))
+def test_costs_add_and_multiply(flops: int, read: int, write: int, calls: int) -> None:
+    cost = Cost(flops=flops, read_bytes=read, write_bytes=write)
+    assert cost * calls == calls * cost == sum([cost] * calls, Cost())
+    assert (cost * calls).moved_bytes == calls * (read + write)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype"),
+    [
+        ("torch.bfloat16", "bfloat16"),
+        ("c10::BFloat16", "bfloat16"),
+        ("bf16", "bfloat16"),
+        ("c10::Half", "float16"),
+        ("float", "float32"),
+        ("torch.float32", "float32"),
+        ("TF32", "tfloat32"),
+        ("double", "float64"),
+        ("c10::Float8_e4m3fn", "float8"),
+        ("fp8_e5m2", "float8"),
+        ("signed char", "int8"),
+        ("long int", None),
+        ("", None),
+        ("bf16x", None),
+    ],
+)
+def test_dtypes_in_every_spelling(spelling: str, dtype: str | None) -> None:
+    assert parse_dtype(spelling) == dtype
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPE_BYTES if hasattr(torch, name)])
+def test_bytes_of_an_element_are_torchs(dtype: str) -> None:
+    assert element_bytes(dtype) == getattr(torch, dtype).itemsize
+
+
+def test_an_unknown_dtype_and_a_negative_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown dtype 'bf61'; allowed: float64"):
+        matmul(1, 1, 1, dtype="bf61")
+    with pytest.raises(ShapeError, match="m: got -1"):
+        matmul(-1, 1, 1, dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("A100-SXM4-80GB", "A100 80GB SXM"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("H100 SXM", "H100 SXM"),
+    ],
+)
+def test_devices_are_found_by_the_name_they_report(reported: str, name: str) -> None:
+    found = device_peaks(reported)
+    assert found is not None and found.name == name
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        "",
+        "NVIDIA",
+        "NVIDIA H100",  # which of three?
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a slice
+        "NVIDIA A100-PG509-200",
+        "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "AMD Radeon Graphics",
+        "Intel(R) Xeon(R) Platinum 8480C",
+    ],
+)
+def test_what_is_not_known_is_not_guessed(reported: str) -> None:
+    assert device_peaks(reported) is None
+
+
+def test_no_name_means_two_devices() -> None:
+    for device in DEVICES:
+        assert device.source
+        assert [device_peaks(name) for name in (device.name, *device.reported_as)] == [device] * (1 + len(device.reported_as))
+
+
+def test_peaks_are_dense_and_per_dtype() -> None:
+    h100 = device_peaks("NVIDIA H100 80GB HBM3")
+    assert h100 is not None
+    assert h100.peak_flops_per_s("c10::BFloat16") == 989_400_000_000_000
+    assert h100.peak_flops_per_s("fp8_e4m3") == 1_978_900_000_000_000
+    assert h100.peak_flops_per_s("float32") == 66_900_000_000_000
+    assert h100.peak_flops_per_s("float64") is None and h100.peak_flops_per_s("what") is None
+    assert h100.bandwidth_bytes_per_s == 3_352_000_000_000
+    a100 = device_peaks("NVIDIA A100-SXM4-80GB")
+    assert a100 is not None and a100.peak_flops_per_s("float8") is None

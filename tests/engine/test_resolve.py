@@ -1,0 +1,274 @@
+"""Schedules, presets, and configurations resolved for a model and a device."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import fields, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+from torch._inductor import list_mode_options
+
+from strobe.core.device import Card
+from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.shapes import VaeStride
+from strobe.engine import resolve as resolve_module
+from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, NoiseSchedule, replace_knobs
+from strobe.engine.model import Model
+from strobe.engine.presets import PRESETS, diff, preset
+from strobe.engine.resolve import lacking, resolve
+from strobe.engine.transformer import Transformer
+from strobe.models.wan.layers import WanLayer
+
+
+@pytest.mark.parametrize(
+    ("shift", "warped"),
+    [
+        (5, (1000, 937.5, 833.3333129882812, 625)),
+        (8, (1000, 960, 888.888916015625, 727.2727661132812)),
+        (1, (1000, 750, 500, 250)),
+    ],
+)
+def test_official_timesteps(shift: float, warped: tuple[float, ...]) -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 750, 500, 250), shift=shift)
+    assert schedule.warped == warped
+    exact = [float(Fraction(int(shift) * t, 1000 + (int(shift) - 1) * t)) for t in (1000, 750, 500, 250)]
+    assert schedule.sigmas == pytest.approx(exact, rel=1e-15)
+
+
+@pytest.mark.parametrize("shift", [2.0, 5.0, 8.0])
+def test_equals_the_official_table(shift: float) -> None:
+    """A table in float32, read at whole timesteps; rounding the exact value would often give its neighbour."""
+    s = torch.linspace(1, 0, 1001)[:-1]
+    table = (shift * s / (1 + (shift - 1) * s)) * 1000
+    timesteps = tuple(range(1000, 0, -1))
+    assert NoiseSchedule(timesteps=timesteps, shift=shift).warped == tuple(table.tolist())
+
+
+def test_timesteps_between_the_whole_ones() -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 333.25), shift=5.0)
+    assert schedule.warped[1] == pytest.approx(1000 * schedule.sigmas[1], rel=2e-7)
+
+
+@pytest.mark.parametrize("timesteps", [(), (999, 500), (1000, 500, 500), (1000, 500, 750), (0,), (1000, -5)])
+def test_impossible_timesteps(timesteps: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="start at 1000"):
+        NoiseSchedule(timesteps=timesteps, shift=5)
+
+
+def test_impossible_shift() -> None:
+    with pytest.raises(ConfigError, match="shift"):
+        NoiseSchedule(timesteps=(1000,), shift=0)
+
+
+def test_a_last_step_is_told_0_and_takes_away_the_weakest_noise_of_the_table() -> None:
+    schedule = NoiseSchedule(timesteps=(1000, 500, 0), shift=5.0)
+    assert schedule.warped[-1] == 0
+    assert math.isclose(schedule.sigmas[-1], 0.005 / 1.004)
+    assert schedule.sigmas[:2] == NoiseSchedule(timesteps=(1000, 500), shift=5.0).sigmas
+
+
+DEFAULTS = ModelDefaults(
+    frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0, 750.0, 500.0, 250.0), shift=5.0
+)
+
+
+def knobs_on(config: EngineConfig) -> set[str]:
+    return {each.name for each in fields(Knobs) if getattr(config.knobs, each.name)}
+
+
+def test_each_lossless_preset_keeps_what_the_one_before_turns_on() -> None:
+    sets = [knobs_on(preset(name)) for name in ("baseline", "quality", "balanced", "speed")]
+    assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)} - {"memory_pool"}
+    assert all(first < second for first, second in pairwise(sets))
+
+
+def test_presets_are_what_the_documents_say() -> None:
+    turbo, ultra = (resolve(simulated(name), DEFAULTS, torch.device("cpu")) for name in ("turbo", "ultra"))
+    assert turbo.schedule.timesteps == (1000, 500, 250) and (turbo.policy.window, turbo.policy.sink) == (8, 3)
+    assert ultra.schedule.timesteps == (1000, 250) and (ultra.policy.window, ultra.policy.sink) == (6, 1)
+    assert ultra.calls_per_block == {"denoise_step": 2, "commit": 1}
+    assert turbo.name == "turbo" and not turbo.simulated
+    assert ultra.linear_format == "fp8" and ultra.simulated
+    low = resolve(preset("low_memory"), DEFAULTS, torch.device("cpu"))
+    assert (low.kv_format, low.policy.window, low.schedule.timesteps) == ("int8", 12, DEFAULTS.timesteps)
+
+
+def simulated(name: str) -> EngineConfig:
+    return replace(preset(name), simulate=True)
+
+
+@pytest.mark.parametrize("name", ["turbo_fp8", "ultra"])
+def test_fp8_without_hardware_for_it_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(
+        ImplUnavailableError,
+        match=f"^preset '{name}' cannot run: it runs linear layers in FP8, and cpu has .* preset 'turbo' .* --simulate",
+    ):
+        resolve(preset(name), DEFAULTS, torch.device("cpu"))
+    nvidia = [(Card(vendor="nvidia", capability=capability), capability >= (8, 9)) for capability in ((8, 0), (8, 9), (9, 0))]
+    for card, there in (*nvidia, (Card(vendor="amd", architecture="gfx942"), False)):
+        monkeypatch.setattr(resolve_module, "card_of", lambda _, card=card: card)
+        assert bool(lacking(preset(name), torch.device("cuda", 0))) == (not there)
+        assert not lacking(simulated(name), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_format": "int4"}, "unknown kv_format 'int4'"),
+        ({"linear_format": "fp6"}, "unknown linear_format 'fp6'"),
+        ({"compile_mode": "max"}, "unknown compile_mode 'max'"),
+        ({"kv_format": "int8", "sparsity": 0.5}, "does not go with sparsity 0.5"),
+        ({"attention_format": "fp8"}, "unknown attention_format 'fp8'"),
+        ({"attention_format": "int8", "kv_format": "int8"}, "'int8' does not go with kv_format 'int8'"),
+        ({"attention_format": "int8", "sparsity": 0.5}, "'int8' does not go with sparsity 0.5: use attention_format 'native'"),
+        ({"attention_format": "int8", "knobs": replace_knobs(Knobs(), ring_cache=False)}, "does not go with knob ring_cache off"),
+        ({"kv_format": "fp8", "knobs": replace_knobs(Knobs(), ring_cache=False)}, "does not go with knob ring_cache off"),
+    ],
+)
+def test_formats_that_are_none_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda module: "")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda name: name)
+    gpu = torch.device("cuda", 0)
+    assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
+    for changes, words in (
+        ({"knobs": replace_knobs(Knobs(), rope_table=False)}, "knob rope_table is off"),
+        ({"compile_mode": "reduce-overhead"}, "graphs of its own"),
+    ):
+        states = {state.name: state for state in resolve(EngineConfig(**changes), DEFAULTS, gpu).knob_states}  # type: ignore[arg-type]
+        assert not states["cuda_graphs"].on and words in states["cuda_graphs"].reason
+
+
+def test_only_one_compile_mode_makes_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Model) -> None:
+    """Inductor's graphs amid a pass that is captured, or without marks between passes, would fail."""
+    modes: dict[str, str] = {}
+    for asked in COMPILE_MODES:
+        monkeypatch.setattr(WanLayer, "compile_pieces", lambda _, __, mode, asked=asked: modes.update({asked: mode}))
+        config = resolve(EngineConfig(compile_mode=asked), DEFAULTS, torch.device("cpu"))
+        Transformer(tiny.dit, replace(config, knobs=replace_knobs(config.knobs, compile=True)), 12)
+    graphs = [asked for asked, mode in modes.items() if list_mode_options(mode).get("triton.cudagraphs")]
+    assert list(modes) == list(COMPILE_MODES) and graphs == ["reduce-overhead"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_resolved_leaves_nothing_open(name: str) -> None:
+    config = resolve(simulated(name), DEFAULTS, torch.device("cpu"))
+    assert config.dtype == torch.float32 and config.schedule.shift == 5.0
+    assert config.again is None, "no clip is followed"
+    assert all(getattr(config, each.name) is not None for each in fields(config) if each.name != "again")
+    for state in config.knob_states:
+        assert state.meaning and state.on == getattr(config.knobs, state.name)
+
+
+def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
+    states = {state.name: state for state in config.knob_states}
+    assert not states["compile"].on and "CUDA" in states["compile"].reason
+    assert states["ring_cache"].on and not states["ring_cache"].reason
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert not resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knobs.overlap_decode
+    for cores in (2, 4):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        (overlap,) = (
+            s for s in resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knob_states if s.name == "overlap_decode"
+        )
+        assert overlap.on == (cores == 4) and (overlap.on or "2 CPU core(s)" in overlap.reason)
+    baseline = resolve(preset("baseline"), DEFAULTS, torch.device("cpu"))
+    assert not any(state.on or state.reason for state in baseline.knob_states)
+
+
+def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
+    late = EngineConfig(knobs=Knobs(late_frames=True))
+    assert resolve(late, DEFAULTS, torch.device("cuda", 0)).knobs.late_frames
+    for config, cores, device in (
+        (replace(late, knobs=Knobs(late_frames=True, overlap_decode=False)), 64, torch.device("cuda", 0)),
+        (late, 1, torch.device("cpu")),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        (state,) = (each for each in resolve(config, DEFAULTS, device).knob_states if each.name == "late_frames")
+        assert not state.on and "overlap_decode, which is off here" in state.reason
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    elsewhere = resolve(replace(late, decode_device="cuda:1"), DEFAULTS, torch.device("cpu"))
+    assert elsewhere.knobs.late_frames and elsewhere.knobs.overlap_decode and elsewhere.decode_device == torch.device("cuda", 1)
+
+
+def test_the_autoencoder_runs_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert resolve(EngineConfig(), DEFAULTS, cpu).decode_device == cpu
+    assert resolve(EngineConfig(decode_device="cpu"), DEFAULTS, torch.device("cuda", 0)).decode_device == cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ImplUnavailableError, match=r"'cuda:1' cannot run: this machine has 1 CUDA device"):
+        resolve(EngineConfig(decode_device="cuda:1"), DEFAULTS, cpu)
+    with pytest.raises(ConfigError, match="unknown device 'gpu1'; allowed: auto, cpu, cuda, cuda:N"):
+        resolve(EngineConfig(decode_device="gpu1"), DEFAULTS, cpu)
+
+
+def test_a_gpu_takes_bfloat16_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = {"triton", "clang"}
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda tool: tool if tool in tools else None)
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
+    assert config.dtype == torch.bfloat16 and config.knobs.compile
+    assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("tools", "reason"), [({"gcc"}, "needs Triton: triton is not installed"), ({"triton"}, "gcc nor clang")])
+def test_a_gpu_without_compilers_does_not_compile(monkeypatch: pytest.MonkeyPatch, tools: set[str], reason: str) -> None:
+    monkeypatch.setattr("strobe.engine.resolve.broken", lambda _: "" if "triton" in tools else "triton is not installed")
+    monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda tool: tool if tool in tools else None)
+    config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
+    (state,) = (state for state in config.knob_states if state.name == "compile")
+    assert not config.knobs.compile and not state.on and reason in state.reason
+
+
+def test_timesteps_may_be_a_list() -> None:
+    config = EngineConfig(timesteps=[1000, 250])  # type: ignore[arg-type]
+    assert config == EngineConfig(timesteps=(1000, 250)) and hash(config)
+
+
+def test_diff_has_a_row_for_every_setting() -> None:
+    rows = diff([make() for make in PRESETS.values()])
+    assert set(rows) == {each.name for kind in (EngineConfig, Knobs) for each in fields(kind)} - {"name", "knobs"}
+    steps = dict(zip(PRESETS, rows["timesteps"], strict=True))
+    assert {steps[name] for name in ("baseline", "quality", "balanced", "low_memory", "sparse", "speed")} == {"model"}
+    assert steps["turbo"] == steps["turbo_fp8"] == "1000, 500, 250" and steps["ultra"] == "1000, 250"
+    by_preset = {name: dict(zip(PRESETS, values, strict=True)) for name, values in rows.items()}
+    assert {name for name, value in by_preset["sparsity"].items() if value != "0.0"} == {"sparse"}
+    assert {name for name, value in by_preset["ring_cache"].items() if value == "off"} == {"baseline"}
+    assert len(set(rows["positions"])) == 1 and rows["decode_device"][0] == "same"
+    assert {name for name, value in by_preset["late_frames"].items() if value == "on"} == {"speed", "turbo", "turbo_fp8", "ultra"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: preset("turbbo"), "did you mean 'turbo'"),
+        (lambda: EngineConfig(positions="rebase"), "did you mean 'rebased'"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(dtype="float16"), "allowed: auto, float32, bfloat16"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(sparsity=1.0), "sparsity 1.0 is not valid: give 0"),
+        (lambda: EngineConfig(sparsity=0.5, knobs=replace_knobs(Knobs(), ring_cache=False)), "needs knob ring_cache"),
+        (lambda: EngineConfig(window=3, sink=3), "smallest window with sink 3: 4"),
+        (lambda: EngineConfig(timesteps=(500, 250)), "start at 1000"),
+        (lambda: replace_knobs(Knobs(), fused_kv=True), "did you mean 'fused_qkv'"),
+        (lambda: resolve(EngineConfig(window=5, sink=3), DEFAULTS, torch.device("cpu")), "largest sink with window 5: 2"),
+    ],
+)
+def test_wrong_settings_name_what_is_allowed(make: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()  # type: ignore[operator]
+
+
+def test_replace_knobs_changes_only_what_is_named() -> None:
+    assert knobs_on(EngineConfig(knobs=replace_knobs(Knobs(), compile=False))) == knobs_on(EngineConfig()) - {"compile"}

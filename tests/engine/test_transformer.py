@@ -1,0 +1,382 @@
+"""Linear layers in eight bits, and LoRAs merged into weights or beside them, while a stream runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strobe.core.errors import ConfigError, SessionError, WeightsError
+from strobe.core.tolerances import tolerance
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.load import load
+from strobe.engine.model import Model
+from strobe.engine.presets import preset
+from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.engine.session import Session
+from strobe.engine.snapshot import read_snapshot
+from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears, requantize_linears
+from strobe.models.lora import Lora, LoraPair, attach, merge
+from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.linears import EightBitLinear
+from strobe.quality.psnr import decibels, squared_error
+
+CPU = torch.device("cpu")
+NAMES = [f"blocks.{layer}.{name}" for layer in range(2) for name in LINEARS]
+
+
+def resolved(model: Model, **options: Any) -> ResolvedConfig:
+    return resolve(EngineConfig(**({"linear_format": "fp8", "simulate": True} | options)), model.defaults, CPU)
+
+
+def lora(model: Model, seed: int = 0) -> Lora:
+    generator, pairs = torch.Generator().manual_seed(seed), {}
+    for name, layer in model.dit.named_modules():
+        if isinstance(layer, nn.Linear) and name.startswith("blocks."):
+            down, up = (torch.randn(*shape, generator=generator) for shape in ((3, layer.in_features), (layer.out_features, 3)))
+            pairs[name] = LoraPair(down=0.1 * down, up=0.1 * up, scale=0.5)
+    return Lora(name=f"lora {seed}", weights_hash=str(seed) * 64, pairs=pairs)
+
+
+def weights(dit: CausalWan) -> dict[str, Tensor]:
+    """Weights as they act, by name of the module; parts of others too."""
+    layers = {name: layer for name, layer in dit.named_modules() if isinstance(layer, EightBitLinear | nn.Linear)}
+    return {
+        name: (layer.dequantized() if isinstance(layer, EightBitLinear) else layer.weight.detach()).clone()
+        for name, layer in layers.items()
+    }
+
+
+@pytest.mark.parametrize("linear_format", ["fp8", "int8"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_runs_in_every_pass_is_quantised_and_the_rest_stays(tiny: Model, fused: bool, linear_format: Any) -> None:
+    dit = copied(tiny.dit, CPU, torch.bfloat16)
+    if fused:
+        dit.fuse_qkv()
+    before = weights(dit)
+    quantize_linears(dit, resolved(tiny, linear_format=linear_format))
+    after = weights(dit)
+    assert after.keys() == before.keys()
+    parts = (
+        {f"blocks.{layer}.self_attn.{name}" for layer in range(2) for name in (*"qkv", "fused", "fused_kv")} if fused else set()
+    )
+    for name, layer in dit.named_modules():
+        expected = name in NAMES or name in parts
+        assert isinstance(layer, EightBitLinear) == expected
+        if name in before:
+            assert torch.equal(after[name], before[name]) != expected
+            assert (after[name] - before[name]).norm() <= 0.04 * before[name].norm()
+    for name in NAMES:
+        layer = dit.get_submodule(name)
+        assert isinstance(layer, EightBitLinear)
+        error = (after[name].double() - before[name].double()).norm() / before[name].double().norm()
+        assert 1e-3 < error < 0.04 and layer.num_bytes == before[name].numel() + 4 * len(before[name])
+
+
+def test_layers_may_stay_native(tiny: Model) -> None:
+    dit = copied(tiny.dit, CPU, torch.float32)
+    dit.fuse_qkv()
+    quantize_linears(dit, resolved(tiny), native_layers=(-1,))
+    assert any(isinstance(layer, EightBitLinear) for layer in dit.layers[0].modules())
+    assert not any(isinstance(layer, EightBitLinear) for layer in dit.layers[1].modules())
+    with pytest.raises(ConfigError, match=r"0\.\.1"):
+        quantize_linears(dit, resolved(tiny), native_layers=(2,))
+    with pytest.raises(ConfigError, match="Fp8Linear"):
+        quantize_linears(dit, resolved(tiny))
+    untouched = copied(tiny.dit, CPU, torch.float32)
+    quantize_linears(untouched, resolved(tiny, linear_format="native"))
+    assert not any(isinstance(layer, EightBitLinear) for layer in untouched.modules())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("linear_format", ["fp8", "int8"])
+def test_a_swapped_lora_is_as_if_it_had_been_there(tiny: Model, linear_format: Any, dtype: Any, fused: bool) -> None:
+    config = resolved(tiny, linear_format=linear_format, dtype=dtype, knobs=replace_knobs(Knobs(), fused_qkv=fused))
+    opened, swapped, plain = (Transformer(tiny.dit, config, 4, given) for given in ([lora(tiny, 1)], [lora(tiny)], []))
+    addresses = {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
+    without = weights(plain.dit)
+    for given, expected in (([lora(tiny, 1)], weights(opened.dit)), ([], without)):
+        swapped.use_loras(given)
+        found = weights(swapped.dit)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert (not given) == all(torch.equal(found[name], without[name]) for name in expected)
+    assert addresses == {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
+
+
+def test_layers_that_stayed_native_take_a_lora_too(tiny: Model) -> None:
+    dit = copied(tiny.dit, CPU, torch.float32)
+    dit.fuse_qkv()
+    quantize_linears(dit, resolved(tiny), native_layers=(0,))
+    requantize_linears(dit, tiny.dit, [lora(tiny).at(0.5)])
+    name = "blocks.0.self_attn.k"
+    expected = lora(tiny).pairs[name].merged(tiny.dit.get_submodule(name).weight, 0.5)
+    torch.testing.assert_close(weights(dit)[name], expected, rtol=0, atol=tolerance("rounding", "float32"))
+    torch.testing.assert_close(
+        weights(dit)["blocks.0.self_attn.fused"][48:96], expected, rtol=0, atol=tolerance("rounding", "float32")
+    )
+    other = name.replace("0", "1")
+    expected = lora(tiny).pairs[other].merged(tiny.dit.get_submodule(other).weight, 0.5)
+    assert (weights(dit)[other] - expected).norm() <= 0.04 * expected.norm()
+
+
+@pytest.mark.parametrize("linear_format", ["fp8", "int8"])
+def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: Any) -> None:
+    config = resolved(tiny, linear_format=linear_format, knobs=replace_knobs(Knobs(), merge_lora=False))
+    with pytest.raises(ConfigError, match="merge_lora"):
+        Transformer(tiny.dit, config, 4, [lora(tiny)])
+    without = Transformer(tiny.dit, config, 4)
+    before = weights(without.dit)
+    with pytest.raises(ConfigError, match="merge_lora"):
+        without.use_loras([lora(tiny)])
+    assert all(torch.equal(weights(without.dit)[name], before[name]) for name in before)
+    dit = copied(tiny.dit, CPU, torch.float32)
+    attach(dit, [lora(tiny)], tiny.dit)
+    with pytest.raises(ConfigError, match="LoraLinear"):
+        quantize_linears(dit, config)
+
+
+@pytest.mark.parametrize("formats", [{"kv_format": "int8"}, {"kv_format": "fp8"}, {"attention_format": "int8"}])
+def test_replay_fork_and_resume_are_bit_equal(make: Callable[..., Session], tiny: Model, tmp_path: Path, formats: Any) -> None:
+    config = EngineConfig(window=6, sink=1, linear_format="fp8", simulate=True, **formats)
+    session = make(preset=config)
+    [*session.stream(3)]
+    snapshot, fork = session.snapshot(), session.fork()
+    snapshot.save(tmp_path / "state")
+    played = []
+    for each in (session, fork, Session.resume(tmp_path / "state", model=tiny, device="cpu")):
+        each.prompt("blue square")  # derives the window again
+        played.append(torch.cat([block.latents for block in each.stream(3)], dim=1))
+    assert torch.equal(played[0], played[1]) and torch.equal(played[0], played[2])
+
+
+@pytest.fixture(scope="module")
+def clip() -> Callable[..., Tensor]:
+    """Frames of the bundled model under a configuration: `clip(**fields)`."""
+    model = load()
+
+    def play(**fields: Any) -> Tensor:
+        config = replace(preset("quality"), window=6, timesteps=(1000, 500), **fields)
+        session = Session("a red circle moving right", model=model, preset=config, device="cpu", seed=1)
+        return torch.cat([block.frames for block in session.stream(3)])  # the sink has moved by then
+
+    return play
+
+
+@pytest.fixture(scope="module")
+def reference(clip: Callable[..., Tensor]) -> Tensor:
+    return clip()
+
+
+@pytest.mark.parametrize(
+    ("fields", "least", "most"),
+    [
+        ({"linear_format": "fp8", "simulate": True}, 33, 55),
+        ({"linear_format": "int8"}, 48, 80),
+        ({"kv_format": "int8"}, 46, 80),
+        ({"kv_format": "fp8"}, 36, 65),
+        ({"attention_format": "int8"}, 36, 65),
+    ],
+    ids=["fp8", "int8", "kv int8", "kv fp8", "attention int8"],
+)
+def test_quality_of_the_bundled_model(
+    clip: Callable[..., Tensor], reference: Tensor, fields: dict[str, Any], least: float, most: float
+) -> None:
+    """PSNR in dB against the same noise in float32; the upper bound says that something was quantised."""
+    found = decibels(squared_error(clip(**fields), reference).mean()).item()
+    assert least <= found <= most
+
+
+STREAM = tolerance("latents", "float32")
+BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
+
+
+def merged(model: Model, seed: int = 0, strength: float = 1.0) -> Model:
+    """The model with its weights changed for good."""
+    dit = deepcopy(model.dit)
+    merge(dit, [lora(model, seed).at(strength)], model.dit)
+    return replace(model, dit=dit)
+
+
+def play(session: Session, num_blocks: int) -> Tensor:
+    return torch.cat([block.latents for block in session.stream(num_blocks)], dim=1)
+
+
+def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session], tiny: Model) -> None:
+    for given in (False, True):
+        session = make(model=replace(tiny, defaults=replace(tiny.defaults, lora=given)))
+        (state,) = (each for each in session.config.knob_states if each.name == "merge_lora")
+        assert (state.on, state.reason) == (given, "" if given else "no LoRA belongs to the model")
+
+
+@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])
+def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
+    found = play(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))), 6)
+    torch.testing.assert_close(
+        found, play(make(preset=preset, model=merged(tiny)), 6), rtol=0, atol=tolerance("stream", "float32")
+    )
+    assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Knobs, strength: float) -> None:
+    """Frames so far stay; from there it is a stream of the changed model that derives its window from the same latents."""
+    session = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs))
+    session.use_lora(lora(tiny, 1))
+    before = play(session, 4)
+    session.use_lora(lora(tiny), strength=strength)
+    after = play(session, 3)
+
+    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, 0, strength))
+    snapshot = session.snapshot()
+    play(other, 4)
+    reached = other.snapshot()
+    other.restore(replace(reached, state=replace(reached.state, history=before[:, -8:])))
+    other.prompt("red circle")  # derives the window again
+    torch.testing.assert_close(after, play(other, 3), rtol=0, atol=tolerance("stream", "float32"))
+    assert snapshot.identity.weights_hash != other.snapshot().identity.weights_hash
+
+
+def test_taken_out_again(make: Callable[..., Session], tiny: Model) -> None:
+    session, plain = make(), make()
+    session.use_lora(lora(tiny))
+    session.use_lora(None)
+    assert torch.equal(play(session, 4), play(plain, 4))
+
+
+def test_what_is_refused(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    expected = play(make(), 4)
+    wrong = Lora(name="style", weights_hash="", pairs={"blocks.9.ffn.0": LoraPair(down=torch.zeros(1, 1), up=torch.zeros(1, 1))})
+    first = play(session, 2)
+    with pytest.raises(WeightsError, match="style does not fit"):
+        session.use_lora(wrong)
+    assert torch.equal(torch.cat([first, play(session, 2)], dim=1), expected)
+    fork = session.fork()
+    for each in (session, fork):
+        with pytest.raises(SessionError, match="forks share their weights"):
+            each.use_lora(lora(tiny))
+
+
+def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    play(session, 1)
+    snapshots = [session.snapshot()]
+    for strength in (1.0, 0.5):
+        session.use_lora(lora(tiny), strength=strength)
+        snapshots.append(session.snapshot())
+        for before in snapshots[:-1]:
+            with pytest.raises(SessionError, match="other weights"):
+                session.restore(before)
+    session.use_lora(lora(tiny), strength=1)  # an int is the same number
+    session.restore(snapshots[1])
+    session.use_lora(None)
+    session.restore(snapshots[0])
+    assert torch.equal(play(session, 2), play(make(), 3)[:, 3:])
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["at once", "made ready under a soft prompt"])
+@pytest.mark.parametrize("way", ["restore", "another", "save", "fork"])
+def test_copies_know_that_the_window_is_to_be_derived_again(
+    make: Callable[..., Session], tiny: Model, tmp_path: Path, way: str, soft: bool
+) -> None:
+    session, other = (make(preset=EngineConfig(window=6, sink=1, keep_sink=False)) for _ in range(2))
+    play(session, 3)
+    session.use_lora(lora(tiny))
+    before = session.snapshot()
+    if soft:
+        session.prompt("blue square", mode="soft")
+        session.prepare()
+    snapshot = session.snapshot()
+    assert snapshot.state.stale and torch.equal(snapshot.cache.keys, before.cache.keys)
+    if way == "save":
+        snapshot.save(tmp_path / "s")
+        snapshot = read_snapshot(tmp_path / "s", torch.device("cpu"))
+    if way == "fork":
+        other = session.fork()
+    expected = play(session, 2)
+    if way == "restore":
+        other = session
+    elif way != "fork":
+        other.use_lora(lora(tiny))
+    if way != "fork":
+        other.restore(snapshot)
+    assert torch.equal(play(other, 2), expected)
+    assert not other.snapshot().state.stale
+
+
+def test_a_snapshot_with_a_fresh_window_stays_so(make: Callable[..., Session], tiny: Model) -> None:
+    """In a session that was about to derive its own again."""
+    session, other = make(), make()
+    for each in (session, other):
+        each.use_lora(lora(tiny))
+    play(session, 3)
+    snapshot = session.snapshot()
+    assert not snapshot.state.stale
+    play(other, 1)
+    other.use_lora(lora(tiny))
+    other.restore(snapshot)
+    assert torch.equal(play(other, 2), play(session, 2))
+
+
+def both(model: Model, *seeds: tuple[int, float]) -> Model:
+    """The model with several LoRAs merged for good."""
+    dit = deepcopy(model.dit)
+    merge(dit, [lora(model, seed).at(strength) for seed, strength in seeds], model.dit)
+    return replace(model, dit=dit)
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
+def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., Session], tiny: Model, knobs: Knobs) -> None:
+    config = EngineConfig(knobs=knobs)
+    session = make(preset=config, model=replace(tiny, loras=(lora(tiny, 1), lora(tiny, 2).at(0.5))))
+    assert session.loras == session.model.loras
+    for given, seeds in (
+        (lora(tiny, 3), [(1, 1.0), (2, 0.5), (3, 1.0)]),
+        (lora(tiny, 4).at(0.3), [(1, 1.0), (2, 0.5), (4, 0.3)]),
+        ([lora(tiny, 2).at(0.0), lora(tiny, 3)], [(1, 1.0), (2, 0.0), (3, 1.0)]),
+        (None, [(1, 1.0), (2, 0.5)]),
+    ):
+        session.use_lora(given)
+        assert [(each.name, each.strength) for each in session.loras] == [(f"lora {seed}", number) for seed, number in seeds]
+        start = session.snapshot()
+        found = play(session, 3)
+        torch.testing.assert_close(found, play(make(preset=config, model=both(tiny, *seeds)), 3), rtol=0, atol=STREAM)
+        session.restore(start)
+    assert session.snapshot().identity.weights_hash == tiny.weights_hash
+
+
+def test_the_strength_of_a_call_multiplies(make: Callable[..., Session], tiny: Model) -> None:
+    session = make()
+    session.use_lora([lora(tiny, 1).at(0.5), lora(tiny, 2)], strength=0.5)
+    assert [each.strength for each in session.loras] == [0.25, 0.5]
+    with pytest.raises(ConfigError, match="lora 1 is given twice"):
+        session.use_lora([lora(tiny, 1), lora(tiny, 1)])
+    assert [each.strength for each in session.loras] == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("linear_format", ["native", "int8"])
+def test_full_updates_reach_norms_biases_and_eight_bit_layers(
+    make: Callable[..., Session], tiny: Model, linear_format: str
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    names = ("blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.bias", "blocks.1.norm3.weight", "blocks.1.modulation")
+    diffs = {name: 0.3 * torch.randn(tiny.dit.get_parameter(name).shape, generator=generator) for name in names}
+    full = Lora(name="full", weights_hash="5" * 64, pairs={}, diffs=diffs)
+    dit = deepcopy(tiny.dit)
+    merge(dit, [full], tiny.dit)
+    config = EngineConfig(linear_format=linear_format)  # type: ignore[arg-type]
+    session, plain = make(preset=config), make(preset=config)
+    session.use_lora(full)
+    found = play(session, 3)
+    assert torch.equal(found, play(make(preset=config, model=replace(tiny, dit=dit)), 3))
+    session.use_lora(None)
+    session.restore(plain.snapshot())
+    assert torch.equal(play(session, 3), play(plain, 3)) and (found - play(make(preset=config), 3)).abs().max() > 0.1
