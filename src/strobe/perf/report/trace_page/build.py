@@ -164,9 +164,9 @@ def answer_section(study: TraceStudy) -> Section | None:
 
 
 def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
-    done, busy = one.launch.activity, max(1, one.hot.busy_ns)
+    done, busy = one.done, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
-    verdict = "" if one.launch.verdict == "busy" else f"; {one.launch.verdict}"
+    verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row in one.hot.rows:
@@ -364,18 +364,17 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
 
 
 def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
-    for stream in seen.launch.activity.streams:
+    for number, stream in seen.done.streams.items():
         if stream.overlap_pairs:
             yield (
-                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.n} events, "
+                f"{seen.name}, stream {number}: {stream.overlap_pairs} pairs of {stream.events} events, "
                 f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
             )
 
 
 def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
-    done = seen.launch.activity
-    median = done.late_delay_ns
-    if seen.launch.verdict == "host-bound" and median is not None:
+    done, median = seen.done, seen.done.late_delay_ns
+    if done.verdict == "host-bound" and median is not None:
         yield (
             f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
             f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
@@ -530,8 +529,8 @@ def _subtitle(study: TraceStudy) -> str:
     seen = tables.seen_devices(study)
     if not seen:
         return "no device events"
-    shares = sorted(one.launch.activity.busy_ns / max(1, one.view.span_ns) for one in seen)
+    shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)
     if len(seen) > 1:
         return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
     product = next((f"{one.name}, " for one in study.traces[0].devices if one.index == seen[0].view.device and one.name), "")
-    return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].launch.verdict}"
+    return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].done.verdict}"

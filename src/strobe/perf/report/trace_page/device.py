@@ -14,6 +14,8 @@ from strobe.perf.analysis.device.activity import (
     CAUSES,
     HOST_LATE,
     LAUNCH_LATENCY,
+    MAX_PROMPT_NS,
+    MIN_IDLE_SHARE,
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
@@ -25,14 +27,12 @@ from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import (
     LENGTHS,
-    MAX_PROMPT_NS,
-    MIN_IDLE_SHARE,
-    GapTable,
+    Gaps,
     Launch,
     Queue,
     integrity,
 )
-from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse
+from strobe.perf.analysis.structure.memory import MemoryUse
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -147,7 +147,7 @@ SeenActivity = Sequence[tuple[str, DeviceView, Activity]]
 
 def activity_section(study: TraceStudy) -> Section | None:
     """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
-    seen = [(one.name, one.view, one.launch.activity) for one in tables.seen_devices(study)]
+    seen = [(one.name, one.view, one.done) for one in tables.seen_devices(study)]
     if not seen:
         return None
     blocks: list[Block] = [
@@ -167,7 +167,7 @@ def _devices(study: TraceStudy) -> Table:
     )  # fmt: skip
     seen = tables.seen_devices(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
-    cut = [(one.name, one.launch.activity.num_cut) for one in seen if one.launch.activity.num_cut]
+    cut = [(one.name, num) for one in seen if (num := one.view.num_cut)]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
     return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.DeviceRow.of(study)], notes=notes)
 
@@ -273,7 +273,7 @@ def _drawn(found: Sequence[tuple[tables.DeviceFindings, Sequence[Queue]]]) -> li
     if len(found) > 1:
         return [(one, device) for one, (device, *_) in found[:QUEUE_MAX_LANES]]
     ((one, (device, *streams)),) = found
-    longest = sorted(streams, key=lambda queue: (-queue.total_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
+    longest = sorted(streams, key=lambda queue: (-queue.waited_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
 
 
@@ -332,12 +332,10 @@ _MEANING: Final = {
     "mixed": "no cause has more than half of the idle time",
 }
 
-SeenLaunches = Sequence[tuple[str, Launch]]
-
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = [(one.name, one.launch) for one in tables.seen_devices(study)]
+    seen = tables.seen_devices(study)
     blocks: list[Block] = []
     if seen:
         blocks += [_verdicts(seen), _delays(seen), _calls(study)]
@@ -353,19 +351,15 @@ def launch_section(study: TraceStudy) -> Section | None:
     return Section("launch", "Launches", lead, tuple(blocks))
 
 
-def _verdicts(seen: SeenLaunches) -> Table:
+def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
     delay = "median start to start of the launches that end a gap with the host late"
-    fields: tuple[Field[tuple[str, Launch]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("verdict", lambda row: Text(row[1].verdict, "good" if row[1].verdict == "busy" else "bad")),
-        numeric("idle share", lambda row: share_cell(row[1].activity.idle_ns, row[1].activity.span_ns), "of the span"),
-        numeric(
-            "host late", lambda row: share_cell(row[1].activity.idle[HOST_LATE], row[1].activity.idle_ns), "of the idle time"
-        ),
-        time(
-            "delay after a late host", lambda row: row[1].activity.late_delay_ns, "µs", delay, missing="no gap with the host late"
-        ),
-        Field("that is", lambda row: _meaning(row[1])),
+    fields: tuple[Field[tables.DeviceFindings], ...] = (
+        Field("device", lambda one: one.name, Code),
+        Field("verdict", lambda one: tables.verdict_cell(one.done)),
+        numeric("idle share", lambda one: share_cell(one.done.idle_ns, one.done.span_ns), "of the span"),
+        numeric("host late", lambda one: share_cell(one.done.idle[HOST_LATE], one.done.idle_ns), "of the idle time"),
+        time("delay after a late host", lambda one: one.done.late_delay_ns, "µs", delay, missing="no gap with the host late"),
+        Field("that is", _meaning),
     )
     notes = (
         f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
@@ -375,16 +369,16 @@ def _verdicts(seen: SeenLaunches) -> Table:
     return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
 
 
-def _meaning(found: Launch) -> str:
+def _meaning(one: tables.DeviceFindings) -> str:
     """Return the meaning of the verdict and the remedy."""
-    if found.verdict != "unknown":
-        return _MEANING[found.verdict]
-    if 2 * found.num_uncorrelated > found.num_unlinked:
+    if one.done.verdict != "unknown":
+        return _MEANING[one.done.verdict]
+    if 2 * one.launch.num_uncorrelated > one.launch.num_unlinked:
         return f"{_MEANING['unknown']}: events of this device carry no correlation, so nothing says what launched them"
     return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
 
 
-def _delays(seen: SeenLaunches) -> Table:
+def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
@@ -394,11 +388,11 @@ def _delays(seen: SeenLaunches) -> Table:
         *spread(lambda row: row[3], "µs"),
     )
     rows = []
-    for name, found in seen:
-        for kind, delays in found.kinds.items():
-            rows.append((name, kind, "start", delays.start_to_start, delays.num_negative_ss))
-            rows.append((name, kind, "end", delays.end_to_start, delays.num_negative_es))
-    notes = [_unlinked(name, found) for name, found in seen if found.num_unlinked]
+    for one in seen:
+        for kind, delays in one.launch.kinds.items():
+            rows.append((one.name, kind, "start", delays.start_to_start, delays.num_negative_ss))
+            rows.append((one.name, kind, "end", delays.end_to_start, delays.num_negative_es))
+    notes = [_unlinked(one.name, one.launch) for one in seen if one.launch.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
@@ -473,7 +467,7 @@ def gaps_section(study: TraceStudy) -> Section | None:
     return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
 
 
-def _gaps_table(found: GapTable, rows: Sequence[tables.GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
+def _gaps_table(found: Gaps, rows: Sequence[tables.GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
     parts = columns(tables.GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
     fields = (
         *columns(tables.GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
@@ -611,38 +605,29 @@ def memory_section(study: TraceStudy) -> Section | None:
 
 
 def _course(name: str, use: MemoryUse) -> Figure:
-    reserved = use.reserved_peak_bytes > 0
-    marks = [_mark(use, point, point.allocated_bytes, 0) for point in use.points]
-    if reserved:
-        marks += [_mark(use, point, point.reserved_bytes, 1) for point in use.points]
+    series = ("allocated", "reserved") if use.peak_reserved_bytes else ("allocated",)
+    marks = [
+        PlotPoint(x=float(point[0]), y=bytes_in(point[number], "MiB"), series=number - 1)
+        for number in range(1, len(series) + 1)
+        for point in use.points
+    ]
     picture = Plane(
         x=Axis("time from the first recorded allocation", "ms"),
         y=Axis("memory in MiB", from_zero=True),
         marks=tuple(marks),
-        series=("allocated", "reserved") if reserved else ("allocated",),
+        series=series,
     )
-    return Figure(
-        f"Memory of {name} over time.",
-        "Allocated and reserved memory over time; the table has the same.",
-        picture,
-        _memory_table(name, use),
-    )
-
-
-def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> PlotPoint:
-    return PlotPoint(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
+    title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
+    return Figure(title, alt, picture, _memory_table(name, use))
 
 
 def _memory_table(name: str, use: MemoryUse) -> Table:
-    fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
-        time("from", lambda part: part[0].start_ns - use.first.start_ns),
-        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=tables.mib),
-        numeric("reserved", lambda part: _highest(part).reserved_bytes, show=tables.recorded),
+    fields: tuple[Field[tuple[int, tuple[int, int]]], ...] = (
+        time("from", lambda part: part[0]),
+        numeric("allocated", lambda part: part[1][0], show=tables.mib),
+        numeric("reserved", lambda part: part[1][1], show=tables.recorded),
     )
     step = -(-len(use.points) // MAX_ROWS)
     parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]
-    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, parts)
-
-
-def _highest(part: Sequence[MemoryPoint]) -> MemoryPoint:
-    return max(part, key=lambda point: point.allocated_bytes)
+    rows = [(part[0][0], max((point[1:] for point in part), key=lambda memory: memory[0])) for part in parts]
+    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)

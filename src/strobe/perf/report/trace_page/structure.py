@@ -13,7 +13,6 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
-from strobe.perf.analysis.device.kernels import KernelTable
 from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
@@ -661,19 +660,23 @@ def device_kernels(study: TraceStudy) -> Section | None:
     top = study.options.top
     shown = [
         table
-        for at, (name, _, view, _, found) in enumerate(tables.seen_devices(study))
+        for at, one in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
-            f"{name}, {during(view)}", [Listed(row) for row in found.rows], top=top, notes=_kernels_notes(found), collapsed=at > 0
+            f"{one.name}, {during(one.view)}",
+            [Listed(row) for row in one.hot.rows],
+            top=top,
+            notes=_kernels_notes(one),
+            collapsed=at > 0,
         )
     ]
     return kernels_section(shown, exclusive=True) if shown else None
 
 
-def _kernels_notes(found: KernelTable) -> Iterator[str]:
-    if found.num_cut:
-        yield f"Calls cut by the edges of the window: {found.num_cut}. Each counts as one, times count their part inside."
-    if found.num_mangled:
-        yield f"{found.num_mangled} names could not be demangled and stand as they are."
+def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
+    if num_cut := one.view.num_cut:
+        yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
+    if one.hot.num_mangled:
+        yield f"{one.hot.num_mangled} names could not be demangled and stand as they are."
 
 
 # Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.

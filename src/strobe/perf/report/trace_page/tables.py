@@ -22,12 +22,14 @@ from strobe.perf.analysis.device.activity import (
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
+    Activity,
     DeviceView,
+    activity,
     device_views,
 )
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
-from strobe.perf.analysis.device.launch import GapTable, Launch, Queue, gap_table, graph_calls, launch, queues
+from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
 from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
@@ -53,12 +55,13 @@ def device_name(study: TraceStudy, label: str, device: int) -> str:
 class DeviceFindings(NamedTuple):
     """Findings on one device in the chosen window.
 
-    `trace` is the label of its trace, `launch` includes its activity, and `hot` is grouped as the study asks.
+    `trace` is the label of its trace, `done` the account of its time, and `hot` is grouped as the study asks.
     """
 
     name: str
     trace: str
     view: DeviceView
+    done: Activity
     launch: Launch
     hot: KernelTable
 
@@ -89,6 +92,7 @@ def seen_devices(study: TraceStudy) -> tuple[DeviceFindings, ...]:
             device_name(study, label, view.device),
             label,
             view,
+            activity(view),
             launch(view, graphs[id(trace)]),
             kernel_table(view, study.options.by),
         )
@@ -163,9 +167,9 @@ def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, Rates], ...]:
 
 
 @once
-def seen_gaps(study: TraceStudy) -> tuple[tuple[DeviceFindings, GapTable], ...]:
+def seen_gaps(study: TraceStudy) -> tuple[tuple[DeviceFindings, Gaps], ...]:
     """Return each device with the gaps between its kernels."""
-    return tuple((one, gap_table(one.view)) for one in seen_devices(study))
+    return tuple((one, Gaps(one.view)) for one in seen_devices(study))
 
 
 @once
@@ -242,7 +246,8 @@ def _end(row: "TraceFile") -> Text:
     return Text("complete")
 
 
-def _verdict(row: "DeviceRow") -> Text:
+def verdict_cell(row: "DeviceRow | Activity") -> Text:
+    """Return the cell of a verdict."""
     return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
 
 
@@ -308,16 +313,14 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events", "events", Count)]
     unlinked_events: A[int, term("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
     unlinked_ns: A[int, term("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
-    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
+    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=verdict_cell)]
 
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one in seen_devices(study):
-            done, named = one.launch.activity, {device.index: device.name for device in one.view.trace.devices}
-            exposed = {"exposed_communication_ns": done.exposed_comm_ns, "exposed_copies_ns": done.exposed_memcpy_ns}
-            counts = {"events": done.n, "unlinked_events": done.num_unlinked}
-            told = {"trace": one.trace, "product": named.get(one.device, ""), "verdict": one.launch.verdict}
-            yield part_of(cls, done, **told, **exposed, **counts)
+            named, lost = {device.index: device.name for device in one.view.trace.devices}, one.done.unlinked
+            unlinked = {"unlinked_events": lost.events, "unlinked_ns": lost.sum_ns}
+            yield part_of(cls, one, one.done, one.done.tally, product=named.get(one.device, ""), **unlinked)
 
 
 class KindRow(OnDevice, frozen=True, kw_only=True):
@@ -332,7 +335,9 @@ class KindRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one in seen_devices(study):
-            yield from (part_of(cls, kind, one, events=kind.n) for kind in one.launch.activity.kinds)
+            for kind, tally in one.done.kinds.items():
+                times = {"exclusive_ns": one.done.exclusive[kind], "union_ns": tally.union_ns, "sum_ns": tally.sum_ns}
+                yield cls(trace=one.trace, device=one.device, kind=kind, events=tally.events, **times)
 
 
 class StreamRow(OnDevice, frozen=True, kw_only=True):
@@ -349,7 +354,8 @@ class StreamRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one in seen_devices(study):
-            yield from (part_of(cls, stream, one, events=stream.n) for stream in one.launch.activity.streams)
+            for stream, tally in one.done.streams.items():
+                yield part_of(cls, tally, one, stream=stream, busy_ns=tally.union_ns)
 
 
 class IdleRow(OnDevice, frozen=True, kw_only=True):
@@ -361,7 +367,7 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one in seen_devices(study):
-            yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.launch.activity.idle.items())
+            yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.done.idle.items())
 
 
 def kernel_rows(study: TraceStudy) -> Iterator[KernelRow]:
@@ -393,11 +399,10 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one in seen_devices(study):
-            for call in one.launch.calls:
-                host, delay = call.host, call.delays.start_to_start
+            for call, (events, host, delays) in one.launch.calls.items():
                 of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-                delays = {"delay_p50_ns": delay.p50_ns, "delay_max_ns": delay.max_ns}
-                yield part_of(cls, one, call=call.name, calls=call.n, events=call.num_events, **of_host, **delays)
+                delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
+                yield part_of(cls, one, call=call, calls=host.n, events=events, **of_host, **delay)
 
 
 class QueueRow(OnDevice, frozen=True, kw_only=True):
@@ -417,10 +422,7 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one, found in seen_queues(study):
-            for each in found:
-                wait = each.total_ns / each.queued if each.queued else None
-                given = {"queued_events": each.queued, "waited_ns": each.total_ns, "unlinked_events": each.unlinked}
-                yield part_of(cls, each, one, wait_ns=wait, **given)
+            yield from (part_of(cls, each, one) for each in found)
 
 
 class MemoryRow(DocumentPart, frozen=True, kw_only=True):
@@ -440,11 +442,7 @@ class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for label, use in seen_memory(study):
-            peak, then = use.peak.allocated_bytes, use.peak.reserved_bytes
-            peaks = {"peak_allocated_bytes": peak, "reserved_then_bytes": then, "peak_reserved_bytes": use.reserved_peak_bytes}
-            ends = {"start_allocated_bytes": use.first.allocated_bytes, "end_allocated_bytes": use.last.allocated_bytes}
-            inside, at = " < ".join(reversed(use.peak_in)), use.peak.start_ns - use.first.start_ns
-            yield part_of(cls, use, trace=label, peak_at_ns=at, peak_in=inside, **peaks, **ends)
+            yield part_of(cls, use, trace=label, peak_in=" < ".join(reversed(use.peak_in)))
 
 
 # Time between events: steps, gaps, the critical path.
@@ -500,9 +498,7 @@ class GapsRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, study: TraceStudy) -> Iterator[Self]:
         for one, found in seen_gaps(study):
-            for row in found.rows:
-                idle = {f"{cause}_ns": ns for cause, ns in row.idle.items()}
-                yield part_of(cls, row, row.gaps, one, after=row.before, before=row.after, dtod_copies=row.num_dtod, **idle)
+            yield from (part_of(cls, row, row.gaps, one, **row.spent) for row in found.rows)
 
 
 class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
