@@ -468,7 +468,8 @@ def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Tab
     )
     caption = (
         f"{one.name}, {during(one.view)}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + "
-        f"before the first kernel {exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span {exact_ms(found.span_ns)} ms."
+        f"before the first kernel {exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span "
+        f"{exact_ms(found.span_ns)} ms."
     )
     notes = ("Columns of causes, copies and memsets are exclusive: a row adds up to its sum. Those without time are left out.",)
     shown = rows_of(fields, rows, top=top, left="pairs", totals=(("all gaps", rows),))

@@ -27,6 +27,7 @@ from strobe.perf.analysis.structure.collectives import (
     MemberTime,
     SkewKind,
     collective_skew,
+    message_bytes,
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
@@ -785,7 +786,7 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         Field("collective", lambda one: one.kind.name, Code),
         Field("group", lambda one: one.kind.group or None, Code, missing=none),
         count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
-        numeric("message", lambda one: one.kind.message_bytes, message, show=tables.megabytes, missing=none),
+        numeric("message", lambda one: message_bytes(one.kind), message, show=tables.megabytes, missing=none),
         count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
         time("skew p50", lambda one: one.skew.p50_ns, "µs"),
@@ -805,5 +806,5 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
 
 
 def _rate(one: SkewKind) -> Cell | None:
-    size, median = one.kind.message_bytes, one.transfer.p50_ns
+    size, median = message_bytes(one.kind), one.transfer.p50_ns
     return Number(size / median, 1, "GB/s") if size and median > 0 else None

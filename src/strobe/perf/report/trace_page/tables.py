@@ -29,7 +29,7 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
 from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
-from strobe.perf.analysis.structure.collectives import Communication, communication
+from strobe.perf.analysis.structure.collectives import Communication, communication, message_bytes
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
@@ -652,10 +652,10 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
     @classmethod
     def of(cls, found: TraceFindings) -> Iterator[Self]:
         for own in found.communication:
-            for each in own.kinds:
-                told = {"device": own.device, "collective": each.kind.name}
-                counts = {"ranks": len(each.kind.ranks), "calls": each.duration.n}
-                yield part_of(cls, found, each.kind, each.duration, each, **told, **counts)
+            for kind, (times, exposed_ns) in own.kinds.items():
+                told = {"device": own.device, "collective": kind.name, "message_bytes": message_bytes(kind)}
+                counts = {"ranks": len(kind.ranks), "calls": times.n, "exposed_ns": exposed_ns}
+                yield part_of(cls, found, kind, times, **told, **counts)
 
 
 # Operators: of the host alone, and the device time of each with its kernels, callers and rates.
