@@ -166,7 +166,7 @@ def _markdown() -> Target:
     seeds = [table, *((ROOT / page).read_bytes()[:6000] for page in pages)]
 
     def check(data: bytes, folder: Path) -> None:
-        lint_text(data.decode("utf-8", "replace"), "page.md")
+        lint_text(data.decode("utf-8", "replace"))
 
     return Target(
         seeds, (b"|", b"\n|---|\n", b"# ", b"```", b" ms", b" x ", b" = ", b" -> ", b"%", b"**", b"<!--", b"Total"), check

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from strobe.lint.check import lint_text
-from strobe.lint.study import Claim, LintOptions
+from strobe.lint.document import Claim, LintOptions
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Page:
 
     def lint(self) -> tuple[Claim, ...]:
         """What the linter says of it."""
-        return lint_text(self.text, "page.md", self.options)
+        return lint_text(self.text, self.options)
 
 
 Build = Callable[[Page], None]

@@ -129,7 +129,7 @@ def test_a_printed_total_of_a_group(seed: int, page: Any, only: Any) -> None:
     line = made.line_of("Total Compute")
     made.replace(f"{made.truth['whole']:8.3f} ms", f"{2 * (compute + transfer):8.3f} ms", on="Total Time")
     found = only(made)
-    assert (found.rule, found.place.line, found.place.row) == ("group-sum", line, "Total Compute")
+    assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Compute")
     assert number(found.corrected) == pytest.approx(compute, abs=0.01)
     assert "a parent was counted with its children" in found.why
     assert f"{100 * compute / (compute + transfer):.2f} %" in found.corrected

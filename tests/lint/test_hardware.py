@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import WAN_1_3B, device_peaks
-from strobe.lint.study import LintOptions, device_named
+from strobe.lint.document import LintOptions, device_named
 
 SEEDS = range(3)
 TOKENS = WAN_1_3B.tokens_per_frame(480, 832)
@@ -41,7 +41,6 @@ def layers(page: Any) -> None:
     page.say("# Latency", "A layer takes:")
     time = self_attention(12) / 600e12
     page.say(f"- Self attention: ~{time * 1e6:.0f} us", "- Cross attention: ~41 us", "- Self attention KV cache roll: ~30 us")
-    page.say("Each denoising step takes 60-70 ms.")
 
 
 FORMS = [windows, layers]
@@ -92,17 +91,8 @@ def test_attention_faster_than_the_device(seed: int, page: Any, only: Any) -> No
     line = made.replace(f"~{time * 1e6:.0f} us", "~800 us for the first layer and ~220 us for later layers")
     found = only(made)
     assert (found.rule, found.place.line, found.said) == ("below-floor", line, "Self attention: ~220 us")
-    assert found.corrected == f"at least {self_attention(12) / 989.4e12 * 1e6:.0f} µs"
+    assert found.corrected == f"at least {self_attention(12) / 989.4e12 * 1e6:.1f} µs"
     assert f"{self_attention(12) / 1e9:.4g} GFLOP" in found.why
-
-
-def test_a_pass_faster_than_the_device(page: Any, only: Any) -> None:
-    made = page(0)
-    layers(made)
-    made.replace("60-70 ms", "20 ms")
-    found = only(made)
-    assert found.rule == "below-floor"
-    assert float(found.corrected.split()[2]) == pytest.approx(whole_pass(12) / 989.4e12 * 1e3, rel=5e-3)
 
 
 def test_the_device_of_a_text() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.lint.quantity import UNITS, Bounds, exactly, head_unit, printed, quantities, readable, time_printed
+from strobe.lint.quantity import UNITS, Bounds, exactly, head_unit, printed, quantities
 
 
 @pytest.mark.parametrize(
@@ -106,23 +106,8 @@ def test_printing_keeps_the_unit_and_adds_a_digit() -> None:
     assert printed(Fraction(3000, 302), fps) == "9.93 FPS"
     assert printed(Fraction(25, 2), change, more=0) == "+12.5%"
     assert printed(Fraction(150), calls, more=0) == "150 calls"
-    assert [time_printed(Fraction(each)) for each in ("0.000544", "12.5", "0.0123", "4e-9")] == [
-        "544 µs",
-        "12.5 s",
-        "12.3 ms",
-        "4.00 ns",
-    ]
 
 
-@pytest.mark.parametrize(
-    "number", ["1e400", "1e-400", "1e41", "1E+00041", "1e999999999", "9" * 41, "9" * 5000, "0." + "9" * 5000]
-)
+@pytest.mark.parametrize("number", ["1e400", "1e-400", "1E+00041", "1e999999999", "9" * 31, "9" * 5000, "0." + "9" * 5000])
 def test_numbers_that_nothing_measured_has_are_no_numbers(number: str) -> None:
-    text = f"a {number} ms, 5 ms"
-    shown = readable(text)
-    assert len(shown) == len(text) and [each.text for each in quantities(shown)] == ["5 ms"]
-
-
-@pytest.mark.parametrize("text", ["1e40 ms", "1e-03 ms", "9" * 40, "1,234,567.25 FPS", "2026-01-01"])
-def test_other_numbers_stay(text: str) -> None:
-    assert readable(text) == text
+    assert [each.text for each in quantities(f"a {number} ms, 5 ms")] == ["5 ms"]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.lint.check import lint_text
-from strobe.lint.document import DocumentSection, lines_table, plain, read_markdown
-from strobe.lint.study import LintOptions, LintStudy
+from strobe.lint.markdown import lines_table, plain, read_markdown
 
 PAGE = r"""---
 title: ignored
@@ -33,6 +32,7 @@ Preset | Mean (ms) | Note \| more
 1. **Lead**: first: 5 ms
    goes on
    - inner: 7 ms
+   - other: 8 ms
 
 > | Quoted | s |
 > |---|---|
@@ -47,9 +47,9 @@ COMPUTE:
 
 
 def test_markdown() -> None:
-    document = read_markdown(PAGE, "p.md")
+    document = read_markdown(PAGE)
     results, items, quoted, printed = sorted(document.tables, key=lambda table: table.line)
-    assert (results.section.titles, results.caption, results.line) == (
+    assert (results.section, results.caption, results.line) == (
         ("Setext title", "Results"),
         "Latency of a|b by preset.",
         14,
@@ -58,13 +58,14 @@ def test_markdown() -> None:
     assert [(row.label, row.depth, row.line) for row in results.rows] == [("Fast", 0, 16), ("child", 2, 17)]
     assert [cell.text for cell in results.rows[0].cells] == ["Fast", "12.5", "bold <24 GB>"]
     assert results.rows[1].cells[2].text == "x_y*z" and results.notes[0] == "* A remark under it."
-    assert [(row.label, row.line) for row in items.rows] == [("inner", 23)] and items.caption == "Lead: first: 5 ms goes on"
-    assert (quoted.header, quoted.line, quoted.rows[0].cells[1].quantity is not None) == (("Quoted", "s"), 25, True)
-    assert [(row.group, row.label, row.line) for row in printed.rows] == [("COMPUTE", "load", 31), ("COMPUTE", "run", 32)]
+    assert [(row.label, row.line) for row in items.rows] == [("inner", 23), ("other", 24)]
+    assert (quoted.header, quoted.line, quoted.rows[0].cells[1].quantity is not None) == (("Quoted", "s"), 26, True)
+    assert [(row.group, row.label, row.line) for row in printed.rows] == [("COMPUTE", "load", 32), ("COMPUTE", "run", 33)]
     assert [(sentence.line, sentence.lead, sentence.text) for sentence in document.sentences if sentence.found] == [
         (7, "", "Intro over two lines with 3 frames."),
         (21, "Lead", "Lead: first: 5 ms goes on"),
         (23, "inner", "inner: 7 ms"),
+        (24, "other", "other: 8 ms"),
     ]
     assert [sentence.line for sentence in document.sentences if sentence.text == "And another sentence."] == [8]
 
@@ -77,8 +78,8 @@ def test_markdown() -> None:
         (r"\*not\* a\_b 2 * 3 * 4", "*not* a_b 2 * 3 * 4"),
         ("snake_case_name ~~old~~ ~5", "snake_case_name old ~5"),
         ("&lt;24&nbsp;GB<br>x[^1]", "<24 GB x"),
-        ("4*B*H*D = 2*3*4 and 2**3**4", "4*B*H*D = 2*3*4 and 2**3**4"),
-        ("*a*b **c**d", "ab cd"),
+        ("4*B*H*D = 2*3*4", "4*B*H*D = 2*3*4"),
+        ("*a* b**c**d `x*y*z`", "a bcd x*y*z"),
     ],
 )
 def test_markup_is_what_a_reader_sees(markup: str, text: str) -> None:
@@ -86,7 +87,7 @@ def test_markup_is_what_a_reader_sees(markup: str, text: str) -> None:
 
 
 def test_markup_may_span_lines_and_each_sentence_keeps_its_own() -> None:
-    document = read_markdown("Lead **bold\nand on**. It takes `a\nb` 5 ms.\n\nTwo: 3 ms\n    indented, not code: 4 ms\n", "p.md")
+    document = read_markdown("Lead **bold\nand on**. It takes `a\nb` 5 ms.\n\nTwo: 3 ms\n    indented, not code: 4 ms\n")
     assert [(sentence.line, sentence.text) for sentence in document.sentences] == [
         (1, "Lead bold and on."),
         (2, "It takes a b 5 ms."),
@@ -95,7 +96,7 @@ def test_markup_may_span_lines_and_each_sentence_keeps_its_own() -> None:
 
 
 def test_a_row_without_pipes_is_a_row_and_what_follows_a_blank_line_is_not() -> None:
-    (table,) = read_markdown("| a | ms |\n|---|---|\n| p | 3 |\nq\n\nA note | with a pipe\n", "p.md").tables
+    (table,) = read_markdown("| a | ms |\n|---|---|\n| p | 3 |\nq\n\nA note | with a pipe\n").tables
     assert [(row.label, row.line, len(row.cells)) for row in table.rows] == [("p", 3, 2), ("q", 4, 2)]
 
 
@@ -104,9 +105,8 @@ def test_orientation() -> None:
         "| Preset | Mean | FPS |\n|---|---|---|\n| a | 5 ms | 3 |\n\n"
         "| Metric | Old | New | Change |\n|---|---|---|---|\n| Mean | 5 ms | 4 ms | -20% |\n| FPS | 3 | 4 | +33% |\n\n"
         "| | a | b |\n|---|---|---|\n| step: mean | 5 ms | 6 ms |\n| pixel FPS | 12 FPS | 13 FPS |\n",
-        "p.md",
     )
-    columns, rows, mixed = LintStudy(document=document, options=LintOptions()).views
+    columns, rows, mixed = document.tables
     assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]
     assert not rows.by_columns and rows.keys == ("Old", "New") and [series.metric.title for series in rows.derived] == ["Change"]
     assert not mixed.by_columns and [series.metric.kind for series in mixed.series] == ["time", "rate"]
@@ -121,11 +121,11 @@ def test_printed_lines() -> None:
         "no numbers here",
         "z = 3 calls",
     ]
-    table = lines_table(list(enumerate(lines, 1)), DocumentSection())
+    table = lines_table(list(enumerate(lines, 1)), ())
     assert table is not None and table.header == ("", "value", "±", "total", "%", "count")
     assert [(row.label, row.group, row.line) for row in table.rows] == [("x", "A", 3), ("y", "A", 4), ("z", "A", 6)]
     assert table.rows[1].cells[3].quantity is not None and float(table.rows[1].cells[3].quantity.value) == pytest.approx(7.5e-6)
-    assert lines_table([(1, "x : 1")], DocumentSection()) is None
+    assert lines_table([(1, "x : 1")], ()) is None
 
 
 _pieces = st.sampled_from(
@@ -163,13 +163,13 @@ _pieces = st.sampled_from(
 @given(lines=st.lists(st.lists(st.one_of(_pieces, st.text(max_size=8)), max_size=4).map(" ".join), max_size=14))
 def test_nothing_crashes_the_linter(lines: list[str]) -> None:
     text = "\n".join(lines)
-    for finding in lint_text(text, "p.md"):
+    for finding in lint_text(text):
         assert 0 < finding.place.line <= text.count("\n") + 1
 
 
 @given(st.text())
 def test_any_text_is_a_document(text: str) -> None:
-    for finding in lint_text(text, "p.md"):
+    for finding in lint_text(text):
         assert 0 < finding.place.line <= len(text.splitlines()) and finding.said and finding.corrected
 
 
@@ -184,4 +184,4 @@ def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str
         f"```\nfirst : {number} ± {number} ms\nsecond : {number} (total: {number})\n```\n\n"
         "The log prints ms, but the values behave as seconds."
     )
-    assert [each.rule for each in lint_text(text, "page.md")] == ["label-admitted"]
+    assert [each.rule for each in lint_text(text)] == ["label-admitted"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strobe.core.costs import WAN_1_3B, PassShape, device_peaks, total, transformer_pass
-from strobe.lint.study import LintOptions
+from strobe.lint.document import LintOptions
 
 TOKENS = 1560
 

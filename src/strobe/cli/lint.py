@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,7 @@ from strobe.cli.model import parse_size
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.lint.document import ClaimPlace
-    from strobe.lint.study import Claim
+    from strobe.lint.document import Claim, ClaimPlace
 
 FOUND = 1
 
@@ -52,20 +52,20 @@ def lint(
     """
     from strobe.core.errors import ConfigError
     from strobe.lint.check import chosen_rules, lint_file
-    from strobe.lint.study import options_of
+    from strobe.lint.document import options_of
 
     if not files:
         raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")
     rules = chosen_rules(ignore)
     options = options_of(model=model, size=parse_size(size), window=window, device=device)
-    found: list[Claim] = []
+    found: list[tuple[Path, Claim]] = []
     with output.progress("lint") as advance:
         for number, file in enumerate(files):
             advance(number, len(files), file.name)
-            found += lint_file(file, options, rules)
-    output.show(*(_text(finding) for finding in found))
+            found += [(file, claim) for claim in lint_file(file, options, rules)]
+    output.show(*(_text(file, claim) for file, claim in found))
     output.note(f"{_count(len(found), 'finding')} in {_count(len(files), 'file')}, {_count(len(rules), 'rule')}")
-    output.emit({"files": [str(file) for file in files], "findings": [_json(finding) for finding in found]})
+    output.emit({"files": [str(file) for file in files], "findings": [_json(file, claim) for file, claim in found]})
     return FOUND if found else 0
 
 
@@ -73,13 +73,12 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-def _text(finding: Claim) -> Text:
+def _text(file: Path, finding: Claim) -> Text:
     place = finding.place
-    where = f"{place.path}:{place.line}" if place.line else place.path
     inside = ", ".join(part for part in (place.table, place.row, place.column) if part)
     colour = "red" if finding.severity == "error" else "yellow"
-    also = ", ".join(dict.fromkeys(str(each.line) for each in finding.also if each.line not in (0, place.line)))
-    said = styled((where, "bold"), " ", (finding.rule, colour))
+    also = ", ".join(dict.fromkeys(str(each.line) for each in finding.also if each.line != place.line))
+    said = styled((f"{file.as_posix()}:{place.line}", "bold"), " ", (finding.rule, colour))
     because = styled(f"  because  {finding.why}")
     return joined_lines(
         (
@@ -91,17 +90,8 @@ def _text(finding: Claim) -> Text:
     )
 
 
-def _json(finding: Claim) -> dict[str, Any]:
-    return {
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "place": _place(finding.place),
-        "said": finding.said,
-        "corrected": finding.corrected,
-        "why": finding.why,
-        "also": [_place(place) for place in finding.also],
-    }
+def _json(file: Path, finding: Claim) -> dict[str, Any]:
+    def place(found: ClaimPlace) -> dict[str, Any]:
+        return {"path": file.as_posix(), **asdict(found)}
 
-
-def _place(place: ClaimPlace) -> dict[str, Any]:
-    return {"path": place.path, "line": place.line, "table": place.table, "row": place.row, "column": place.column}
+    return asdict(finding) | {"place": place(finding.place), "also": [place(each) for each in finding.also]}

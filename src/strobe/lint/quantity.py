@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
@@ -110,35 +109,26 @@ def spelled(*dimensions: Dimension) -> str:
 
 
 _PLAIN: Final = spelled("time", "bytes", "rate", "work", "compute", "bandwidth", "percent", "decibel")
-_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3}){1,9}(?!\d)|\d{1,30})(?:\.\d{1,30})?(?:[eE][-+]?\d\d?)?"
+"""A number; nothing that was measured has more digits or a larger power of ten."""
 _QUANTITY: Final = re.compile(
-    rf"(?<![\w.])(?<![A-Za-z_]-)(?P<mark>(?:[~≈∼±≤≥]|\+/-|(?<![-=])[<>]=?)\s*)?"
+    rf"(?<![\w.])(?<![A-Za-z_]-)(?<!\d[eE]\+)(?P<mark>(?:[~≈∼±≤≥]|\+/-|(?<![-=])[<>]=?)\s*)?"
     rf"(?P<number>[-+−]?{_DIGITS})"
     rf"(?:[-–](?P<upper>{_DIGITS})(?!\.?\d))?"
     rf"(?:\s?(?P<unit>{_PLAIN})(?!\w)|(?P<ratio>x|×)(?!\w|\s*\d)|\s(?P<times>times)\b|[\s-](?P<noun>{spelled('count')})\b|(?!\w|\.\d))"
 )
-_BEYOND: Final = re.compile(r"\d[\d.,]{40,}(?:[eE][-+]?\d+)?|\d[\d.,]*[eE][-+]?0*(?:\d{3,}|[5-9]\d|4[1-9])")
 _MASKED: Final = re.compile(
     r"https?://\S+|\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d\S*)?|\b\d\d?:\d\d(?::\d\d)?\b|\b[vV]?\d+\.\d+\.\d+\S*"
-    r"|\b[A-Za-z]\w*_\w*(?:[-./]\w+)*|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b"
+    r"|\b[A-Za-z]\w*_\w*(?:[-./]\w+)*|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b|\b\d+(?:\s?[x×]\s?\d+)+(?!\.)\b"
 )
-_SIZES: Final = re.compile(r"\b\d+(?:\s?[x×]\s?\d+)+(?!\.)\b")
-_WORD_MARKS: Final[tuple[tuple[Mark, str], ...]] = (
-    ("below", r"under|below|less than|up to|at most|no more than|fewer than|within"),
-    ("above", r"over|above|more than|at least|exceeds"),
-    ("about", r"about|around|approximately|approx\.?|roughly|nearly|almost|ca\.?|circa|order of"),
+"""Addresses, dates, times of day, versions, names, hashes and sizes such as `480x832`, whose digits are no quantities."""
+_MARKS: Final[tuple[tuple[Mark, str], ...]] = (
+    ("spread", r"±|\+/-"),
+    ("below", r"[<≤]=?|\b(?:under|below|less than|up to|at most|no more than|fewer than|within)"),
+    ("above", r"[>≥]=?|\b(?:over|above|more than|at least|exceeds)"),
+    ("about", r"[~≈∼]|\b(?:about|around|approximately|approx\.?|roughly|nearly|almost|ca\.?|circa|order of)"),
 )
-_SIGNS: Final[dict[str, Mark]] = {
-    "~": "about",
-    "≈": "about",
-    "∼": "about",
-    "±": "spread",
-    "+": "spread",
-    "<": "below",
-    "≤": "below",
-    ">": "above",
-    "≥": "above",
-}
+"""Signs and words in front of a number that say how it is meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,25 +189,6 @@ def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> B
     return exactly(value) if exact else exactly(value).wider(half)
 
 
-def readable(text: str) -> str:
-    """Replace numbers that no measurement has (over 40 digits, or a power of ten beyond 40) with dots. Positions stay."""
-    return _BEYOND.sub(lambda found: "…" * len(found[0]), text)
-
-
-def mask(text: str, *, sizes: bool = True) -> str:
-    """Blank dates, times of day, versions, hashes, names and addresses, keeping every position.
-
-    Args:
-        sizes: also blank sizes such as `480x832`, which a formula may be taken for.
-    """
-    text = _MASKED.sub(_blank, text)
-    return _SIZES.sub(_blank, text) if sizes else text
-
-
-def _blank(found: re.Match[str]) -> str:
-    return " " * len(found[0])
-
-
 @functools.lru_cache(maxsize=20_000)
 def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
     """Find every number with its unit in plain text.
@@ -225,7 +196,7 @@ def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
     Args:
         unit: unit of numbers without one beside them.
     """
-    masked = mask(text)
+    masked = _MASKED.sub(lambda found: " " * len(found[0]), text)
     return tuple(_quantity(found, masked, unit) for found in _QUANTITY.finditer(masked))
 
 
@@ -238,7 +209,8 @@ def _quantity(found: re.Match[str], text: str, default: Unit | None) -> Quantity
     decimals = len(mantissa.partition(".")[2]) - int(exponent or 0)
     value = Fraction(number) * scale
     half = scale * (Fraction(1, 2) / Fraction(10) ** decimals)
-    mark = _mark(found["mark"] or "", text[: found.start()])
+    before = text[max(0, found.start("number") - 24) : found.start("number")]
+    mark = next((mark for mark, words in _MARKS if re.search(rf"(?i)(?:{words})\s*$", before)), "")
     bounds = _bounds(value, half, mark, unit)
     upper = found["upper"]
     if upper:
@@ -261,13 +233,6 @@ def _quantity(found: re.Match[str], text: str, default: Unit | None) -> Quantity
     )
 
 
-def _mark(sign: str, before: str) -> Mark:
-    if sign.strip():
-        return _SIGNS[sign[0]]
-    tail = before[-24:]
-    return next((mark for mark, words in _WORD_MARKS if re.search(rf"\b(?:{words})\s*$", tail, re.IGNORECASE)), "")
-
-
 def printed(value: Fraction, like: Quantity, *, more: int = 1) -> str:
     """Print a value as `like` is printed, with `more` digits after the point, to tell a corrected figure from a rounded one."""
     scale = like.unit.scale if like.unit else Fraction(1)
@@ -281,32 +246,17 @@ def printed(value: Fraction, like: Quantity, *, more: int = 1) -> str:
     return f"{number}{like.unit.name}" if like.unit.dimension in ("percent", "ratio") else f"{number} {like.unit.name}"
 
 
-def time_printed(seconds: Fraction) -> str:
-    """Print a duration with three significant digits in the unit that suits it."""
-    unit = next((unit for unit in ("s", "ms", "µs") if abs(seconds) >= UNITS[unit].scale), "ns")
-    value = float(seconds / UNITS[unit].scale)
-    return f"{value:.{max(0, 3 - len(str(int(abs(value)))))}f} {unit}"
-
-
 _HEAD_UNIT: Final = re.compile(
-    rf"[(\[,]\s*(?:all |in )?(?P<unit>{_PLAIN})\s*[)\]]?\s*$|\bin (?P<words>{_PLAIN})\b|[_ ](?P<tail>ns|us|µs|ms)$"
+    rf"^(?P<whole>{_PLAIN})$|[(\[,]\s*(?:all |in )?(?P<unit>{_PLAIN})\s*[)\]]?\s*$|\bin (?P<words>{_PLAIN})\b"
+    r"|[_ ](?P<tail>ns|us|µs|ms|%)$|(?<![\w/])(?P<rate>FPS|fps|frames/s)(?!\w)|^(?P<share>%)"
 )
 
 
 def head_unit(title: str) -> Unit | None:
     """Return the unit that a head or caption names: `Mean (ms)`, `latency_ms`, `time [s]`, `times in ms`, `FPS`."""
-    text = title.strip()
-    if text in UNITS and UNITS[text].dimension != "count":
-        return UNITS[text]
-    found = _HEAD_UNIT.search(text)
-    if found:
-        return UNITS[found["unit"] or found["words"] or found["tail"]]
-    if re.search(r"(?i)(?<![\w/])(?:fps|frames/s)(?!\w)", text):
-        return UNITS["FPS"]
-    return UNITS["%"] if re.match(r"%|.*[(\s]%\)?$", text) else None
+    found = _HEAD_UNIT.search(title.strip())
+    return UNITS[found[found.lastgroup]] if found and found.lastgroup else None
 
-
-Kind = Literal["time", "memory", "rate", "share", "change", "quality", "count", "compute", "bandwidth", "work", "number", "text"]
 
 _STATISTICS: Final = (
     ("mean", r"mean|avg\w*|average\w*"),
@@ -320,46 +270,35 @@ _PERCENTILE: Final = re.compile(
     r"(?i)(?<![A-Za-z0-9])p[-_ ]?(\d{2}(?:\.\d+)?|999)(?![A-Za-z0-9%])|(?<!\d)(\d{2}(?:\.\d+)?)(?:th|st|nd|rd)?[ -]percentile"
 )
 
-QUALITY: Final[dict[str, tuple[str, str]]] = {
-    "psnr": ("PSNR", "infinite"),
-    "ssim": ("SSIM", "1"),
-    "ms-ssim": ("MS-SSIM", "1"),
-    "lpips": ("LPIPS", "0"),
-    "vmaf": ("VMAF", "100"),
-    "dists": ("DISTS", "0"),
-    "flip": ("FLIP", "0"),
-}
+QUALITY: Final = {
+    "psnr": "infinite", "ms-ssim": "1", "ssim": "1", "lpips": "0", "vmaf": "100", "dists": "0", "flip": "0"
+}  # fmt: skip
 """Metrics that compare with a reference, and their value for the reference itself."""
-
-_QUALITY: Final = re.compile(r"(?i)(?<![A-Za-z])(ms-ssim|psnr|ssim|lpips|vmaf|dists|flip)(?![A-Za-z])")
+NAMED_QUALITY: Final = rf"(?<![A-Za-z])(?P<quality>{'|'.join(QUALITY)})(?![A-Za-z])"
+_QUALITY: Final = re.compile(NAMED_QUALITY, re.IGNORECASE)
 _DERIVED: Final = re.compile(
     r"(?i)\b(?:vs\.?|versus|change|delta|diff(?:erence)?|improvement|gain|reduction|speed-?ups?|faster|slower|savings?|saved|overhead|"
     r"relative|normali[sz]ed|ratio|increase|decrease|degradation)\b|Δ|^to baseline$"
 )
-_SHARE: Final = re.compile(r"(?i)(?:%|\bpercent(?:age)?|\bpct|\bshare|\bproportion|\bfraction|\bportion)(?:\s+of\b)?|\btime\s?%")
-_NOT_SHARE: Final = re.compile(
-    r"(?i)\b(?:peak|roof\w*|limit|max\w*|baseline|target|theoretical|ideal|reference|util\w*|occupancy|accuracy|sparsity|hit|error|"
-    r"success|coverage|efficiency|density|loss|mfu|sol|dense|native|kernel / |bound|ceiling|speed of light)\b"
-)
 _MEMORY: Final = re.compile(r"(?i)\b(?:memory|vram|mem|hbm|ram|footprint)\b")
-_TIME: Final = re.compile(r"(?i)\b(?:time|latency|latencies|duration|elapsed|runtime|ttft|tpot|delay)\b")
+_TIME: Final = re.compile(
+    r"(?i)^(?!.*(?:\b(?:complexity|date|stamp|zone|per|of day)\b|[/%])).*\b(?:time|latency|latencies|duration|elapsed|runtime|"
+    r"ttft|tpot|delay)\b"
+)
 _RATE: Final = re.compile(r"(?i)\b(?:fps|throughput)\b")
 _COUNT: Final = re.compile(
-    r"(?i)^#|^n$|\b(?:calls?|counts?|num|samples?|iterations?|iters?|runs?|launches|occurrences?|instances|reps?|repetitions|trials|"
-    r"steps?)\b|^#? ?of calls$"
+    r"(?i)^#|^n$|\b(?:calls?|counts?|num|samples?|iterations?|iters?|runs?(?! ?time)|launches|occurrences?|"
+    r"instances|reps?|repetitions|trials|steps?)\b|^#? ?of calls$"
 )
 
 
-def listed(text: str) -> frozenset[str]:
-    """Return the words of a text as a set."""
-    return frozenset(text.split())
-
-
-_STOP: Final = listed(
-    "the a an of and or in on per for with to from by is are at as it its this that all each only via using ms us µs ns s gb mb "
-    "gib mean avg average median p50 p90 p95 p99 max maximum min minimum std total sum time latency preset config configuration "
-    "value"
+_STOP: Final = re.compile(
+    "the|an?|of|and|or|in|on|per|for|with|to|from|by|is|are|at|as|its?|this|that|all|each|only|via|using|[mµu]?s|ns|[gm]b|gib|"
+    r"mean|avg|average|median|p\d\d|max|maximum|min|minimum|std|total|sum|time|latency|preset|config|configuration|value"
 )
+"""Words that do not tell labels apart: articles, units, statistics."""
+BASE: Final = re.compile(r"baseline|reference|ref\.?|base|original|dense|full")
+"""Names, as keys, of what others are compared with."""
 TOTAL: Final = re.compile(
     r"(?i)^(?:grand\s+|sub-?)?totals?\b(?!\s*(?:variation|order))|\s(?:total|(?-i:Sum))$|^sum of\b|^(?-i:Sum|SUM)$|^overall$|"
     r"^all together$|^all (?:rows|lines|components|ops|parts)\b"
@@ -377,18 +316,12 @@ def statistic(label: str) -> str:
     return next((name for name, pattern in _STATISTICS if re.search(rf"(?i)(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", words)), "")
 
 
-def stem(word: str) -> str:
-    """Return a word without its plural ending, so that `kernels` is `kernel`."""
-    if len(word) > 2 and word.endswith("s") and not word.endswith("ss"):
-        return word[:-1]
-    return word
-
-
 @functools.lru_cache(maxsize=20_000)
 def words(label: str) -> tuple[str, ...]:
     """Return the stems of the words that tell labels apart, in order: no articles, units or statistics."""
-    split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", label)
-    return tuple(stem(word) for word in re.findall(r"[a-zµ]+\d*[a-z]*|\d+(?:\.\d+)?", split.lower()) if word not in _STOP)
+    split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", label).lower()
+    found = (word for word in re.findall(r"[a-zµ]+\d*[a-z]*|\d+(?:\.\d+)?", split) if not _STOP.fullmatch(word))
+    return tuple(re.sub(r"(?<=\w[^s])s$", "", word) for word in found)
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -399,62 +332,36 @@ def key(label: str) -> str:
     return re.sub(r"[^\w.()+%/<>=-]+", " ", text).strip(" -:")
 
 
-def same_word(a: str, b: str) -> bool:
-    """Return True if the words are equal, or one shortens the other to two letters or more (`op`, `operation`)."""
-    return a == b or (min(len(a), len(b)) >= 2 and (a.startswith(b) or b.startswith(a)))
-
-
-def covers(longer: Iterable[str], shorter: Iterable[str]) -> bool:
-    """Return True if every word of `shorter` occurs in `longer`."""
-    pool = list(longer)
-    return all(any(same_word(word, other) for other in pool) for word in shorter)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
     """The metric of a column or row of figures.
 
     Args:
         title: as printed.
-        kind: kind of the measured quantity.
+        kind: `quality`, `change` of another figure, `memory`, `share`, a dimension, or `number`.
         statistic: the one it names, or empty.
         quality: the metric, if `kind` is quality.
     """
 
     title: str
-    kind: Kind
+    kind: str
     statistic: str = ""
     quality: str = ""
 
 
 def metric_of(title: str, unit: Unit | None) -> Metric:
     """Parse a column's head or a row's label, together with the unit of its figures, as a metric."""
-    quality = _QUALITY.search(title)
+    quality, dimension = _QUALITY.search(title), unit.dimension if unit else "none"
     if quality:
-        return Metric(title=title, kind="quality", quality=quality[1].lower(), statistic=statistic(title))
-    return Metric(title=title, kind=_kind(title, unit), statistic=statistic(title))
-
-
-def _kind(title: str, unit: Unit | None) -> Kind:
-    dimension = unit.dimension if unit else "none"
-    if _DERIVED.search(title) and dimension in ("percent", "ratio", "none"):
-        return "change"
-    match dimension:
-        case "time" | "rate" | "compute" | "bandwidth" | "work" | "count":
-            return dimension
-        case "bytes":
-            return "memory"
-        case "percent":
-            return "share" if _SHARE.search(title) and not _NOT_SHARE.search(title) else "number"
-        case "ratio":
-            return "change"
-    if _RATE.search(title):
-        return "rate"
-    if _COUNT.search(title) and not re.search(r"(?i)\brun ?time\b", title):
-        return "count"
-    if _MEMORY.search(title):
-        return "memory"
-    return "time" if _TIME.search(title) else "number"
+        kind = "quality"
+    elif _DERIVED.search(title) and dimension in ("percent", "ratio", "none"):
+        kind = "change"
+    elif dimension not in ("none", "decibel"):
+        kind = {"bytes": "memory", "percent": "share", "ratio": "change"}.get(dimension, dimension)
+    else:
+        words = (("rate", _RATE), ("count", _COUNT), ("memory", _MEMORY), ("time", _TIME))
+        kind = next((kind for kind, pattern in words if pattern.search(title)), "number")
+    return Metric(title=title, kind=kind, quality=quality[1].lower() if quality else "", statistic=statistic(title))
 
 
 def is_metric(title: str) -> bool:
