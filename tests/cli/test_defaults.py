@@ -118,7 +118,7 @@ def test_a_file_of_another_user_is_passed_over(strobe: Strobe, place: Path, monk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[doctr]\na = 1", "{file}: doctr: no such table (did you mean 'doctor'?); tables: speedup, trace,"),
+        ("[doctr]\na = 1", "{file}: doctr: no such table (did you mean 'doctor'?); a flag stands below one of speedup, trace,"),
         (
             "[doctor]\nprest = 'a'",
             "{file}: [doctor] prest: strobe doctor does not have a flag --prest (did you mean '--preset'?)",
@@ -127,11 +127,11 @@ def test_a_file_of_another_user_is_passed_over(strobe: Strobe, place: Path, monk
         ("[doctor]\nsamples = 2.5", "--samples 2.5 from {file}: give a whole number"),
         ("[default]\ndevixe = 'cpu'", "{file}: [default] devixe: no verb has a flag --devixe (did you mean '--device'?)"),
         ("[default]\ndebug = true", "{file}: [default] debug: no verb has a flag --debug"),
-        ("device = 'cpu'", "{file}: device: a flag stands below a table such as [default]"),
-        ("[bench]\nquick = true", "{file}: bench.quick: a flag stands below a table such as [default]; tables: attention,"),
+        ("device = 'cpu'", "{file}: device: no such table; a flag stands below one of "),
+        ("[bench]\nquick = true", "{file}: bench.quick: no such table; a flag stands below one of attention,"),
         ("[bench.atention]\nx = 1", "{file}: bench.atention: no such table (did you mean 'attention'?)"),
         ("[generate]\nmode = 'sofd'", 'Invalid value "sofd" for [generate][mode] from {file}. Choose from: '),
-        ("doctor = 3", "{file}: doctor: write a table [doctor] with the flags below it"),
+        ("doctor = 3", 'Configuration key [doctor] in "{file}" must be a mapping, but got int.'),
         ("[doctor\n", "{file} is not TOML: Expected ']'"),
         (b"\xff", "{file} is not TOML: 'utf-8' codec"),
     ],

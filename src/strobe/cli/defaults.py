@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from cyclopts import App, Argument, ArgumentCollection, CycloptsError
-from cyclopts.argument import update_argument_collection
-from cyclopts.config import Env
+from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts.config import Dict, Env
 
 from strobe.cli.app import app
 from strobe.cli.console import Output
@@ -29,6 +28,8 @@ ANY: Final = "default"
 ONLY_TYPED: Final = ("--config", "--debug")
 """What is looked at before there are defaults."""
 _ENVIRONMENT: Final = "the environment"
+_BOOLS: Final = {"True": "true", "False": "false"}
+"""How a flag says what a file says."""
 
 Words = tuple[str, ...]
 
@@ -47,37 +48,38 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
     for where in (commands, (ANY,)):
         start = "_".join(("strobe", *where, "")).upper()
         for name in environment(start):
-            _check(name, f"--{name.removeprefix(start).lower().replace('_', '-')}", flags, where)
-        Env(start, source=_ENVIRONMENT, command=False)(verb, commands, arguments)
+            _check(name, name.removeprefix(start).lower().replace("_", "-"), flags, where)
+        Env(start, source=_ENVIRONMENT, command=False)(verb, commands, flags)
     if path is not None:
-        _from_file(path, read_file(path, commands), commands, arguments)
-    used: dict[str, dict[str, Words]] = {_ENVIRONMENT: {}, str(path): {}}
-    for name, argument in flags.items():
-        for token in argument.tokens:
-            if token.source in used:
-                found = used[token.source]
-                found[name] = (*found.get(name, ()), *([token.value] if token.value else []))
-    quiet = bool(flags["--quiet"].tokens)
+        _from_file(path, read_file(path, commands), verb, commands, flags)
+    quiet = any(each.name == "--quiet" and each.tokens for each in flags)
     if quiet:
         silence_downloads()
-    _tell(used, () if typed else _of_others(), quiet=quiet)
-    sys.argv = [*sys.argv, *(word for values in used.values() for name, words in values.items() for word in _said(name, words))]
+    output = Output(quiet=quiet or bool(read_settings().rank))
+    for source in (_ENVIRONMENT, str(path)):
+        tokens = {each.name: [token.value for token in each.tokens if token.source == source] for each in flags}
+        used = {name: [_BOOLS.get(value, value) for value in values] for name, values in tokens.items() if values}
+        if used:  # without the values: one may be a secret
+            output.note(f"defaults of {source}: {', '.join(used)}")
+        for name, values in used.items():
+            sys.argv = [*sys.argv, *((f"{name}={values[0]}",) if len(values) == 1 else (name, *values))]
+    for other in () if typed else (each for each in _candidates() if not _ours(each)):
+        output.note(f"{other} is passed over: it belongs to another user; --config {other} takes it")
 
 
-def flags_of(arguments: Iterable[Argument]) -> dict[str, Argument]:
+def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
     """The flags that may have a default."""
-    named = {each.name: each for each in arguments}
-    return {flag: each for flag, each in named.items() if flag.startswith("--") and flag not in ONLY_TYPED}
+    return ArgumentCollection([each for each in arguments if each.name.startswith("--") and each.name not in ONLY_TYPED])
 
 
-def _check(place: str, flag: str, flags: Mapping[str, Argument], where: Words) -> None:
+def _check(place: str, key: str, flags: ArgumentCollection, where: Words) -> None:
     """Refuse a default of a flag that a verb lacks; in the table of all, one that every verb lacks.
 
     Raises:
         ConfigError: it is so; names the nearest.
     """
-    known = flags.keys() if where != (ANY,) or flag in flags else every_flag()
-    if flag not in known:
+    flag, known = f"--{key}", {each.name for each in flags}
+    if flag not in known and (where != (ANY,) or flag not in (known := every_flag())):
         who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
         raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
 
@@ -95,7 +97,7 @@ def find_file(given: Path | None = None) -> Path | None:
     """
     named = given or (Path(told) if (told := read_settings().config) else None)
     if named is None:
-        return next((path for path in _candidates() if _ours(path)), None)
+        return next(filter(_ours, _candidates()), None)
     if named.is_dir() or not named.exists():
         which = "--config" if given else "STROBE_CONFIG"
         raise ConfigError(f"{which} {named}: no such file; give a file such as {FILE}, or {os.devnull} for none")
@@ -113,11 +115,7 @@ def _ours(path: Path) -> bool:
     return path.stat().st_uid in (0, os.geteuid())
 
 
-def _of_others() -> tuple[Path, ...]:
-    return tuple(path for path in _candidates() if not _ours(path))
-
-
-def read_file(path: Path, commands: Words = ()) -> dict[str, Any]:
+def read_file(path: Path, commands: Words) -> dict[str, Any]:
     """Read a file of defaults, and check its tables as far as a verb lies in them.
 
     Raises:
@@ -129,18 +127,31 @@ def read_file(path: Path, commands: Words = ()) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    for depth in range(max(1, len(commands))):
+    for depth in range(len(commands)):
         where = commands[:depth]
+        found = _table(tables, where)
         allowed = [*verbs(where), *([] if where else [ANY])]
-        for name, value in _table(tables, where).items():
+        for name in found:
             if name not in allowed:
-                why = "no such table" if isinstance(value, dict) else f"a flag stands below a table such as [{ANY}]"
-                raise ConfigError(
-                    f"{path}: {'.'.join((*where, name))}: {why}{nearest(name, allowed)}; tables: {', '.join(allowed)}"
-                )
-            if not isinstance(value, dict):
-                raise ConfigError(f"{path}: {name}: write a table [{'.'.join((*where, name))}] with the flags below it")
+                told = f"no such table{nearest(name, allowed)}; a flag stands below one of {', '.join(allowed)}"
+                raise ConfigError(f"{path}: {'.'.join((*where, name))}: {told}")
     return tables
+
+
+def _table(tables: dict[str, Any], where: Words) -> dict[str, Any]:
+    """A table; empty if it is not there or none, which cyclopts refuses."""
+    for name in where:
+        found = tables.get(name)
+        tables = found if isinstance(found, dict) else {}
+    return tables
+
+
+def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> None:
+    """Give the flags of a verb that have no value yet those of its table, then those of the table of all."""
+    for where in (commands, (ANY,)):
+        for key in _table(tables, where):
+            _check(f"{path}: [{'.'.join(where)}] {key}", key, flags, where)
+        Dict(tables, source=str(path), root_keys=where, allow_unknown=where == (ANY,))(verb, (), flags)
 
 
 def check_file(path: Path) -> dict[str, list[str]]:
@@ -153,39 +164,20 @@ def check_file(path: Path) -> dict[str, list[str]]:
         ConfigError: a table or a key is wrong.
         CycloptsError: a value is.
     """
-    tables, leaves = read_file(path), dict(every_verb())
-    for commands, verb in leaves.items():
-        read_file(path, commands)
-        arguments = verb.assemble_argument_collection()
-        _from_file(path, tables, commands, arguments)
-        for argument in arguments:
-            try:
+    found: dict[str, list[str]] = {}
+    for commands, verb in every_verb():
+        tables, arguments = read_file(path, commands), verb.assemble_argument_collection()
+        try:
+            _from_file(path, tables, verb, commands, flags_of(arguments))
+            for argument in arguments:
                 if argument.tokens:
                     argument.convert_and_validate()
-            except CycloptsError as error:
-                error.verbose = False
-                raise
-    found = {".".join(where): _table(tables, where) for where in ((ANY,), *leaves)}
-    return {name: [f"--{key}" for key in table] for name, table in found.items() if table}
-
-
-def _from_file(path: Path, tables: Mapping[str, Any], commands: Words, arguments: ArgumentCollection) -> None:
-    """Give the flags of a verb that have no value yet those of its table, then those of the table of all."""
-    flags = flags_of(arguments)
-    for where in (commands, (ANY,)):
-        table = _table(tables, where)
-        for key in table:
-            _check(f"{path}: [{'.'.join(where)}] {key}", f"--{key}", flags, where)
-        told = {key: str(value).lower() if isinstance(value, bool) else value for key, value in table.items()}
-        update_argument_collection(told, str(path), arguments, root_keys=where, allow_unknown=where == (ANY,))
-
-
-def _table(tables: Mapping[str, Any], where: Words) -> dict[str, Any]:
-    """A table; empty if it is not there."""
-    found: Any = tables
-    for name in where:
-        found = found.get(name, {})
-    return dict(found)
+        except CycloptsError as error:
+            error.verbose = False
+            raise
+        for where in ((ANY,), commands):
+            found[".".join(where)] = [f"--{key}" for key in _table(tables, where)]
+    return {name: flags for name, flags in found.items() if flags}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the verbs
@@ -199,14 +191,14 @@ def verbs(commands: Words = ()) -> Words:
 def every_verb() -> Iterator[tuple[Words, App]]:
     """Every verb that runs, such as `("bench", "attention")`; loads them all."""
     for name in verbs():
-        inner = verbs((name,))
-        yield from (((name, each), _app((name, each))) for each in inner) if inner else (((name,), _app((name,))),)
+        for commands in [(name, inner) for inner in verbs((name,))] or [(name,)]:
+            yield commands, _app(commands)
 
 
 @cache
 def every_flag() -> frozenset[str]:
     """Names of the flags of all verbs; loads them all, once in a process."""
-    return frozenset(name for _, verb in every_verb() for name in flags_of(verb.assemble_argument_collection()))
+    return frozenset(each.name for _, verb in every_verb() for each in flags_of(verb.assemble_argument_collection()))
 
 
 def _app(commands: Words) -> App:
@@ -214,19 +206,3 @@ def _app(commands: Words) -> App:
     for name in commands:
         found = found[name]
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------------ what is said
-
-
-def _tell(used: Mapping[str, Mapping[str, Words]], others: Iterable[Path], *, quiet: bool) -> None:
-    """Say which flags have their value from where, without the values: one may be a secret."""
-    output = Output(quiet=quiet or bool(read_settings().rank))
-    for source, values in ((source, values) for source, values in used.items() if values):
-        output.note(f"defaults of {source}: {', '.join(values)}")
-    for path in others:
-        output.note(f"{path} is passed over: it belongs to another user; --config {path} takes it")
-
-
-def _said(name: str, words: Words) -> Words:
-    return (f"{name}={words[0]}",) if len(words) == 1 else (name, *words)
