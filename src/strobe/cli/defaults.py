@@ -69,7 +69,9 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
 
 def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
     """The flags that may have a default."""
-    return ArgumentCollection([each for each in arguments if each.name.startswith("--") and each.name not in ONLY_TYPED])
+    chosen = ArgumentCollection()  # type: ignore[no-untyped-call]
+    chosen.extend(each for each in arguments if each.name.startswith("--") and each.name not in ONLY_TYPED)
+    return chosen
 
 
 def _check(place: str, key: str, flags: ArgumentCollection, where: Words) -> None:
@@ -78,8 +80,10 @@ def _check(place: str, key: str, flags: ArgumentCollection, where: Words) -> Non
     Raises:
         ConfigError: it is so; names the nearest.
     """
-    flag, known = f"--{key}", {each.name for each in flags}
-    if flag not in known and (where != (ANY,) or flag not in (known := every_flag())):
+    flag, known = f"--{key}", frozenset(each.name for each in flags)
+    if flag not in known and where == (ANY,):
+        known = every_flag()
+    if flag not in known:
         who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
         raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
 
@@ -191,8 +195,8 @@ def verbs(commands: Words = ()) -> Words:
 def every_verb() -> Iterator[tuple[Words, App]]:
     """Every verb that runs, such as `("bench", "attention")`; loads them all."""
     for name in verbs():
-        for commands in [(name, inner) for inner in verbs((name,))] or [(name,)]:
-            yield commands, _app(commands)
+        inner = verbs((name,))
+        yield from (((name, each), _app((name, each))) for each in inner) if inner else (((name,), _app((name,))),)
 
 
 @cache

@@ -210,7 +210,7 @@ def _quantity(found: re.Match[str], text: str, default: Unit | None) -> Quantity
     value = Fraction(number) * scale
     half = scale * (Fraction(1, 2) / Fraction(10) ** decimals)
     before = text[max(0, found.start("number") - 24) : found.start("number")]
-    mark = next((mark for mark, words in _MARKS if re.search(rf"(?i)(?:{words})\s*$", before)), "")
+    mark: Mark = next((mark for mark, words in _MARKS if re.search(rf"(?i)(?:{words})\s*$", before)), "")
     bounds = _bounds(value, half, mark, unit)
     upper = found["upper"]
     if upper:

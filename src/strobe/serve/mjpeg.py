@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from time import monotonic
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from strobe.core.errors import ConfigError, SessionError, StrobeError, unknown_choice
 from strobe.serve.connection import SEND_WITHIN_S, first_of
@@ -30,94 +28,6 @@ KEYS: Final = ("prompt", "seed", "preset")
 MEDIA: Final = "multipart/x-mixed-replace; boundary=frame"
 WARMING_UP: Final = "the server is warming up; /readyz says how far it is"
 """What a viewer is told who comes before streams can be opened."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Guest:
-    """The stream of a viewer that reports nothing.
-
-    Args:
-        ended: set when the server ends the stream.
-        why: it did.
-    """
-
-    hub: Hub
-    channel: Channel
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    why: str = ""
-    _first: int = 0
-    _begun: float | None = None
-
-    def hear(self, message: FromServer) -> None:
-        """Take a message of the server to its viewer: all but the end of the stream is of no use here."""
-        if isinstance(message, Ended):
-            self.why = message.reason
-            self.ended.set()
-
-    async def due(self, frame: int) -> None:
-        """Wait until a frame is due. After a stall the clock starts again, and nothing comes in bursts."""
-        now = monotonic()
-        if self._begun is None or now > self._begun + (frame - self._first) / self.hub.fps:
-            self._first, self._begun = frame, now
-        await asyncio.sleep(self._begun + (frame - self._first) / self.hub.fps - now)
-
-    def passed(self, frame: int) -> None:
-        """Let go of all frames before `frame`, and have the device make those after."""
-        self.hub.passed(self.channel, frame)
-
-    async def until_ended(self) -> None:
-        """Wait until the server ends the stream, and raise why.
-
-        Raises:
-            SessionError: always.
-        """
-        await self.ended.wait()
-        raise SessionError(self.why)
-
-
-@asynccontextmanager
-async def guest(hub: Hub, origin: Origin) -> AsyncIterator[Guest]:
-    """Open a stream for a viewer that reports nothing, and close it in the end.
-
-    Raises:
-        SessionError: none can be opened now.
-        ConfigError: the prompt or preset is refused.
-    """
-    channel = await _open(hub, origin)
-    here = Guest(hub=hub, channel=channel)
-    channel.send = here.hear
-    hub.tell_worker(channel)
-    try:
-        yield here
-    finally:
-        channel.send = None
-        with suppress(StrobeError):  # the device has gone, and the stream with it
-            await hub.drop(channel)
-
-
-async def _open(hub: Hub, origin: Origin) -> Channel:
-    device = hub.worker
-
-    def refused(reason: str, error: StrobeError) -> StrobeError:
-        hub.metrics.refused.labels(reason).inc()
-        log_event("stream refused", reason=reason)
-        return error
-
-    if hub.draining:
-        raise refused("draining", SessionError("the server is shutting down; connect again in a moment"))
-    if origin.preset not in device.configs:
-        raise refused("preset", ConfigError(f"preset {origin.preset!r} does not run here; one of {', '.join(device.configs)}"))
-    admission = await hub.admission(origin.preset)
-    if not admission.admitted:
-        fits = f"; these presets would fit: {', '.join(admission.fits)}" if admission.fits else ""
-        raise refused(admission.reason_kind, SessionError(admission.reason + fits))
-    name = secrets.token_hex(4)
-    try:
-        stream = await hub.new_stream(name, lambda: device.open(name, origin))
-    except StrobeError as error:
-        raise refused("prompt", error) from error
-    log_event("stream opened", stream=name, preset=origin.preset, codec="mjpeg")
-    return hub.add(stream, "jpeg")
 
 
 class Mjpeg(Response):
@@ -135,40 +45,89 @@ class Mjpeg(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer: pictures, or one line of why there are none."""
         try:
-            async with guest(self.hub, self.origin) as here:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                with suppress(StrobeError, TimeoutError, OSError):
-                    await first_of(self._pictures(here, send), here.until_ended(), _gone(receive))
-                await _bounded(send, {"type": "http.response.body", "body": b"--frame--\r\n", "more_body": False})
+            channel = await self._open()
         except StrobeError as error:
             code = 503 if isinstance(error, SessionError) else 400
             await PlainTextResponse(f"{error}\n", status_code=code)(scope, receive, send)
+            return
+        ended = asyncio.Event()
 
-    async def _pictures(self, here: Guest, send: Send) -> None:
-        number = here.channel.cursor
+        def hear(message: FromServer) -> None:
+            if isinstance(message, Ended):  # nothing else that a viewer is told is of use here
+                ended.set()
+
+        async def over() -> None:
+            await ended.wait()
+
+        channel.send = hear
+        self.hub.tell_worker(channel)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(StrobeError, TimeoutError, OSError):
+                await first_of(self._pictures(channel, send), over(), _gone(receive))
+            with suppress(TimeoutError, OSError):
+                async with asyncio.timeout(1.0):
+                    await send({"type": "http.response.body", "body": b"--frame--\r\n", "more_body": False})
+        finally:
+            channel.send = None
+            with suppress(StrobeError):  # the device has gone, and the stream with it
+                await self.hub.drop(channel)
+
+    async def _open(self) -> Channel:
+        """Open the stream.
+
+        Raises:
+            SessionError: none can be opened now.
+            ConfigError: the prompt or preset is refused.
+        """
+        hub, origin, device = self.hub, self.origin, self.hub.worker
+
+        def refused(reason: str, error: StrobeError) -> StrobeError:
+            hub.metrics.refused.labels(reason).inc()
+            log_event("stream refused", reason=reason)
+            return error
+
+        if hub.draining:
+            raise refused("draining", SessionError("the server is shutting down; connect again in a moment"))
+        if origin.preset not in device.configs:
+            known = ", ".join(device.configs)
+            raise refused("preset", ConfigError(f"preset {origin.preset!r} does not run here; one of {known}"))
+        admission = await hub.admission(origin.preset)
+        if not admission.admitted:
+            fits = f"; these presets would fit: {', '.join(admission.fits)}" if admission.fits else ""
+            raise refused(admission.reason_kind, SessionError(admission.reason + fits))
+        name = secrets.token_hex(4)
+        try:
+            stream = await hub.new_stream(name, lambda: device.open(name, origin))
+        except StrobeError as error:
+            raise refused("prompt", error) from error
+        log_event("stream opened", stream=name, preset=origin.preset, codec="mjpeg")
+        return hub.add(stream, "jpeg")
+
+    async def _pictures(self, channel: Channel, send: Send) -> None:
+        """Send each picture when it is due. After a stall the clock starts again, and nothing comes in bursts."""
+        number = first = channel.cursor
+        begun: float | None = None
 
         async def put(header: bytes, data: bytes) -> None:
-            nonlocal number
-            await here.due(number)
+            nonlocal number, first, begun
+            now = monotonic()
+            if begun is None or now > begun + (number - first) / self.hub.fps:
+                first, begun = number, now
+            await asyncio.sleep(begun + (number - first) / self.hub.fps - now)
             part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (len(data), data)
             async with asyncio.timeout(SEND_WITHIN_S):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             number += 1
-            here.passed(number)
+            self.hub.passed(channel, number)
 
-        await self.hub.pictures(here.channel, put)
+        await self.hub.pictures(channel, put)
 
 
 async def _gone(receive: Receive) -> None:
     """Wait until the viewer has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _bounded(send: Send, message: Message) -> None:
-    with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(1.0):
-            await send(message)
 
 
 async def mjpeg(request: Request, hub: Hub | None, prompt: str) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import RenderableType
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from strobe.attention.impls import GateRun
 
 MISSING: Final = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DoctorCheck:
-    """One requirement of every stream, and whether it is met.
-
-    Args:
-        fix: what to do about it; empty if all is well.
-    """
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
 
 
 def doctor(
@@ -79,23 +65,24 @@ def doctor(
         raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
     at_least(1, samples=samples, devices=devices)
     checks = [check_torch()]
-    if checks[0].ok:
+    usable = checks[0]["ok"]
+    if usable:
         checks += [check_weights(), check_video()]
-    document: dict[str, Any] = {"checks": [asdict(check) for check in checks], "defaults": read_defaults(output)}
+    document: dict[str, Any] = {"checks": checks, "defaults": read_defaults(output)}
     gates: tuple[GateRun, ...] = ()
-    if checks[0].ok and gate:
+    if usable and gate:
         document["gate"], gates = run_gate(device, output)
-    if checks[0].ok:
+    if usable:
         document |= look(device, gates) | {"plugins": read_plugins()}
         if preset is not None:
-            stream = asked(preset, model, size, samples, device)
-            document["memory"] = predict_memory(stream) | {"lacking": document["lacking"].get(preset)}
+            parts, config = asked(preset, model, size, device)
+            document["memory"] = predict_memory(model, parts, config, samples) | {"lacking": document["lacking"].get(preset)}
             if devices is not None:
-                document["devices"] = predict_devices(stream, devices)
+                document["devices"] = predict_devices(parts, config, samples, devices)
     output.show(*_tables(document, details=output.details))
     output.emit(document)
     gated = document.get("gate", {})
-    if gated.get("reason") or not all(check.ok for check in checks):
+    if gated.get("reason") or not all(check["ok"] for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
 
@@ -116,39 +103,42 @@ def read_plugins() -> list[dict[str, str]]:
     return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 
-def check_torch() -> DoctorCheck:
+def _check(name: str, detail: str, fix: str = "") -> dict[str, Any]:
+    """Describe one requirement of every stream; it is met unless something is to be done about it."""
+    return {"name": name, "ok": not fix, "detail": " ".join(detail.split()), "fix": fix}
+
+
+def check_torch() -> dict[str, Any]:
     """Check that torch can be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return DoctorCheck(name="torch", ok=False, detail=" ".join(str(error).split()), fix="pip install 'torch>=2.9'")
-    return DoctorCheck(name="torch", ok=True, detail=f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+        return _check("torch", str(error), "pip install 'torch>=2.9'")
+    return _check("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
 
 
-def check_weights() -> DoctorCheck:
+def check_weights() -> dict[str, Any]:
     """Check that the weights of the bundled model can be read."""
     from strobe.engine.load import load
 
     try:
         model = load("shapes")
     except StrobeError as error:
-        return DoctorCheck(name="weights", ok=False, detail=str(error), fix=f"install {DISTRIBUTION} again")
-    return DoctorCheck(name="weights", ok=True, detail=f"shapes, sha256 {model.weights_hash[:12]}")
+        return _check("weights", str(error), f"install {DISTRIBUTION} again")
+    return _check("weights", f"shapes, sha256 {model.weights_hash[:12]}")
 
 
-def check_video() -> DoctorCheck:
+def check_video() -> dict[str, Any]:
     """Check that the encoder library can write every format of a clip."""
     from strobe.engine.video import FORMATS, missing_encoders
 
     try:
         missing = missing_encoders()
     except ImportError as error:
-        return DoctorCheck(name="video", ok=False, detail=" ".join(str(error).split()), fix="pip install 'av>=14.0'")
+        return _check("video", str(error), "pip install 'av>=14.0'")
     if missing:
-        return DoctorCheck(
-            name="video", ok=False, detail=f"no encoder for {', '.join(missing)}", fix="install av from its own wheel"
-        )
-    return DoctorCheck(name="video", ok=True, detail=f"writes {', '.join(FORMATS)}")
+        return _check("video", f"no encoder for {', '.join(missing)}", "install av from its own wheel")
+    return _check("video", f"writes {', '.join(FORMATS)}")
 
 
 def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -20,18 +20,7 @@ if TYPE_CHECKING:
     from strobe.engine.resolve import ResolvedConfig
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskedStream:
-    """A stream whose memory is predicted."""
-
-    model: str
-    needs: str
-    samples: int
-    parts: ModelParts
-    config: ResolvedConfig
-
-
-def asked(preset: str, model: str, size: str | None, samples: int, device: str) -> AskedStream:
+def asked(preset: str, model: str, size: str | None, device: str) -> tuple[ModelParts, ResolvedConfig]:
     """Resolve the preset and find the sizes of the model; nothing is loaded.
 
     Raises:
@@ -42,35 +31,32 @@ def asked(preset: str, model: str, size: str | None, samples: int, device: str) 
     from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset
     from strobe.engine.resolve import resolve
-    from strobe.models.wan.recipes import RECIPES
 
     if model not in names():
         raise unknown_choice("model", model, names())
     parts = model_parts(model, parse_size(size))
-    config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
-    needs = RECIPES[model].needs if model in RECIPES else ""
-    return AskedStream(model=model, needs=needs, samples=samples, parts=parts, config=config)
+    return parts, resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
 
 
-def predict_memory(stream: AskedStream) -> dict[str, Any]:
+def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, samples: int) -> dict[str, Any]:
     """Predict the memory of a stream, part by part, bytes."""
     from strobe.engine import memory
+    from strobe.models.wan.recipes import RECIPES
 
-    where = stream.config.device
     return {
-        "preset": stream.config.name,
-        "model": stream.model,
-        "needs": stream.needs,
-        "frame_size": list(stream.parts.defaults.frame_size),
-        "samples": stream.samples,
-        "dtype": str(stream.config.dtype).removeprefix("torch."),
-        **_held(memory.predict(stream.parts, stream.config, stream.samples)),
-        "arena_bytes": memory.plan_arena(stream.parts, stream.config, stream.samples).total_bytes,
-        "free_bytes": memory.free_bytes(where),
+        "preset": config.name,
+        "model": model,
+        "needs": RECIPES[model].needs if model in RECIPES else "",
+        "frame_size": list(parts.defaults.frame_size),
+        "samples": samples,
+        "dtype": str(config.dtype).removeprefix("torch."),
+        **_held(memory.predict(parts, config, samples)),
+        "arena_bytes": memory.plan_arena(parts, config, samples).total_bytes,
+        "free_bytes": memory.free_bytes(config.device),
     }
 
 
-def predict_devices(stream: AskedStream, most: int) -> list[dict[str, Any]]:
+def predict_devices(parts: ModelParts, one: ResolvedConfig, samples: int, most: int) -> list[dict[str, Any]]:
     """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
 
     Rank 0 decodes; of the others, rank 1 holds most.
@@ -81,8 +67,8 @@ def predict_devices(stream: AskedStream, most: int) -> list[dict[str, Any]]:
     from strobe.engine.parallel.layout import Layout
     from strobe.engine.parallel.rank import on_several
 
-    dit, config = stream.parts.dit.config, on_several(stream.config)
-    tokens = latent_shape(stream.parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
+    dit, config = parts.dit.config, on_several(one)
+    tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
     legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
     layouts = [
         Layout(degrees=each.degrees, rank=rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
@@ -90,10 +76,10 @@ def predict_devices(stream: AskedStream, most: int) -> list[dict[str, Any]]:
         if each.degrees is not None
         for rank in range(min(2, each.num_ranks))
     ]
-    held = zip(layouts, predict_ranks(stream.parts, config, layouts, stream.samples), strict=True)
+    held = zip(layouts, predict_ranks(parts, config, layouts, samples), strict=True)
     of_grid: dict[Degrees, list[dict[str, Any]]] = {}
-    for layout, parts in held:
-        of_grid.setdefault(layout.degrees, []).append(_held(parts))
+    for layout, found in held:
+        of_grid.setdefault(layout.degrees, []).append(_held(found))
     return [
         {
             "devices": each.num_ranks,
