@@ -103,6 +103,7 @@ def test_findings_and_errors_with_escapes(strobe: Strobe, tmp_path: Path) -> Non
     page.parent.mkdir()
     page.write_text(
         "| what \x1b]0;owned\x07 | before | after | speedup |\n|---|---|---|---|\n| step\x9b31m | 10 ms | 5 ms | 3.0x |\n"
+        "| pass | 12 ms | 6 ms | 2.0x |\n| layer | 3.0 ms | 2.0 ms | 1.5x |\n"
     )
     done = strobe("lint", page)
     assert done.code == 1 and "[/b]" in done.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,25 +63,20 @@ class Page:
 
     def put(self, row: str, column: str, new: str, *, table: int = 0) -> int:
         """Change a cell of the table-th table by row label and column head; return the line."""
-        heads = [number for number, line in enumerate(self.lines[1:]) if line.startswith("|") and set(line) <= set("| :-")]
-        head = [
-            number
-            for number in range(len(self.lines) - 1)
-            if set(self.lines[number + 1]) <= set("| :-") and "-" in self.lines[number + 1]
-        ]
-        head = [number for number in head if self.lines[number].startswith("|")]
-        assert heads and table < len(head)
-        columns = [part.strip() for part in self.lines[head[table]].strip("|").split("|")]
-        position = columns.index(column)
-        for number in range(head[table] + 2, len(self.lines)):
-            if not self.lines[number].startswith("|"):
-                break
+        rulers = [at for at, line in enumerate(self.lines) if line.startswith("|") and set(line) <= set("| :-")]
+        columns = [part.strip() for part in self.lines[rulers[table] - 1].strip("|").split("|")]
+        for number in range(rulers[table] + 1, len(self.lines)):
             cells = [part.strip() for part in self.lines[number].strip("|").split("|")]
             if cells[0] == row:
-                cells[position] = new
+                cells[columns.index(column)] = new
                 self.lines[number] = "| " + " | ".join(cells) + " |"
                 return number + 1
         raise AssertionError((row, column, self.text))
+
+    @staticmethod
+    def number(text: str) -> float:
+        """The number a correction begins with."""
+        return float(re.match(r"[-+]?[\d.]+", text)[0])
 
     def lint(self) -> tuple[Claim, ...]:
         """What the linter says of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,6 @@ import pytest
 
 SEEDS = range(6)
 PARTS = ("Attention", "Feed-forward", "Norms", "Cache", "Decoder", "Scheduling")
-
-
-def number(text: str) -> float:
-    """The number a correction begins with."""
-    return float(re.match(r"[-+]?[\d.]+", text)[0])
 
 
 def budget(page: Any) -> None:
@@ -104,7 +98,7 @@ def test_a_total_that_is_no_sum(seed: int, off: float, page: Any, only: Any) -> 
     line = made.replace(f"{total:.4f}", f"{total + off:.4f}", on="Total")
     found = only(made)
     assert (found.rule, found.place.line, found.place.row, found.place.column) == ("total-sum", line, "Total", "Sum (ms)")
-    assert number(found.corrected) == pytest.approx(total, rel=1e-3)
+    assert made.number(found.corrected) == pytest.approx(total, rel=1e-3)
     assert ("unattributed" in found.why) == (off > 0)
 
 
@@ -116,7 +110,7 @@ def test_children_counted_with_their_parent(seed: int, page: Any, only: Any) -> 
     line = made.replace(f"| {made.truth['total']:.2f} |", f"| {twice:.2f} |", on="Total")
     found = only(made)
     assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total")
-    assert number(found.corrected) == pytest.approx(made.truth["total"], abs=0.01)
+    assert made.number(found.corrected) == pytest.approx(made.truth["total"], abs=0.01)
     assert "is counted with the rows it is made of" in found.why
 
 
@@ -130,7 +124,7 @@ def test_a_printed_total_of_a_group(seed: int, page: Any, only: Any) -> None:
     made.replace(f"{made.truth['whole']:8.3f} ms", f"{2 * (compute + transfer):8.3f} ms", on="Total Time")
     found = only(made)
     assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Compute")
-    assert number(found.corrected) == pytest.approx(compute, abs=0.01)
+    assert made.number(found.corrected) == pytest.approx(compute, abs=0.01)
     assert "a parent was counted with its children" in found.why
     assert f"{100 * compute / (compute + transfer):.2f} %" in found.corrected
 
@@ -143,7 +137,7 @@ def test_a_printed_total_of_totals(seed: int, page: Any, only: Any) -> None:
     line = made.replace(f"{whole:8.3f} ms", f"{whole - 3:8.3f} ms", on="Total Time")
     found = only(made)
     assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Time")
-    assert number(found.corrected) == pytest.approx(whole, abs=0.01)
+    assert made.number(found.corrected) == pytest.approx(whole, abs=0.01)
 
 
 @pytest.mark.parametrize(

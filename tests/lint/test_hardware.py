@@ -1,7 +1,8 @@
-"""What the device and the model's arithmetic allow. Clean as built; one change, one finding."""
+"""What the device and the model's arithmetic allow, to either side of each threshold."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,32 +55,38 @@ def test_what_is_possible_is_clean(build: Any, seed: int, page: Any, clean: Any)
     clean(made)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_window_that_costs_nothing(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    windows(made)
-    for window, mean in ((6, 568.2), (8, 572.5), (10, 574.1)):
-        line = (
-            made.put(f"{window} frames", "Mean", f"{mean} ms")
-            if window != 6
-            else (first := made.put("6 frames", "Mean", "568.2 ms"))
-        )
-    assert line
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.row) == ("window-free", first, "6 frames")
-    removed = 1 - whole_pass(6) / whole_pass(12)
-    assert float(found.corrected.split()[1]) == pytest.approx(575.0 * (1 - removed), rel=2e-3)
-    assert f"{100 * removed:.0f} %" in found.why
+def two_windows(page: Any, small: int, large: int, share_saved: float) -> Any:
+    """Two windows, of which the smaller one saves a share of the FLOPs that it removes."""
+    removed = 1 - whole_pass(small) / whole_pass(large)
+    page.options = SHAPED
+    times = ((small, 100_000 * (1 - share_saved * removed)), (large, 100_000))
+    page.say("# Ablation: window size")
+    return page.table(("Window size", "Mean"), [[f"{window} frames", f"{time:.1f} ms"] for window, time in times])
+
+
+@pytest.mark.parametrize(("share_saved", "free"), [(0.0, True), (0.24, True), (0.26, False), (1.0, False)])
+def test_a_window_costs_nothing_if_it_saves_less_than_a_quarter_of_its_flops(share_saved: float, free: bool, page: Any) -> None:
+    found = two_windows(page(0), 6, 12, share_saved).lint()
+    assert [(each.rule, each.place.row) for each in found] == [("window-free", "6 frames")] * free
+    if found:
+        removed = 1 - whole_pass(6) / whole_pass(12)
+        assert float(found[0].corrected.split()[1]) == pytest.approx(100_000 * (1 - removed), rel=2e-3)
+        assert f"{100 * removed:.0f} %" in found[0].why
+
+
+def test_a_window_that_removes_less_than_a_tenth_of_the_flops_may_cost_nothing(page: Any) -> None:
+    removed = {small: 1 - whole_pass(small) / whole_pass(30) for small in range(20, 30)}
+    below = max((share, small) for small, share in removed.items() if share < 0.1)
+    above = min((share, small) for small, share in removed.items() if share >= 0.1)
+    assert below[0] > 1 / 15 and above[0] < 1 / 7
+    assert not two_windows(page(0), below[1], 30, 0.0).lint()
+    assert [each.rule for each in two_windows(page(0), above[1], 30, 0.0).lint()] == ["window-free"]
 
 
 @pytest.mark.parametrize("without", ["model", "tokens_per_frame"])
 def test_without_a_model_a_window_may_cost_nothing(without: str, page: Any, clean: Any) -> None:
-    made = page(0)
-    windows(made)
-    made.put("6 frames", "Mean", "568.2 ms")
-    made.options = LintOptions(
-        model=None if without == "model" else WAN_1_3B, tokens_per_frame=None if without == "tokens_per_frame" else TOKENS
-    )
+    made = two_windows(page(0), 6, 12, 0.0)
+    made.options = replace(SHAPED, **{without: None})
     clean(made)
 
 

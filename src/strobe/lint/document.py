@@ -101,12 +101,6 @@ class MetricSeries:
         """Entries whose cell holds a number."""
         return tuple(entry for entry in self.entries if entry.cell.quantity is not None)
 
-    @property
-    def about_figures(self) -> bool:
-        """Whether most cells hold a number."""
-        number = len(self.figures)
-        return number > 0 and 2 * number >= sum(not entry.cell.empty for entry in self.entries) - 1
-
     def of(self, position: int) -> Quantity | None:
         """Return the number of the configuration or part at a position."""
         return next((entry.cell.quantity for entry in self.entries if entry.position == position), None)
@@ -166,29 +160,21 @@ class DocumentTable:
         rows = range(len(self.rows))
         return {column: self._series(title, [(row, column) for row in rows], False) for column, title in titles.items()}
 
-    @cached_property
-    def derived(self) -> tuple[MetricSeries, ...]:
-        """Columns that are computed from others (`Change`, `Speedup`), if metrics are rows."""
-        return () if self.by_columns else tuple(each for each in self._columns.values() if each.metric.kind == "change")
+    @property
+    def computed(self) -> list[MetricSeries]:
+        """Columns that are computed from others, such as `Change` and `Speedup`."""
+        return [each for each in self._columns.values() if each.metric.kind == "change" and each.figures]
 
     @cached_property
     def series(self) -> tuple[MetricSeries, ...]:
         """The metrics of the table, those of most whose cells are figures."""
-        if self.by_columns:
-            found = list(self._columns.values())
-        else:
+        found = list(self._columns.values())
+        if not self.by_columns:
             columns = [column for column, series in self._columns.items() if series.metric.kind != "change"]
-            places = [[(number, column) for column in columns] for number in range(len(self.rows))]
-            named = [(row.label, cells) for row, cells in zip(self.rows, places, strict=True) if row.label.lower() not in _REST]
-            found = [self._series(name, cells, True) for name, cells in named]
-        return tuple(series for series in found if series.about_figures)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Configurations or parts, in order."""
-        if self.by_columns:
-            return tuple(row.label for row in self.rows)
-        return tuple(self.header[column] for column, series in self._columns.items() if series.metric.kind != "change")
+            rows = [(number, row.label) for number, row in enumerate(self.rows) if row.label.lower() not in _REST]
+            found = [self._series(label, [(number, column) for column in columns], True) for number, label in rows]
+        filled = [(each, sum(not entry.cell.empty for entry in each.entries)) for each in found if each.figures]
+        return tuple(each for each, cells in filled if 2 * len(each.figures) >= cells - 1)
 
     def of_kind(self, *kinds: str) -> list[MetricSeries]:
         """Return the series of the given kinds of metric."""
@@ -219,11 +205,6 @@ class Sentence:
     def found(self) -> tuple[Quantity, ...]:
         """Numbers in the sentence."""
         return quantities(self.text)
-
-    @property
-    def place(self) -> ClaimPlace:
-        """Place of the sentence."""
-        return ClaimPlace(line=self.line)
 
     def about(self, figures: Iterable[LintFigure]) -> list[LintFigure]:
         """Return the figures whose name the sentence has, else its paragraph or the nearest heading.

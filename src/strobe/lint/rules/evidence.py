@@ -125,9 +125,8 @@ def _statements(document: LintDocument) -> Iterator[_Samples]:
 
 _NAMED: Final = re.compile(
     r"(?i)\b(?:against|vs\.?|versus|compared (?:to|with)|relative to|with respect to|w\.r\.t\.?|reference(?: is| are|:| =)|"
-    r"ground[- ]truth|reconstruct\w*|to the (?:original|input|source|reference)|from the (?:original|reference)|"
-    r"of the (?:original|input)|references? (?:clip|video|image|frame|output|preset|run)s?|"
-    r"held[- ]out|validation set|test (?:set|split|views?|images?)|measured (?:on|to|from))\b"
+    r"ground[- ]truth|reconstruct\w*|(?:to|from|of) the (?:original|input|source|reference)|"
+    r"references? (?:clip|video|image|frame|output|preset|run)s?|held[- ]out|(?:validation|test) \w+|measured (?:on|to|from))\b"
 )
 _REFERENCE: Final = re.compile(r"(?i)^\s*(?:reference|ref\.?|baseline \(reference\)|ground truth|original)\s*$")
 
@@ -187,8 +186,13 @@ def coincidence(document: LintDocument) -> Iterator[Claim]:
     for low, high in pairwise(sorted(times) if len(times) >= 3 else ()):
         distance = float((high - low) / low)
         chance = len(times) * (len(times) - 1) * distance / math.log(max(times) / min(times))
-        one, two = sorted((times[low], times[high]), key=lambda figure: figure.place.line)
-        if distance <= CLOSE and chance < CHANCE and _single_time(one) and _single_time(two) and not _may_be_one(one, two):
+        if distance > CLOSE or chance >= CHANCE:
+            continue
+        one, two = both = sorted((times[low], times[high]), key=lambda figure: figure.place.line)
+        groups = [(figure.table, figure.table.rows[figure.row].group) for figure in both]
+        names = [set(words(figure.name)) for figure in both]
+        may_be_one = groups[0] == groups[1] or names[0] <= names[1] or names[1] <= names[0]
+        if not may_be_one and all(map(_single_time, both)):
             yield Claim(
                 place=two.place,
                 said=f"{two.name}: {two.quantity.text}",
@@ -204,10 +208,3 @@ def _single_time(figure: LintFigure) -> bool:
     texts = (figure.name, figure.metric.title, figure.table.rows[figure.row].group, figure.table.caption)
     plain = figure.quantity.digits >= DIGITS and figure.quantity.plain and figure.metric.statistic in ("", "mean", "p50")
     return plain and not is_total(figure.name) and not any(_OTHER_BASIS.search(text) for text in texts)
-
-
-def _may_be_one(one: LintFigure, two: LintFigure) -> bool:
-    """Return True for two figures that may be the same: of one table or group, or if one name has all words of the other."""
-    groups = [(figure.table, figure.table.rows[figure.row].group) for figure in (one, two)]
-    names = [set(words(figure.name)) for figure in (one, two)]
-    return groups[0] == groups[1] or names[0] <= names[1] or names[1] <= names[0]

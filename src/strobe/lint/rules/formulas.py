@@ -179,8 +179,9 @@ def _sources(table: DocumentTable, derived: MetricSeries) -> dict[str, Rows]:
     usable = [entry for entry in derived.figures if entry.quantity.plain and not _INTERVAL.search(entry.cell.text)]
     if not table.by_columns:
         rows = {series.entries[0].row: tuple(each.quantity for each in series.figures) for series in table.series}
-        pairs = {entry: rows[entry.row] for entry in usable if len(rows.get(entry.row, ())) == 2 == len(table.keys)}
-        return {" and ".join(table.keys): pairs}
+        names = [entry.name for series in table.series[:1] for entry in series.entries]
+        pairs = {entry: rows[entry.row] for entry in usable if len(rows.get(entry.row, ())) == 2 == len(names)}
+        return {" and ".join(names): pairs}
     found: dict[str, Rows] = {}
     at = _reference_row(derived)
     for series in table.of_kind("time", "rate", "memory", "count", "number") if at is not None else ():
@@ -202,20 +203,19 @@ def _statistics_of_one(one: MetricSeries, two: MetricSeries) -> bool:
     return one.metric.statistic != two.metric.statistic and words(one.metric.title) == words(two.metric.title)
 
 
-def _family(said: str, candidate: str) -> str:
-    """Return the formulas that suit the units of a computed figure and of what it is computed from."""
-    return said if said in ("percent", "ratio") else "same" if said == candidate != "none" else "ratio"
-
-
 def _columns(document: LintDocument) -> Iterator[tuple[DocumentTable, MetricSeries, list[Reading]]]:
     """Yield every computed column with the formulas that suit its units, the one that fits most rows first."""
     for table in document.tables:
         if table.origin != "table" or _OTHER.search(table.context):
             continue
-        for derived in table.of_kind("change") if table.by_columns else table.derived:
+        for derived in table.computed:
             readings = []
             for source, rows in _sources(table, derived).items():
-                families = {_family(entry.quantity.dimension, both[1].dimension) for entry, both in rows.items()}
+                units = {(entry.quantity.dimension, both[1].dimension) for entry, both in rows.items()}
+                families = {
+                    said if said in ("percent", "ratio") else "same" if said == candidate != "none" else "ratio"
+                    for said, candidate in units
+                }
                 positive = all(each.bounds.low > 0 for both in rows.values() for each in both)
                 readings += [
                     Reading(source=source, formula=formula, by=by, rows=rows)

@@ -92,24 +92,21 @@ def window_free(document: LintDocument) -> Iterator[Claim]:
             times = [series for series in table.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
             times.sort(key=lambda series: series.metric.statistic != "mean")
             figures = times[0].figures if times else ()
-            sizes = [(int(found[1]), figure) for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))]
+            sizes = {int(found[1]): figure for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))}
             if len(sizes) >= 2:
-                yield from _free(document, *(choose(sizes, key=lambda size: size[0]) for choose in (min, max)))
+                yield from _free(document, sizes, min(sizes), max(sizes))
 
 
-def _free(document: LintDocument, small: tuple[int, LintFigure], large: tuple[int, LintFigure]) -> Iterator[Claim]:
-    work = [Fraction(total(_pass(document, size)).flops) for size, _ in (small, large)]
-    one, two, removed = small[1].quantity, large[1].quantity, 1 - work[0] / work[1]
-    if removed < WORTH or 1 - one.bounds.low / two.bounds.high >= FREE * removed:
-        return
-    shown, percent = 1 - one.value / two.value, float(100 * removed)
-    yield Claim(
-        place=small[1].place,
-        said=f"window {large[0]} to {small[0]}: {two.text} to {one.text} ({-float(100 * shown):+.1f}%)",
-        corrected=f"about {printed((1 - removed) * two.value, one, more=0)} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
-        why=(
-            f"{float(work[1]) / 1e12:.1f} to {float(work[0]) / 1e12:.1f} TFLOP per pass: {percent:.0f} % of the work is gone. "
-            "Launch-bound, or the window was not applied"
-        ),
-        also=(large[1].place,),
-    )
+def _free(document: LintDocument, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
+    work, least = (Fraction(total(_pass(document, size)).flops) for size in (large, small))
+    one, two, removed = sizes[small].quantity, sizes[large].quantity, 1 - least / work
+    if removed >= WORTH and 1 - one.bounds.low / two.bounds.high < FREE * removed:
+        percent, right = float(100 * removed), printed((1 - removed) * two.value, one, more=0)
+        yield Claim(
+            place=sizes[small].place,
+            said=f"window {large} to {small}: {two.text} to {one.text} ({float(100 * (one.value / two.value - 1)):+.1f}%)",
+            corrected=f"about {right} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
+            why=f"{float(work) / 1e12:.1f} to {float(least) / 1e12:.1f} TFLOP per pass: {percent:.0f} % of the work is gone. "
+            "Launch-bound, or the window was not applied",
+            also=(sizes[large].place,),
+        )

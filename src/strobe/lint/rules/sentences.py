@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from strobe.lint.document import Claim, ClaimPlace, LintDocument, LintFigure, Sentence
+from strobe.lint.document import Claim, ClaimPlace, LintDocument, LintFigure
 from strobe.lint.quantity import BASE, UNITS, is_total, key, spelled, words
 from strobe.lint.rules.sums import MEASURED
 
@@ -27,41 +27,31 @@ def superlative(document: LintDocument) -> Iterator[Claim]:
         if figure.metric.kind == "time" and figure.metric.statistic in ("mean", "", "p50", "sum") and figure.table.by_columns
         and not is_total(figure.name) and figure.quantity.plain
     ]  # fmt: skip
-    for sentence in document.sentences:
-        for said in _SUPERLATIVE.finditer(sentence.text):
-            if not _NOT_FIRST.search(sentence.text[: said.end()]):
-                yield from _challenged(sentence, said, times)
-
-
-def _challenged(sentence: Sentence, said: re.Match[str], times: list[LintFigure]) -> Iterator[Claim]:
-    subject = [each for each in words(said["name"]) if each not in _NO_SUBJECT]
-    chapter = sentence.section[: max(1, len(sentence.section) - 1)]
-    figures = [figure for figure in times if figure.table.section[: len(chapter)] == chapter]
-    own = [figure for figure in figures if subject and _covers(words(figure.name), subject)]
-    own = [figure for figure in own if figure.table.section == sentence.section] or own
-    if len({figure.name for figure in own}) != 1:
-        return
-    mine, sign = own[0], 1 if said["most"] else -1
-    beaten = [
-        figure for figure in figures
-        if key(figure.metric.title) == key(mine.metric.title) and figure.name != mine.name
-        and _in_scope(said["noun"], figure, mine) and sign * figure.quantity.value > sign * mine.quantity.value
-        and not figure.quantity.bounds.overlaps(mine.quantity.bounds)
-    ]  # fmt: skip
-    if beaten:
-        beaten.sort(key=lambda figure: figure.quantity.value, reverse=sign > 0)
-        yield Claim(
-            place=ClaimPlace(line=sentence.line),
-            said=f"{said['name'].strip()} is the {said['word'].lower()} {said['noun']} ({mine.quantity.text})",
-            corrected=", ".join(f"{each.name} {each.quantity.text} (line {each.place.line})" for each in beaten[:4]),
-            why=f"{len(beaten)} figures of the same column are {'larger' if sign > 0 else 'smaller'}",
-            also=[figure.place for figure in beaten],
-        )
-
-
-def _covers(name: Sequence[str], subject: Sequence[str]) -> bool:
-    """Return True if a name has every word of a subject, perhaps shortened to two letters or more (`op`, `operation`)."""
-    return all(any(len(min(one, two, key=len)) >= 2 and one[: len(two)] == two[: len(one)] for two in name) for one in subject)
+    said = [(sentence, found) for sentence in document.sentences for found in _SUPERLATIVE.finditer(sentence.text)]
+    for sentence, found in said:
+        subject = set(words(found["name"])) - _NO_SUBJECT
+        chapter = sentence.section[: max(1, len(sentence.section) - 1)]
+        figures = [figure for figure in times if figure.table.section[: len(chapter)] == chapter]
+        own = [figure for figure in figures if subject and subject <= set(words(figure.name))]
+        own = [figure for figure in own if figure.table.section == sentence.section] or own
+        if len({figure.name for figure in own}) != 1 or _NOT_FIRST.search(sentence.text[: found.end()]):
+            continue
+        mine, sign = own[0], 1 if found["most"] else -1
+        beaten = [
+            figure for figure in figures
+            if key(figure.metric.title) == key(mine.metric.title) and figure.name != mine.name
+            and _in_scope(found["noun"], figure, mine) and sign * figure.quantity.value > sign * mine.quantity.value
+            and not figure.quantity.bounds.overlaps(mine.quantity.bounds)
+        ]  # fmt: skip
+        if beaten:
+            beaten.sort(key=lambda figure: figure.quantity.value, reverse=sign > 0)
+            yield Claim(
+                place=ClaimPlace(line=sentence.line),
+                said=f"{found['name'].strip()} is the {found['word'].lower()} {found['noun']} ({mine.quantity.text})",
+                corrected=", ".join(f"{each.name} {each.quantity.text} (line {each.place.line})" for each in beaten[:4]),
+                why=f"{len(beaten)} figures of the same column are {'larger' if sign > 0 else 'smaller'}",
+                also=[figure.place for figure in beaten],
+            )
 
 
 def _in_scope(noun: str, figure: LintFigure, mine: LintFigure) -> bool:

@@ -24,11 +24,6 @@ _RUNNING: Final = re.compile(r"(?i)\b(?:excluding|without|until|till|up to|cumul
 _MORE: Final = re.compile(r"(?i)^(?:\.\.\.|…|etc)")
 
 
-def _explained(table: DocumentTable) -> bool:
-    """Return True if the document says why the rows need not add up."""
-    return _NOT_ADDITIVE.search(table.context) is not None or any(_MORE.match(row.label) for row in table.rows)
-
-
 def _additive(series: MetricSeries) -> bool:
     """Return True for a column whose parts may be added: times, memory, counts; no peaks, percentiles or rates."""
     metric = series.metric
@@ -99,7 +94,8 @@ def _groups(table: DocumentTable) -> Iterator[tuple[LintFigure, Bounds]]:
 def total_sum(document: LintDocument) -> Iterator[Claim]:
     """Compare each total with the sum of the rows it closes, or of the group that it names."""
     for table in document.tables:
-        if table.origin == "list" or not table.by_columns or _explained(table):
+        explained = _NOT_ADDITIVE.search(table.context) or any(_MORE.match(row.label) for row in table.rows)
+        if table.origin == "list" or not table.by_columns or explained:
             continue
         groups = list(_groups(table)) if table.origin == "lines" else []
         leaves = sum((parts.middle for _, parts in groups), Fraction(0)) if len(groups) > 1 else Fraction(0)
