@@ -108,7 +108,7 @@ def test_orientation() -> None:
     )
     columns, rows, mixed = document.tables
     assert columns.by_columns and [series.metric.kind for series in columns.series] == ["time", "rate"]
-    assert not rows.by_columns and rows.keys == ("Old", "New") and [series.metric.title for series in rows.derived] == ["Change"]
+    assert not rows.by_columns and [series.metric.title for series in rows.computed] == ["Change"]
     assert not mixed.by_columns and [series.metric.kind for series in mixed.series] == ["time", "rate"]
 
 

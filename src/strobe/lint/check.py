@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import Final
 
 from strobe.core.errors import DataError, unknown_choice
+from strobe.lint import arithmetic, claims
 from strobe.lint.document import Claim, LintDocument, LintOptions
 from strobe.lint.markdown import read_markdown, read_printed
-from strobe.lint.rules import evidence, formulas, hardware, sentences, sums
 
 MARKDOWN: Final = (".md", ".markdown")
 PRINTED: Final = (".txt", ".log", ".out")
 Rules = Mapping[str, Callable[[LintDocument], Iterable[Claim]]]
 RULES: Final[Rules] = {
-    "fps-latency": formulas.fps_latency,
-    "change-column": formulas.change_column,
-    "statistic-unnamed": formulas.statistic_unnamed,
-    "delta-disagrees": formulas.delta_disagrees,
-    "total-sum": sums.total_sum,
-    "two-decompositions": sums.two_decompositions,
-    "superlative": sentences.superlative,
-    "memory-fit": sentences.memory_fit,
-    "value-of-another": sentences.value_of_another,
-    "label-admitted": sentences.label_admitted,
-    "no-unit": evidence.no_unit,
-    "percentile-samples": evidence.percentile_samples,
-    "quality-reference": evidence.quality_reference,
-    "coincidence": evidence.coincidence,
-    "below-floor": hardware.below_floor,
-    "window-free": hardware.window_free,
+    "fps-latency": arithmetic.fps_latency,
+    "change-column": arithmetic.change_column,
+    "statistic-unnamed": arithmetic.statistic_unnamed,
+    "delta-disagrees": arithmetic.delta_disagrees,
+    "total-sum": arithmetic.total_sum,
+    "two-decompositions": arithmetic.two_decompositions,
+    "superlative": claims.superlative,
+    "memory-fit": claims.memory_fit,
+    "value-of-another": claims.value_of_another,
+    "label-admitted": claims.label_admitted,
+    "no-unit": claims.no_unit,
+    "percentile-samples": claims.percentile_samples,
+    "quality-reference": claims.quality_reference,
+    "coincidence": claims.coincidence,
+    "below-floor": claims.below_floor,
+    "window-free": claims.window_free,
 }
 """All rules by id, in the order in which findings of one line are listed; docs/lint.md says what each holds."""
 WARNINGS: Final = frozenset({"statistic-unnamed", "percentile-samples", "quality-reference", "coincidence"})

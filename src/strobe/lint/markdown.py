@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 
-from strobe.lint.document import DocumentRow, DocumentTable, LintDocument, Sentence, TableCell, Titles
+from strobe.lint.document import VALUE, DocumentRow, DocumentTable, LintDocument, Sentence, TableCell, Titles
 from strobe.lint.quantity import Unit, head_unit, quantities
 
 _AFTER: Final = re.compile(r"\s*(?:$|[(\[±,;/|*†‡→]|\+/-)")
@@ -66,7 +66,6 @@ _LABELLED: Final = re.compile(
 )
 _GROUP: Final = re.compile(r"^\s*(?P<title>[A-Za-z\[][^:]{0,78}?)\s*:\s*$")
 _NAMED: Final = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.% ]{0,18}?)\s*[:=]\s*$")
-VALUE: Final = "value"
 
 
 def lines_table(
@@ -214,7 +213,9 @@ class _MarkdownReader:
             case "paragraph":
                 self._paragraph(node)
             case "bullet_list" | "ordered_list" if not _in_list(node):
-                self._lines(self._items(node), "list")
+                start, stop = node.map or (0, 0)
+                items = enumerate(self.lines[start:stop], start + 1)
+                self._lines(((number, plain(_BULLET.sub("", line))) for number, line in items), "list")
                 self._each(node)
             case _:
                 self._each(node)
@@ -230,12 +231,6 @@ class _MarkdownReader:
             self.intro = found[0].paragraph
             self.intro_bold = re.fullmatch(r"(\*\*|__).+\1:?", node.children[0].content, re.DOTALL) is not None
 
-    def _items(self, node: SyntaxTreeNode) -> Iterator[tuple[int, str]]:
-        """Yield the lines of a list without bullets and markup."""
-        start, stop = node.map or (0, 0)
-        for number, line in enumerate(self.lines[start:stop], start + 1):
-            yield number, plain(_BULLET.sub("", line))
-
     def _lines(self, lines: Iterable[tuple[int, str]], origin: Literal["list", "lines"]) -> None:
         table = lines_table(lines, self.section, self.intro, origin)
         if table:
@@ -250,8 +245,9 @@ class _MarkdownReader:
             self.code += [Sentence(text=text, line=number, section=self.section) for number, text in body]
 
     def _table(self, node: SyntaxTreeNode) -> None:
-        head, *rows = [row for part in node.children for row in part.children]
-        header = tuple(plain(source) for source in _sources(head))
+        lines = [row for part in node.children for row in part.children]
+        (_, head), *rows = [(_line(row), [cell.children[0].content for cell in row.children]) for row in lines]
+        header = tuple(map(plain, head))
         caption = self.intro if self.intro_bold or self.intro.endswith(":") or self.intro.lower().startswith("table") else ""
         units = column_units(header, (caption, self.intro))
         self.tables.append(
@@ -259,7 +255,7 @@ class _MarkdownReader:
                 section=self.section,
                 caption=caption.rstrip(":"),
                 header=header,
-                rows=tuple(_row(_sources(row), _line(row), units) for row in rows),
+                rows=tuple(_row(sources, number, units) for number, sources in rows),
                 line=_line(node),
                 notes=tuple(_notes(self.lines[_line(node) - 1 + len(rows) + 2 :])),
             )
@@ -274,10 +270,6 @@ def _in_list(node: SyntaxTreeNode) -> bool:
 def _line(node: SyntaxTreeNode) -> int:
     """Return the first line of a block, counted from 1."""
     return node.map[0] + 1 if node.map else 0
-
-
-def _sources(row: SyntaxTreeNode) -> list[str]:
-    return [cell.children[0].content for cell in row.children]
 
 
 def _row(sources: Sequence[str], number: int, units: Sequence[Unit | None]) -> DocumentRow:

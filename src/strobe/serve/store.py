@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -174,11 +174,10 @@ class Store:
             return None
         place = StreamFolder(folder=folder, owner=owners[-1])
         try:
-            data = place.head.read_bytes()
-            version = msgspec.json.decode(data, type=_HeadVersion).v
-            if version != VERSION:
-                raise DataError(f"the stream was kept in version {version}, and this server reads version {VERSION}")
-            return place, msgspec.json.decode(data, type=SavedStream)
+            found = msgspec.json.decode(place.head.read_bytes(), type=dict[str, Any])
+            if found.get("v") != VERSION:
+                raise DataError(f"the stream was kept in version {found.get('v')}, and this server reads version {VERSION}")
+            return place, msgspec.convert(found, SavedStream)
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise DataError(f"the stream that was kept cannot be read: {error}") from error
 
@@ -281,10 +280,6 @@ class Store:
         except OSError:
             return True
         return time.time() - touched > self.resume_s + spare_s
-
-
-class _HeadVersion(Struct):
-    v: int
 
 
 def _owners(folder: Path) -> list[int]:
