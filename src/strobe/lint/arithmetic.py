@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from math import ceil, floor
-from typing import Final
+from typing import Final, NamedTuple
 
 from strobe.lint.document import Claim, ClaimPlace, DocumentTable, LintDocument, LintFigure, MetricSeries, Sentence
 from strobe.lint.quantity import (
@@ -25,7 +25,6 @@ from strobe.lint.quantity import (
     is_total,
     key,
     printed,
-    quantities,
     spelled,
     statistic,
     words,
@@ -422,11 +421,9 @@ _NUMBER: Final = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,30})(?:\.\d{1,30})?"
 _TERM: Final = rf"{_NUMBER}(?:\s?(?:{spelled('time', 'bytes')})(?![\w/])|(?!\s?[x×]\s)(?:\s(?!x\b)[a-z][a-z-]*){{1,2}})?"
 """A number and its unit, or a word or two such as `denoising steps`."""
 _PRODUCT: Final = re.compile(
-    rf"(?<![\w.,)\]^])(?P<left>(?P<count>{_TERM})\s*[*×x·]\s*(?P<each>{_TERM})(?P<rest>(?:\s*\+\s*{_TERM})*))"
+    rf"(?<![\w.,)\]^])(?P<left>{_TERM}\s*[*×x·]\s*{_TERM}(?:\s*\+\s*{_TERM})*)"
     rf"\s*(?:=|≈)\s*(?P<right>~?\s*{_NUMBER})"
 )
-SMALL: Final = 100
-"""Limit below which a whole number in a formula is an exact count; larger ones may be rounded."""
 APART: Final = Fraction(1, 50)
 CLOSE: Final = Fraction(1, 100)
 MEASURED: Final = re.compile(r"(?i)\W{0,2}\s*(?:was |were |is )?(?:measured|observed|actual|in practice)")
@@ -435,13 +432,11 @@ _MATCHES: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Product:
-    """A formula in a sentence, `4 x 144.5 ms + 45 = 623 ms (621 ms measured)`: computed, claimed and measured value."""
+class _Product(NamedTuple):
+    """A formula in a sentence, `4 x 144.5 ms + 45 = 623 ms (621 ms measured)`: its result, and the value that it explains."""
 
     sentence: Sentence
     text: str
-    value: Bounds
     said: Quantity
     measured: Bounds
 
@@ -450,35 +445,23 @@ def _products(document: LintDocument) -> Iterator[_Product]:
     for sentence in document.sentences:
         for found in _PRODUCT.finditer(sentence.text):
             said = next((each for each in sentence.found if each.stop > found.start("right")), None)
-            if said is None or said.unit is None or said.dimension not in ("time", "bytes"):
+            if said is None or said.dimension not in ("time", "bytes"):
                 continue
             after = [each for each in sentence.found if each.start > said.stop and each.dimension == said.dimension]
             measured = next((each.bounds for each in after if MEASURED.match(sentence.text[each.stop :])), None)
             if measured is None and _MATCHES.search(sentence.text, said.stop):  # what was measured: the claimed value
                 measured = said.bounds
             if measured is not None:
-                count, each, *rest = (_operand(term, said) for term in re.findall(_TERM, found["left"]))
-                value = sum(rest, count * each) * exactly(said.unit.scale)
-                yield _Product(sentence=sentence, text=found["left"].strip(), value=value, said=said, measured=measured)
-
-
-def _operand(term: str, said: Quantity) -> Bounds:
-    """Return the interval of a printed number, in the unit of the result."""
-    number = re.match(_NUMBER, term)
-    assert number is not None
-    bare, (shown, *_) = quantities(number[0])[0], (*quantities(term), None)
-    exact = bare.decimals <= 0 and bare.value < SMALL
-    scale = shown.unit.scale / said.unit.scale if shown and shown.unit and said.unit and shown.dimension == said.dimension else 1
-    return (exactly(bare.value) if exact else exactly(bare.value).wider(bare.rounding)) * exactly(scale)
+                yield _Product(sentence, found["left"].strip(), said, measured)
 
 
 def two_decompositions(document: LintDocument) -> Iterator[Claim]:
     """Find two products that are claimed to make up the same measured value and give different results."""
     for one, two in combinations(_products(document), 2):
-        gap, measured = abs(one.value.middle - two.value.middle), one.measured.middle
+        gap, measured = abs(one.said.value - two.said.value), one.measured.middle
         same = one.measured.overlaps(two.measured) or abs(measured - two.measured.middle) <= CLOSE * measured
-        if same and not one.value.overlaps(two.value) and gap > APART * one.value.middle:
-            nearer, other = sorted((one, two), key=lambda each: abs(each.value.middle - measured))
+        if same and not one.said.bounds.overlaps(two.said.bounds) and gap > APART * one.said.value:
+            nearer, other = sorted((one, two), key=lambda each: abs(each.said.value - measured))
             yield Claim(
                 place=ClaimPlace(line=two.sentence.line),
                 said=f"{one.text} = {one.said.text} (line {one.sentence.line}) and {two.text} = {two.said.text}",
