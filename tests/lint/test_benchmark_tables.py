@@ -176,16 +176,6 @@ def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int,
     assert made.number(found.corrected) == pytest.approx(delta, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_quality_without_a_reference(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    quality(made)
-    made.replace(" against the frames of the `reference` preset in float32, same seed", "")
-    found = only(made)
-    assert (found.rule, found.place.line, found.place.column) == ("quality-reference", made.line_of("| Baseline |"), "PSNR (dB)")
-    assert "PSNR, SSIM" in found.corrected
-
-
 @pytest.mark.parametrize(("value", "wrong"), [("33.1", True), ("inf", False), ("∞", False)])
 def test_a_reference_against_itself(value: str, wrong: bool, page: Any, only: Any, clean: Any) -> None:
     made = page(0).say("# Quality", "PSNR against the reference row.")

@@ -60,18 +60,6 @@ def test_a_label_that_is_right(sentence: str, page: Any, clean: Any) -> None:
     clean(made)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_figures_of_two_variants_that_agree_too_well(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    levels(made)
-    copied = made.truth["dense"] * 1.00003
-    made.replace(f"VSA: `{made.truth['attention']:.6f} ms`", f"VSA: `{copied:.6f} ms`")
-    line = made.line_of("FA flash kernel")
-    found = only(made)
-    assert (found.rule, found.place.line) == ("coincidence", line)
-    assert [place.line for place in found.also] == [made.line_of(f"{copied:.6f}")]
-
-
 # ------------------------------------------------------------------------------------------------------------------ units
 
 
