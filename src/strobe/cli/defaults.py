@@ -70,7 +70,8 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
 def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
     """The flags that may have a default."""
     chosen = ArgumentCollection()  # type: ignore[no-untyped-call]
-    chosen.extend(each for each in arguments if each.name.startswith("--") and each.name not in ONLY_TYPED)
+    named = {each.name: each for each in arguments}
+    chosen.extend(each for flag, each in named.items() if flag.startswith("--") and flag not in ONLY_TYPED)
     return chosen
 
 
